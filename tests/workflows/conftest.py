@@ -9,6 +9,7 @@ from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
 from latchwork_testbed.binaries import ServerMissing
 from latchwork_testbed.postgres import PostgresServer, find_postgres
+from workflows.hands import Stage
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +44,11 @@ def database(database_url):
     upgrade(database)
     yield database
     database.close()
+
+
+@pytest.fixture
+def stage(tmp_path, store):
+    """One database in a file, and each store in turn, with one shard."""
+    made = Stage(f"sqlite:///{tmp_path}/flows.db", store)
+    yield made
+    made.close()

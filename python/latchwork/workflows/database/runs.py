@@ -57,12 +57,13 @@ def create(connection: sa.Connection, shard: int, code: int, version: int, **fie
     return int(connection.execute(made).scalar_one())
 
 
-def load(connection: sa.Connection, ids: Sequence[int]) -> dict[int, Stored]:
-    """Instances with the tasks of their present runs, by id; those that are not there are missing."""
+def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, Stored]:
+    """Instances with the tasks of their present runs, by id; without those that are not there, or of another shard."""
     found: dict[int, Stored] = {}
     for start in range(0, len(ids), _TOGETHER):
         part = ids[start : start + _TOGETHER]
-        rows = connection.execute(sa.select(instance).where(instance.c.id.in_(part))).all()
+        chosen = sa.select(instance).where(instance.c.id.in_(part))
+        rows = connection.execute(chosen if shard is None else chosen.where(instance.c.shard == shard)).all()
         of_run = sa.select(task).join(instance, sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run))
         tasks = connection.execute(of_run.where(instance.c.id.in_(part)).order_by(task.c.id)).all()
         by_instance: dict[int, list[Any]] = {}

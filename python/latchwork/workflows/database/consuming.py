@@ -1,0 +1,84 @@
+"""Commands as the shard's master does them: read in their order, done once. Who writes has the guard of the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import command
+from latchwork.workflows.errors import UnknownWorkflow
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """One command.
+
+    Attributes:
+        id: its number.
+        shard: whose master does it.
+        type: in a word.
+        instance: what it is for; of a start, what came of it; None before.
+        args: what it takes.
+        by: who asked.
+        created_at: seconds since the epoch.
+        done_at: None while it is open.
+        error: why it was not done; None if it was.
+    """
+
+    id: int
+    shard: int
+    type: str
+    instance: int | None
+    args: Mapping[str, Any]
+    by: str
+    created_at: float
+    done_at: float | None
+    error: str | None
+
+
+_COLUMNS = (
+    command.c.id,
+    command.c.shard,
+    command.c.type,
+    command.c.instance,
+    command.c.args,
+    command.c.by,
+    command.c.created_at,
+    command.c.done_at,
+    command.c.error,
+)
+
+
+def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
+    """The open commands of a shard, the oldest first."""
+    chosen = sa.select(*_COLUMNS).where(command.c.shard == shard, command.c.done_at.is_(None))
+    return [CommandRow(*row) for row in connection.execute(chosen.order_by(command.c.id).limit(most))]
+
+
+def is_any_open(connection: sa.Connection, shard: int) -> bool:
+    """Whether a shard has open commands."""
+    chosen = sa.select(command.c.id).where(command.c.shard == shard, command.c.done_at.is_(None)).limit(1)
+    return connection.execute(chosen).first() is not None
+
+
+def done(connection: sa.Connection, number: int, now: float, *, instance: int | None, error: str | None) -> None:
+    """It is done, or cannot be."""
+    values: dict[str, Any] = {"done_at": now, "error": error}
+    if instance is not None:
+        values["instance"] = instance
+    connection.execute(sa.update(command).where(command.c.id == number).values(**values))
+
+
+def find(connection: sa.Connection, number: int) -> CommandRow:
+    """A command.
+
+    Raises:
+        UnknownWorkflow: there is none of this number.
+    """
+    row = connection.execute(sa.select(*_COLUMNS).where(command.c.id == number)).first()
+    if row is None:
+        raise UnknownWorkflow(f"there is no command {number}")
+    return CommandRow(*row)

@@ -1,0 +1,60 @@
+"""The spec of an attempt: what a worker gets, of a definition and an instance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latchwork.workflows.definitions.model import PRIORITIES, Definition, TaskSpec
+from latchwork.workflows.definitions.values import Run, values_of
+from latchwork.workflows.exchange import Head, Spec
+from latchwork.workflows.keys import Order, lane_of, shelf_of
+from latchwork.workflows.state import OnTimeout
+
+
+def spec_of(
+    run: Run, task: TaskSpec, row: int, n: int, outputs: Mapping[str, Mapping[str, Any]], *, place: tuple[int, int, int]
+) -> Spec:
+    """What a worker gets of an attempt.
+
+    Args:
+        run: the instance.
+        task: of its definition.
+        row: the id of the task's row.
+        n: number of the attempt.
+        outputs: of the tasks that have ended, by name.
+        place: shard, and code and version of the workflow.
+    Raises:
+        KeyError, ValueError: as for ``values_of``.
+    """
+    shard, code, version = place
+    head = Head(
+        shard,
+        row,
+        n,
+        run.instance,
+        code,
+        version,
+        run.definition.key,
+        task.name,
+        task.type,
+        run.definition.tenant,
+        None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
+    )
+    return Spec(
+        head,
+        task.params,
+        {**run.environment, **task.env},
+        values_of(run, task, n, outputs),
+        run.schedule_time,
+        run.tz,
+    )
+
+
+def queue_key_of(
+    definition: Definition, task: TaskSpec, instance: int, priority: int, *, now: float, order: Order, forced: bool
+) -> str:
+    """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
+    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group)
+    in_instance = PRIORITIES.index(task.priority)
+    return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

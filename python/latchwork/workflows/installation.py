@@ -1,0 +1,146 @@
+"""One database and one store that belong together: made, checked, and joined again after a restore.
+
+The database has a random id, and the store has the same; a pair that does not is refused before anything is written.
+The order of making leaves no gap: first the database's id, then the store's, while no shard there ever had an owner.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork.errors import KeyExists, LatchworkError
+from latchwork.jobs import inspect
+from latchwork.store import Store
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.migrations import needs_upgrade, upgrade
+from latchwork.workflows.database.tables import about, shard
+from latchwork.workflows.errors import StoreMismatch
+from latchwork.workflows.keys import Keys
+
+#: Shards of a database, unless said otherwise.
+SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
+MOST_SHARDS = 256
+
+
+class NotInitialized(LatchworkError):
+    """The database has no tables, or older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What a database and its store are.
+
+    Attributes:
+        id: random; the same in both.
+        shards: how many there are; it never changes.
+    """
+
+    id: str
+    shards: int
+
+
+def initialize(database: Database, *, shards: int | None = None) -> Installation:
+    """Make the tables, or bring them to this version; what is there stays.
+
+    Args:
+        database: empty, or of this or an earlier version.
+        shards: of a new one, 1 to 256; default 4 with SQLite and 16 with PostgreSQL.
+    Raises:
+        SchemaTooNew: a later version has changed it.
+        LatchworkError: it has another number of shards.
+    """
+    if shards is not None and not (type(shards) is int and 1 <= shards <= MOST_SHARDS):
+        raise LatchworkError(f"shards must be a whole number from 1 to {MOST_SHARDS}, not {shards!r}")
+    upgrade(database)
+    with database.write() as connection:
+        insert = sqlite.insert if database.is_sqlite else postgresql.insert
+        count = shards or (SHARDS_SQLITE if database.is_sqlite else SHARDS_POSTGRES)
+        rows = [{"name": "id", "value": uuid.uuid4().hex}, {"name": "shards", "value": str(count)}]
+        connection.execute(insert(about).on_conflict_do_nothing(), rows)
+        found = _of(connection)
+        numbers = [{"id": each} for each in range(found.shards)]
+        connection.execute(insert(shard).on_conflict_do_nothing(), numbers)
+    if shards is not None and found.shards != shards:
+        raise LatchworkError(f"database {database.url} has {found.shards} shards, which never changes")
+    return found
+
+
+def read(database: Database) -> Installation:
+    """What a database is.
+
+    Raises:
+        NotInitialized: it is empty, or older than this version.
+        SchemaTooNew: it is newer.
+    """
+    if needs_upgrade(database):
+        raise NotInitialized(
+            f"database {database.url} is empty, or older than this version; make it with `latchwork workflows init`, "
+            "or bring it up with `latchwork workflows upgrade`"
+        )
+    with database.read() as connection:
+        return _of(connection)
+
+
+def join(database: Database, store: Store, keys: Keys) -> Installation:
+    """Let a database and a store that belong together pass; a store that is new is joined to its database.
+
+    Raises:
+        StoreMismatch: they do not.
+        NotInitialized, SchemaTooNew: as for ``read``.
+    """
+    found = read(database)
+    there = store.get(keys.id)
+    if there is None:
+        _refuse_owned(database, store)
+        try:
+            store.create(keys.id, found.id.encode())
+        except KeyExists:
+            there = store.get(keys.id)
+    if there is not None and there.value != found.id.encode():
+        raise StoreMismatch(
+            f"store {store.url} belongs to another database than {database.url}; give the right pair, or join these "
+            "two with `latchwork workflows adopt-store`"
+        )
+    return found
+
+
+def adopt(database: Database, store: Store, keys: Keys) -> Installation:
+    """Join a database to a store whatever they were before: what was queued, ran or had ended in the store is dropped.
+
+    Tasks that the database has as submitted or running are run again.
+
+    Raises:
+        LatchworkError: masters live, in that store.
+    """
+    found = read(database)
+    cluster = inspect(store.namespace(keys.cluster))
+    if cluster is not None and cluster.nodes:
+        names = ", ".join(sorted(cluster.nodes))
+        raise LatchworkError(f"masters live in store {store.url}: {names}; stop them first")
+    for prefix in (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.high_marks):
+        store.delete_tree(prefix)
+    with database.write() as connection:
+        connection.execute(sa.update(shard).values(token=0, owner=""))
+    store.put(keys.id, found.id.encode())
+    return found
+
+
+def _refuse_owned(database: Database, store: Store) -> None:
+    with database.read() as connection:
+        owned = connection.execute(sa.select(sa.func.max(shard.c.token))).scalar() or 0
+    if owned:
+        raise StoreMismatch(
+            f"database {database.url} had masters before, and store {store.url} knows nothing of it: it is another "
+            "store, or was emptied; give the right one, or join these two with `latchwork workflows adopt-store`"
+        )
+
+
+def _of(connection: sa.Connection) -> Installation:
+    values = {row.name: row.value for row in connection.execute(sa.select(about.c.name, about.c.value))}
+    if not {"id", "shards"} <= values.keys():
+        raise NotInitialized("the database has tables, but no shards; run `latchwork workflows init`")
+    return Installation(values["id"], int(values["shards"]))

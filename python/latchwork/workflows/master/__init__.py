@@ -1,0 +1,8 @@
+"""Masters: shards of instances as items of a job, each advanced by one thread under the fence of its lock.
+
+``Master`` is the door; how a shard is read, written and dispatched is kept inside.
+"""
+
+from latchwork.workflows.master.master import Master
+
+__all__ = ["Master"]

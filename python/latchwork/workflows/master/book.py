@@ -1,0 +1,154 @@
+"""What a shard's master has in mind: its active instances as the last transaction wrote them. Pure, one thread only.
+
+It is worth what the last transaction was worth: after a doubt it is thrown away and made anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from latchwork.workflows.database.runs import Stored
+from latchwork.workflows.keys import x_of
+from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
+from latchwork.workflows.state.records import OVER
+
+
+class Attempt(NamedTuple):
+    """The newest attempt of a task.
+
+    Attributes:
+        instance: id of the instance.
+        name: of the task.
+        task: the id of its row.
+        n: its number.
+    """
+
+    instance: int
+    name: str
+    task: int
+    n: int
+
+    @property
+    def x(self) -> str:
+        """What it is called in keys."""
+        return x_of(self.task, self.n)
+
+
+class Book:
+    """The instances of one shard that are not over."""
+
+    def __init__(self, instances: Iterable[Stored] = ()) -> None:
+        self.instances: dict[int, Stored] = {}
+        #: What has to be in the backlog, and is not known to be.
+        self.to_put: dict[str, Attempt] = {}
+        #: What a worker is known to have.
+        self.running: dict[str, Attempt] = {}
+        #: Instances with something to take back or to end.
+        self.to_settle: set[int] = set()
+        self._of_task: dict[int, tuple[int, str]] = {}
+        self._wakes: list[tuple[float, int]] = []
+        for each in instances:
+            self.put(each)
+
+    def put(self, stored: Stored) -> None:
+        """An instance is this now."""
+        before = self.instances.get(stored.id)
+        known = stored.known
+        if before is not None and (before.known.run != known.run or known.state in OVER):
+            self._forget(before)
+            before = None
+        if known.state in OVER:
+            return
+        self.instances[stored.id] = stored
+        old = before.known.tasks if before is not None else {}
+        if before is None or len(stored.ids) != len(before.ids):
+            self._of_task.update((row, (stored.id, name)) for name, row in stored.ids.items())
+        is_going = _dispatches(known)
+        everything = before is None or _dispatches(before.known) != is_going
+        for name, task in known.tasks.items():
+            if everything or old.get(name) != task:
+                self._changed(stored, name, old.get(name), is_going=is_going)
+        (self.to_settle.add if known.to_remove or known.to_kill else self.to_settle.discard)(stored.id)
+        wake_at = known.wake_at
+        if wake_at is not None and (before is None or before.known.wake_at != wake_at):
+            heapq.heappush(self._wakes, (wake_at, stored.id))
+
+    def _changed(self, stored: Stored, name: str, was: Task | None, *, is_going: bool) -> None:
+        row, task = stored.ids[name], stored.known.tasks[name]
+        for n in {was.n if was is not None else task.n, task.n}:
+            self.to_put.pop(x_of(row, n), None)
+            self.running.pop(x_of(row, n), None)
+        attempt = Attempt(stored.id, name, row, task.n)
+        if task.state is TaskState.RUNNING:
+            self.running[attempt.x] = attempt
+        elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n:
+            self.to_put[attempt.x] = attempt
+
+    def _forget(self, stored: Stored) -> None:
+        self.instances.pop(stored.id, None)
+        self.to_settle.discard(stored.id)
+        for name, row in stored.ids.items():
+            self._of_task.pop(row, None)
+            x = x_of(row, stored.known.tasks[name].n)
+            self.to_put.pop(x, None)
+            self.running.pop(x, None)
+
+    def find(self, task: int, n: int) -> Attempt | None:
+        """The attempt, if it is the newest of a task of an instance that is not over."""
+        instance, name = self._of_task.get(task, (0, ""))
+        stored = self.instances.get(instance)
+        if stored is None or stored.known.tasks[name].n != n:
+            return None
+        return Attempt(instance, name, task, n)
+
+    def state_of(self, attempt: Attempt) -> TaskState:
+        """Where the task is."""
+        return self.instances[attempt.instance].known.tasks[attempt.name].state
+
+    def due(self, now: float) -> list[int]:
+        """The instances in which something is to be decided by now; each once."""
+        found: dict[int, None] = {}
+        while self._wakes and self._wakes[0][0] <= now:
+            _, instance = heapq.heappop(self._wakes)
+            stored = self.instances.get(instance)
+            if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= now:
+                found[instance] = None
+        for instance in found:  # should the transaction fail, it is due still
+            heapq.heappush(self._wakes, (now, instance))
+        return list(found)
+
+    @property
+    def next_wake(self) -> float | None:
+        """When something is to be decided next; it may have been decided by then."""
+        while self._wakes:
+            at, instance = self._wakes[0]
+            stored = self.instances.get(instance)
+            if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= at:
+                return at
+            heapq.heappop(self._wakes)
+        return None
+
+
+def _dispatches(known: Instance) -> bool:
+    return known.state is InstanceState.RUNNING and not known.ending
+
+
+def stored_after(
+    before: Stored,
+    after: Instance,
+    ids: Mapping[str, int],
+    queue_keys: Mapping[str, str],
+    outputs: Mapping[str, Mapping[str, Any]],
+) -> Stored:
+    """The instance as it was written: what ``load`` would read."""
+    is_new_run = before.known.run != after.run
+    return replace(
+        before,
+        known=replace(after, facts=()),
+        ids=ids,
+        queue_keys={**({} if is_new_run else before.queue_keys), **queue_keys},
+        outputs={**({} if is_new_run else before.outputs), **outputs},
+    )

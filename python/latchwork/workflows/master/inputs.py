@@ -1,0 +1,147 @@
+"""What a shard's part of the store tells: events of instances, and rows of attempts. Pure.
+
+Of an attempt that nobody waits for any more (an earlier run, an instance that is over) only its history is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from latchwork.errors import BadRecord, InvalidKey
+from latchwork.types import Entry
+from latchwork.workflows.exchange import Result, Running
+from latchwork.workflows.keys import attempt_of
+from latchwork.workflows.master.book import Attempt, Book
+from latchwork.workflows.state import Claimed, Ended, Event, Lost, Outcome, TaskState
+from latchwork.workflows.state.records import IN_HANDS
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Who runs one attempt, as its key says.
+
+    Attributes:
+        claim: the token of the claim.
+        running: what the worker said.
+    """
+
+    claim: int
+    running: Running
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a look at the store has found.
+
+    Attributes:
+        results: by attempt, the first so many.
+        running: by attempt.
+        poke: the token of the last poke; 0 if there was none.
+        strange: keys that nobody of ours wrote.
+    """
+
+    results: dict[str, Result] = field(default_factory=dict)
+    running: dict[str, Runs] = field(default_factory=dict)
+    poke: int = 0
+    strange: list[str] = field(default_factory=list)
+
+
+def seen(entries: Iterable[Entry], prefix: str, most_results: int) -> Seen:
+    """What stands below the prefix of a shard.
+
+    Args:
+        entries: of the mirror.
+        prefix: of the shard.
+        most_results: so many of them at most; the others are seen at the next look.
+    """
+    found = Seen()
+    for entry in entries:
+        kind, _, x = entry.key[len(prefix) + 1 :].partition("/")
+        if kind == "poke":
+            found.poke = entry.token
+            continue
+        try:
+            attempt_of(x)
+        except InvalidKey:
+            found.strange.append(entry.key)
+            continue
+        if kind == "running":
+            found.running[x] = Runs(entry.created, Running.of(entry.value))
+        elif kind == "results" and len(found.results) < most_results:
+            found.results[x] = _result(entry)
+    return found
+
+
+def _result(entry: Entry) -> Result:
+    try:
+        return Result.of(entry.value)
+    except BadRecord as error:
+        why = f"its result cannot be read: {error}"
+        return Result(Outcome.FATAL, entry.created, "?", "?", 0.0, 0.0, error=why[:1000])
+
+
+def missing(book: Book, found: Seen) -> list[Attempt]:
+    """Attempts that ran, of which nothing is to be seen: their workers may be dead. To be looked at one by one."""
+    if len(book.running) == len(found.running) and book.running.keys() == found.running.keys():
+        return []
+    return [each for x, each in book.running.items() if x not in found.running and x not in found.results]
+
+
+@dataclass(slots=True)
+class Told:
+    """What has happened.
+
+    Attributes:
+        events: by instance, in order.
+        claimed: attempts that a worker has taken now, with their claims.
+        ended: attempts that have ended; of instances that are over, too.
+        lost: attempts whose claims are over without a result.
+    """
+
+    events: dict[int, list[Event]] = field(default_factory=dict)
+    claimed: list[tuple[Attempt, Runs]] = field(default_factory=list)
+    ended: list[tuple[str, Result]] = field(default_factory=list)
+    lost: list[Attempt] = field(default_factory=list)
+
+    def tell(self, attempt: Attempt, event: Event) -> None:
+        """An event more."""
+        self.events.setdefault(attempt.instance, []).append(event)
+
+
+def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[str, int]) -> Told:
+    """What has happened since the last look.
+
+    Args:
+        book: what is known.
+        found: what is there.
+        lost: attempts of which nothing is there, and whether their workers died.
+        claims: by attempt, the claim that is known of it.
+    """
+    result = Told()
+    for gone, died in lost.items():
+        result.tell(gone, _lost(book, gone, died=died))
+        result.lost.append(gone)
+    for x, runs in found.running.items():
+        attempt = book.find(*attempt_of(x))
+        if attempt is None or claims.get(x) == runs.claim or book.state_of(attempt) not in IN_HANDS:
+            continue
+        if book.state_of(attempt) is TaskState.RUNNING and x in claims:  # another took it between two looks
+            result.tell(attempt, _lost(book, attempt, died=True))
+            result.lost.append(attempt)
+        result.tell(attempt, Claimed(attempt.name, attempt.n, _run(book, attempt)))
+        result.claimed.append((attempt, runs))
+    for x, each in found.results.items():
+        of = book.find(*attempt_of(x))
+        result.ended.append((x, each))
+        if of is not None:
+            result.tell(of, Ended(of.name, of.n, each.outcome, _run(book, of)))
+    return result
+
+
+def _lost(book: Book, attempt: Attempt, *, died: bool) -> Lost:
+    return Lost(attempt.name, attempt.n, _run(book, attempt), died=died)
+
+
+def _run(book: Book, attempt: Attempt) -> int:
+    return book.instances[attempt.instance].known.run

@@ -1,0 +1,186 @@
+"""A master: a node that owns a share of the shards, and advances what is in them.
+
+Shards are the items of a job: who owns which, failover, drain and rolling restarts come with the job manager. A node
+that has been without its database for a while gives its shards to others that may have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Iterable
+
+from latchwork.errors import Closed, LatchworkError, OwnershipLost
+from latchwork.interrupts import mutex
+from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
+from latchwork.store import Store
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.errors import NotOwner, StoreMismatch
+from latchwork.workflows.installation import join
+from latchwork.workflows.keys import Keys, Order, shard_name
+from latchwork.workflows.master.shard import POLL_S, ShardRun, Tools
+
+_log = logging.getLogger(__name__)
+
+#: The masters' job.
+SHARDS_JOB = "workflow-shards"
+#: Seconds without the database after which a node gives its shards away.
+WITHOUT_S = 10.0
+_LOOK_S = 2.0
+_MISMATCH_S = 10.0
+
+
+class Master:
+    """A node that advances instances: ``with Master(database, store) as master: ...``. Safe to share between threads.
+
+    Construction does no I/O. Database and store stay the caller's.
+
+    Args:
+        database: with the tables of this version.
+        store: the one that belongs to it; its root, or a namespace that all nodes use.
+        node_id: unique among the living masters; default the host's name with six characters more.
+        order: by what workers take tasks: ``instance``, or ``submitted``; the same on all nodes.
+        lock_ttl_s: seconds that the shards of a dead node stay its own.
+        poll_s: seconds after which the database is asked for commands, whatever was heard.
+        name: the key below which all is stored.
+        observers: of the job manager.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        *,
+        node_id: str | None = None,
+        order: Order = "instance",
+        lock_ttl_s: float = 10.0,
+        poll_s: float = POLL_S,
+        name: str = "workflows",
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
+        self._store = store
+        self._lock_ttl_s = lock_ttl_s
+        self._observers = tuple(observers)
+        self._tools = Tools(database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told)
+        self._mutex = mutex()
+        self._closing = threading.Event()
+        self._answered_at = 0.0
+        self._manager: JobManager | None = None
+        self._thread: threading.Thread | None = None
+        self._shards = 0
+
+    def __enter__(self) -> Master:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Master {self.node_id!r}>"
+
+    def start(self) -> Master:
+        """Join the other masters.
+
+        Raises:
+            StoreMismatch: store and database do not belong together.
+            SchemaTooNew, LatchworkError: the database is of another version, or was never initialized.
+            Unavailable: store or database is out of reach.
+            Closed: it was started before.
+        """
+        with self._mutex:
+            if self._thread is not None or self._closing.is_set():
+                raise Closed(f"master {self.node_id} was started before; make another one")
+            self._thread = threading.Thread(target=self._watch, name=f"latchwork-master-{self.node_id}", daemon=True)
+        self._shards = join(self._tools.database, self._store, self._tools.keys).shards
+        self._told(True)
+        self._manager = self._made()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Give the shards to others, after the turns under way. Twice is fine."""
+        self._closing.set()
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()
+        self._leave()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it is in the cluster: not while it has no database."""
+        manager = self._manager
+        return manager is not None and manager.health().ok
+
+    def _made(self) -> JobManager:
+        job = Job(
+            SHARDS_JOB,
+            work_pool=[shard_name(each) for each in range(self._shards)],
+            run=self._run,
+            schedule=FixedDelay(0.5),
+            initial_delay_s=0.0,
+            threads=Threads.per_item(),
+        )
+        return JobManager(
+            self._store,
+            self.node_id,
+            [job],
+            namespace=self._tools.keys.cluster,
+            lock_ttl_s=self._lock_ttl_s,
+            observers=self._observers,
+        ).start()
+
+    def _leave(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
+
+    # In threads of the job manager
+
+    def _run(self, context: JobContext) -> None:
+        for item in context.work_share:
+            run = ShardRun(self._tools, int(item), context.fence(item), context.remaining_s)
+            forget = context.on_stop(run.stop)
+            try:
+                run.run()
+            except (NotOwner, OwnershipLost) as error:
+                _log.info("shard %s is left to others: %s", item, error)
+            except StoreMismatch as error:
+                _log.error("%s", error)
+                context.wait_stop(_MISMATCH_S)
+                raise
+            finally:
+                forget()
+
+    def _told(self, answers: bool) -> None:
+        if answers:
+            self._answered_at = self._store.clock.now()
+
+    # The thread
+
+    def _watch(self) -> None:
+        clock = self._store.clock
+        while not clock.wait(self._closing, _LOOK_S):
+            without_s = clock.now() - self._answered_at
+            if without_s > 2 * _LOOK_S and self._asks():
+                without_s = 0.0
+            try:
+                if without_s >= WITHOUT_S and self._manager is not None:
+                    _log.warning("master %s is without its database for %.0f s; others get its shards", self, without_s)
+                    self._leave()
+                elif without_s < WITHOUT_S and self._manager is None:
+                    self._manager = self._made()
+                    _log.info("master %s has its database again", self.node_id)
+            except LatchworkError as error:
+                _log.warning("master %s is not back yet: %s", self.node_id, error)
+
+    def _asks(self) -> bool:
+        try:
+            with self._tools.database.read() as connection:
+                connection.exec_driver_sql("SELECT 1")
+        except DatabaseUnavailable:
+            return False
+        self._told(True)
+        return True

@@ -1,0 +1,110 @@
+"""Commands as events: what a row of the database asks an instance to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from latchwork.workflows.database.consuming import CommandRow
+from latchwork.workflows.definitions.model import PRIORITIES, Priority
+from latchwork.workflows.state import (
+    Event,
+    ForceStart,
+    ForceSuccess,
+    Pause,
+    Recover,
+    Rerun,
+    Resume,
+    Scope,
+    Start,
+    Stop,
+    Wake,
+)
+
+#: Commands that make an instance.
+STARTS = frozenset({"start", "timer"})
+
+
+class Malformed(ValueError):
+    """A command that nobody of ours wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An instance that is to be made.
+
+    Attributes:
+        code: of the workflow.
+        version: of the workflow.
+        event: how it begins.
+        schedule_time: seconds since the epoch.
+        params: values for ``${name}``.
+        priority: None: as the definition says.
+    """
+
+    code: int
+    version: int
+    event: Start
+    schedule_time: float
+    params: Mapping[str, Any]
+    priority: Priority | None
+
+
+def start_of(row: CommandRow) -> Wanted:
+    """What a start asks for.
+
+    Raises:
+        Malformed: it does not say.
+    """
+    args = row.args
+    code, version, priority = args.get("code"), args.get("version"), args.get("priority")
+    params, at = args.get("params") or {}, args.get("schedule_time")
+    at = row.created_at if at is None else at
+    good = type(code) is int and type(version) is int and isinstance(params, dict) and isinstance(at, (int, float))
+    if not good or priority not in {None, *PRIORITIES}:
+        raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
+    event = Start(_names(row, "start_from"), _scope(row), dry=args.get("dry") is True)
+    return Wanted(cast("int", code), cast("int", version), event, float(at), params, priority)
+
+
+def event_of(row: CommandRow) -> Event:
+    """What a command asks an instance that is there to do.
+
+    Raises:
+        Malformed: it does not say, or there is none of its name.
+    """
+    if row.type == "recover":
+        return Recover(_names(row, "start_from"))
+    if row.type in {"force_success", "force_start"}:
+        task = row.args.get("task")
+        if not isinstance(task, str):
+            raise Malformed(f"command {row.id} names no task")
+        return ForceSuccess(task) if row.type == "force_success" else ForceStart(task)
+    made = _PLAIN.get(row.type)
+    if made is None:
+        raise Malformed(f"command {row.id} is {row.type!r:.40}, which this version does not know")
+    return made()
+
+
+_PLAIN: dict[str, Callable[[], Event]] = {
+    "pause": Pause,
+    "resume": Resume,
+    "stop": Stop,
+    "rerun": Rerun,
+    "wake": Wake,
+}
+
+
+def _names(row: CommandRow, field: str) -> tuple[str, ...]:
+    found = row.args.get(field) or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise Malformed(f"command {row.id}: {field} is no list of names")
+    return tuple(found)
+
+
+def _scope(row: CommandRow) -> Scope:
+    try:
+        return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
+    except ValueError:
+        raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None

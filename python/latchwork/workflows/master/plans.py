@@ -1,0 +1,68 @@
+"""The versions that a master's instances run, read once each: they do not change. Safe to share between threads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+import sqlalchemy as sa
+
+from latchwork.interrupts import mutex
+from latchwork.workflows.database import definitions
+from latchwork.workflows.definitions.graph import in_order
+from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork.workflows.state import Plan
+
+_MOST = 500
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a workflow.
+
+    Attributes:
+        code: of the workflow.
+        number: of the version.
+        definition: what it says.
+        plan: what ``advance`` has to know of it.
+    """
+
+    code: int
+    number: int
+    definition: Definition
+    plan: Plan
+
+    @cached_property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """By name."""
+        return {each.name: each for each in self.definition.tasks}
+
+
+class Plans:
+    """Versions by workflow and number."""
+
+    def __init__(self) -> None:
+        self._mutex = mutex()
+        self._known: OrderedDict[tuple[int, int], Version] = OrderedDict()
+
+    def get(self, connection: sa.Connection, code: int, number: int) -> Version:
+        """A version.
+
+        Raises:
+            UnknownWorkflow: there is none.
+            ValueError: this program cannot read it.
+        """
+        with self._mutex:
+            found = self._known.get((code, number))
+            if found is not None:
+                self._known.move_to_end((code, number))
+                return found
+        definition = definitions.load(connection, code, number)
+        order = in_order({each.name: each.after for each in definition.tasks})
+        made = Version(code, number, definition, plan_of(definition, order))
+        with self._mutex:
+            self._known[code, number] = made
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+        return made

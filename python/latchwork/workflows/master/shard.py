@@ -1,0 +1,351 @@
+"""A shard while a node owns it: look, write, do, again and again. One thread, which alone writes the shard's rows.
+
+What is in memory is what the last transaction wrote. After any doubt it is read again, under the guard.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.clock import Clock
+from latchwork.errors import LockLost, OwnershipLost
+from latchwork.store import Mirror, Store
+from latchwork.types import Fence
+from latchwork.workflows.database import Database, Shard, consuming, runs, schedules
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.errors import NotOwner, StoreMismatch
+from latchwork.workflows.keys import Keys, Order
+from latchwork.workflows.master.book import Attempt, Book
+from latchwork.workflows.master.inputs import Seen, missing, seen, told
+from latchwork.workflows.master.parcels import parcels_of
+from latchwork.workflows.master.plans import Plans
+from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.writing import Writing, Written
+from latchwork.workflows.state import Ended, Event, Outcome, Removed
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which the database is asked for commands, whatever was heard.
+POLL_S = 5.0
+#: So many results are taken in at once.
+MOST_RESULTS = 200
+#: So many items are put in one turn.
+MOST_PUTS = 200
+#: Seconds until a turn that did not get through is tried again.
+_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all shards of a node share.
+
+    Attributes:
+        database: where their rows are.
+        store: of the process.
+        keys: of the installation.
+        node: what the node is called.
+        order: by what tasks are taken.
+        plans: the versions that are known.
+        poll_s: seconds after which commands are looked for, whatever was heard.
+        told: called after each turn with whether the database answered.
+        now: seconds since the epoch.
+    """
+
+    database: Database
+    store: Store
+    keys: Keys
+    node: str
+    order: Order = "instance"
+    plans: Plans = field(default_factory=Plans)
+    poll_s: float = POLL_S
+    told: Callable[[bool], None] = lambda _answers: None
+    now: Callable[[], float] = time.time
+
+
+class ShardRun:
+    """One hold of one shard. ``run`` returns when it is told to stop, or the shard is another's.
+
+    Args:
+        tools: of the node.
+        shard: which.
+        fence: proof that we own it.
+        remaining_s: seconds for which that is certain.
+    """
+
+    def __init__(self, tools: Tools, shard: int, fence: Fence, remaining_s: Callable[[], float]) -> None:
+        self._tools = tools
+        self._id = shard
+        self._guard = Shard(shard, fence.token)
+        self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
+        self._prefix = tools.keys.shard(shard)
+        self._clock: Clock = tools.store.clock
+        self._news = threading.Event()
+        self._stopping = False
+        self._book = Book()
+        self._claims: dict[str, int] = {}
+        self._cancelled: set[str] = set()
+        self._removed: dict[str, Attempt] = {}
+        self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
+        self._abandoned: list[str] = []
+        self._schedules: list[schedules.ScheduleRow] = []
+        self._next_fire: float | None = None
+        self._polled_at = -1e18
+        self._poke = -1
+        self._is_known = self._is_careful = False
+        self._is_busy = False
+
+    def stop(self) -> None:
+        """End after the present turn. From any thread."""
+        self._stopping = True
+        self._news.set()
+
+    def run(self) -> None:
+        """Own the shard, and advance its instances until told to stop.
+
+        Raises:
+            NotOwner, LockLost: another has it.
+            StoreMismatch: store and database are not of one moment.
+        """
+        try:
+            with self._tools.store.mirror(self._prefix, wait=False) as mirror:
+                mirror.on_change(lambda _changes: self._news.set())
+                self._live(mirror)
+        finally:
+            self._sending.close()
+
+    def _live(self, mirror: Mirror) -> None:
+        while not self._stopping:
+            self._news.clear()
+            try:
+                wait_s = self._turn(mirror)
+            except (NotOwner, StoreMismatch, OwnershipLost, LockLost):
+                raise
+            except PASSING as error:
+                self._doubt(error)
+                wait_s = _AGAIN_S
+            except sa.exc.SQLAlchemyError as error:
+                self._doubt(error)
+                if self._is_careful:
+                    raise
+                self._is_careful = True  # once more, one instance after the other
+                wait_s = 0.0
+            if wait_s > 0.0 and not self._stopping:
+                self._clock.wait(self._news, wait_s)
+
+    def _doubt(self, error: Exception) -> None:
+        """Nothing in memory counts any more."""
+        if isinstance(error, DatabaseUnavailable):
+            self._tools.told(False)
+        _log.warning("shard %d reads all again: %s", self._id, error)
+        self._is_known = False
+
+    def _turn(self, mirror: Mirror) -> float:
+        """Look, write, do; seconds until the next turn."""
+        if not self._is_known:
+            self._own(mirror)
+        now = self._tools.now()
+        found = seen(mirror.snapshot().values(), self._prefix, MOST_RESULTS)
+        is_asked = self._is_polled(found, now)
+        written = self._write(found, now, is_asked=is_asked)
+        if written is not None:
+            self._took(written)
+        self._is_careful = False
+        self._do()
+        if written is not None and written.fired:
+            self._polled_at = -1e18
+        is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)
+        return 0.0 if is_more or self._is_busy else self._wait_s(now)
+
+    # Knowing
+
+    def _own(self, mirror: Mirror) -> None:
+        """Be the owner in the database, and read what is going on."""
+        mirror.ready(10.0)
+        high = self._tools.store.get(self._tools.keys.high(self._id))
+        with self._transaction() as connection:
+            try:
+                seq = self._guard.own(connection, self._tools.node)
+            except NotOwner as error:
+                self._refuse_store(error)
+                raise
+            if high is not None and high.value.isdigit() and int(high.value) > seq:
+                raise StoreMismatch(
+                    f"shard {self._id}: results of transaction {int(high.value)} were deleted from the store, and the "
+                    f"database has made {seq}: it was restored from a backup. What ended since then runs again: agree "
+                    "to that with `latchwork workflows adopt-store`"
+                )
+            known = runs.load(connection, runs.active(connection, self._id))
+        self._book = Book(known.values())
+        self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._is_known = True
+        self._polled_at = -1e18
+
+    def _refuse_store(self, error: NotOwner) -> None:
+        self._sending.check_owner()
+        raise StoreMismatch(
+            f"shard {self._id} is ours in the store, but the database has a newer owner: the store was restored from a "
+            "backup, or replaced; see `latchwork workflows adopt-store`"
+        ) from error
+
+    def _transaction(self) -> Any:
+        return self._tools.database.write()
+
+    def _is_polled(self, found: Seen, now: float) -> bool:
+        """Whether to ask the database for commands and schedules."""
+        elapsed = self._clock.now() - self._polled_at
+        if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
+            return False
+        self._poke = found.poke
+        self._polled_at = self._clock.now()
+        return True
+
+    def _is_due(self, now: float) -> bool:
+        return self._next_fire is not None and self._next_fire <= now
+
+    # Writing
+
+    def _write(self, found: Seen, now: float, *, is_asked: bool) -> Written | None:
+        """One transaction, if there is anything to write."""
+        lost = self._lost(found)
+        what = told(self._book, found, lost, self._claims)
+        due = self._book.due(now)
+        has_commands = is_asked and self._ask(now)
+        removed, self._removed = self._removed, {}
+        if not (what.events or what.ended or what.claimed or due or has_commands or removed):
+            if found.strange:
+                self._tidy[1].extend(found.strange)
+            return None
+        for attempt in removed.values():
+            stored = self._book.instances.get(attempt.instance)
+            if stored is not None:
+                what.tell(attempt, Removed(attempt.name, attempt.n, stored.known.run))
+        tools = self._tools
+        with self._transaction() as connection:
+            seq = self._guard.guard(connection)
+            writing = Writing(
+                connection,
+                self._id,
+                self._book,
+                plans=tools.plans,
+                order=tools.order,
+                now=now,
+                is_careful=self._is_careful,
+            )
+            writing.take_in(what)
+            writing.wake(each for each in due if each not in what.events)
+            if has_commands:
+                writing.fire(self._schedules)
+                writing.do_commands()
+        for attempt, each in what.claimed:
+            self._claims[attempt.x] = each.claim
+        for x in writing.written.ended:
+            self._claims.pop(x, None)
+        self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
+        return writing.written
+
+    def _lost(self, found: Seen) -> dict[Attempt, bool]:
+        """Attempts that ran, of which nothing is there, and whether their workers died."""
+        result = {}
+        for attempt in missing(self._book, found):
+            died = self._sending.has_died(self._place(attempt))
+            if died is not None:
+                result[attempt] = died
+        return result
+
+    def _ask(self, now: float) -> bool:
+        """Whether there are commands, or schedules that have to start something."""
+        with self._tools.database.read() as connection:
+            self._schedules = schedules.rows(connection, self._id)
+            has_commands = consuming.is_any_open(connection, self._id)
+        going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
+        self._next_fire = min((at for at in going if at is not None), default=None)
+        self._tools.told(True)
+        return has_commands or self._is_due(now)
+
+    def _took(self, written: Written) -> None:
+        """What was committed is what we know."""
+        self._tools.told(True)
+        for each in written.instances.values():
+            self._book.put(each)
+        if len(self._claims) > 2 * len(self._book.running) + 1000:
+            self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
+        self._abandoned += written.abandoned
+
+    # Doing
+
+    def _do(self) -> None:
+        """What follows in the store. Whatever does not get through is done in the next turn."""
+        self._is_busy = False
+        ended, strange, seq = self._tidy
+        if ended or strange:
+            self._sending.tidy(ended, strange, seq)
+            self._tidy = ([], [], seq)
+        self._put()
+        for instance in list(self._book.to_settle):
+            self._settle(instance)
+        if self._abandoned:
+            self._sending.abandon(self._abandoned)
+            self._abandoned = []
+
+    def _put(self) -> None:
+        waiting = list(self._book.to_put.values())[:MOST_PUTS]
+        if not waiting:
+            return
+        self._is_busy = len(self._book.to_put) > MOST_PUTS
+        with self._tools.database.read() as connection:
+            made, failed = parcels_of(connection, self._tools.plans, self._id, self._book, waiting)
+        for x in self._sending.put(made):
+            self._book.to_put.pop(x, None)
+        if failed:
+            self._fail(failed)
+
+    def _fail(self, failed: Iterable[tuple[Attempt, str]]) -> None:
+        tools = self._tools
+        with self._transaction() as connection:
+            self._guard.guard(connection)
+            writing = Writing(connection, self._id, self._book, plans=tools.plans, order=tools.order, now=tools.now())
+            for attempt, why in failed:
+                run = self._book.instances[attempt.instance].known.run
+                event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
+                writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
+        self._took(writing.written)
+        self._is_busy = True
+
+    def _settle(self, instance: int) -> None:
+        """Take back and cancel what an instance has in hands."""
+        stored = self._book.instances[instance]
+        known = stored.known
+        names = {name: self._attempt(instance, name) for name in (*known.to_remove, *known.to_kill)}
+        back = {names[name].x: self._place(names[name]) for name in known.to_remove}
+        for x in self._sending.take_back(back):
+            self._removed[x] = next(each for each in names.values() if each.x == x)
+            self._is_busy = True
+        ends = {names[name].x: self._place(names[name]) for name in known.to_kill}
+        new = {x: place for x, place in ends.items() if x not in self._cancelled}
+        self._cancelled.update(self._sending.cancel(new))
+
+    def _attempt(self, instance: int, name: str) -> Attempt:
+        stored = self._book.instances[instance]
+        return Attempt(instance, name, stored.ids[name], stored.known.tasks[name].n)
+
+    def _place(self, attempt: Attempt) -> Place:
+        stored = self._book.instances[attempt.instance]
+        return Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
+
+    def _wait_s(self, now: float) -> float:
+        """Seconds until somebody waits for something."""
+        until = [self._tools.poll_s - (self._clock.now() - self._polled_at)]
+        if self._book.next_wake is not None:
+            until.append(self._book.next_wake - now)
+        if self._next_fire is not None:
+            until.append(self._next_fire - now)
+        if self._book.to_settle or self._book.to_put:
+            until.append(1.0)
+        return max(0.001, min(until))

@@ -1,0 +1,203 @@
+"""A master of one shard without its job manager, and a worker that does what the test says."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from latchwork.primitives import Backlog
+from latchwork.types import Absent, At, Create, Delete
+from latchwork.workflows.database import Database, consuming, definitions, runs
+from latchwork.workflows.database.commands import CommandType, ask
+from latchwork.workflows.database.tables import attempt, command, event, instance
+from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.exchange import Result, Running, Spec
+from latchwork.workflows.installation import initialize
+from latchwork.workflows.keys import Item, Keys
+from latchwork.workflows.master.shard import ShardRun, Tools
+from latchwork.workflows.state import Outcome
+from latchwork.workflows.types import TaskTypes
+from patience import eventually
+
+
+def a_workflow(name="flow", *, tasks=None, **fields):
+    """A workflow of shell tasks, by what each comes after."""
+    after = tasks if tasks is not None else {"a": [], "b": ["a"]}
+    rows = [
+        {"name": each, "type": "shell", "params": {"script": "true"}, **({"after": of} if isinstance(of, list) else of)}
+        for each, of in after.items()
+    ]
+    return checked({"name": name, **fields, "tasks": rows}, TaskTypes())
+
+
+class Hand:
+    """A worker, driven by the test."""
+
+    def __init__(self, store, keys=None, name="hand"):
+        self.store, self.keys, self.name = store, keys or Keys(), name
+        self.session = store.open_session(10.0)
+        self.backlog = Backlog(store, self.keys.backlog, session=self.session, max_attempts=1000)
+
+    def take(self, *, limit=20, lanes=("default",)):
+        """What is free, by the name of the task."""
+        found = {}
+        for claim in self.backlog.try_take(list(lanes), limit=limit, extra=self._extra):
+            item = Item.of(claim.item.id)
+            body = self.store.get(self.keys.data(item.x))
+            found[Spec.of(claim.value, body.value if body else None).head.name] = claim
+        return found
+
+    def wait(self, *names, lanes=("default",)):
+        """Take these, and nothing else may come."""
+        got = {}
+        eventually(lambda: got.update(self.take(lanes=lanes)) or len(got) >= len(names))
+        assert sorted(got) == sorted(names)
+        return got if len(names) > 1 else got[names[0]]
+
+    def _extra(self, item):
+        made = Item.of(item.id)
+        running = Running(self.name, "host", time.time()).to_bytes()
+        return [Absent(self.keys.cancel(made.x))], [
+            Create(self.keys.running(made.shard, made.x), running, session=self.session)
+        ]
+
+    def end(self, claim, outcome=Outcome.SUCCESS, **fields):
+        """How it ended."""
+        item = Item.of(claim.item.id)
+        result = Result(outcome, claim.fence.token, self.name, "host", time.time(), time.time(), **fields)
+        claim.ack(
+            ops=[
+                Delete(self.keys.running(item.shard, item.x)),
+                Delete(self.keys.data(item.x)),
+                Create(self.keys.result(item.shard, item.x), result.to_bytes()),
+            ]
+        )
+
+    def release(self, claim):
+        item = Item.of(claim.item.id)
+        claim.release("its node closed", count=False, ops=[Delete(self.keys.running(item.shard, item.x))])
+
+    def die(self):
+        """Its session ends, and everything that is bound to it."""
+        self.backlog.close()
+        self.session.close()
+
+
+class Stage:
+    """One database and one store, with masters and workers on them."""
+
+    def __init__(self, url, store):
+        self.database = Database(url)
+        self.store, self.keys = store, Keys()
+        initialize(self.database, shards=1)
+        self.hands = []
+        self.commands = 0
+
+    def close(self):
+        for each in self.hands:
+            each.die()
+        self.database.close()
+
+    def hand(self, name="hand"):
+        self.hands.append(Hand(self.store, self.keys, name))
+        return self.hands[-1]
+
+    def apply(self, checked_, **options):
+        with self.database.write() as connection:
+            return definitions.apply(connection, checked_, shards=1, **options)
+
+    def send(self, kind, instance_id=None, *, shard=0, **args):
+        with self.database.write() as connection:
+            asked = ask(connection, CommandType(kind), shard_id=shard, instance=instance_id, args=args)
+        self.poke()
+        return asked.id
+
+    def poke(self, shard=0):
+        self.store.put(self.keys.poke(shard), b"")
+
+    def start(self, version, **args):
+        number = self.send("start", code=version.code, version=version.number, **args)
+        return eventually(lambda: self.command(number).instance)
+
+    def command(self, number):
+        with self.database.read() as connection:
+            return consuming.find(connection, number)
+
+    def known(self, instance_id):
+        with self.database.read() as connection:
+            return runs.load(connection, [instance_id])[instance_id].known
+
+    def state(self, instance_id):
+        return self.known(instance_id).state.value
+
+    def states(self, instance_id):
+        return {name: task.state.value for name, task in self.known(instance_id).tasks.items()}
+
+    def until(self, instance_id, state):
+        eventually(lambda: self.state(instance_id) == state)
+
+    def until_task(self, instance_id, **states):
+        eventually(lambda: states.items() <= self.states(instance_id).items())
+
+    def attempts(self):
+        with self.database.read() as connection:
+            chosen = sa.select(attempt.c.n, attempt.c.kind, attempt.c.outcome, attempt.c.worker, attempt.c.error)
+            return [
+                tuple(each)
+                for each in connection.execute(chosen.order_by(attempt.c.task, attempt.c.n, attempt.c.claim))
+            ]
+
+    def events(self, instance_id):
+        with self.database.read() as connection:
+            chosen = sa.select(event.c.kind).where(event.c.instance == instance_id).order_by(event.c.id)
+            return list(connection.execute(chosen).scalars())
+
+    def count(self, table):
+        with self.database.read() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+    def instances(self):
+        return self.count(instance)
+
+    def commands_open(self):
+        with self.database.read() as connection:
+            return connection.execute(sa.select(command.c.id).where(command.c.done_at.is_(None))).scalars().all()
+
+    def left(self):
+        """What is in the store, but for marks and empty shelves."""
+        ours = [entry.key for entry in self.store.list("workflows", recursive=True)]
+        return [
+            key for key in ours if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id"))
+        ]
+
+    def run_of(self, shard=0, **tools):
+        """A hold of the shard: its run, and what gives it up."""
+        lock = self.store.create(f"lock-{shard}", b"")
+        fence = self.store.fence(lock.created, At(lock))
+        poll_s = tools.pop("poll_s", 5.0)
+        made = Tools(self.database, self.store, self.keys, "node", poll_s=poll_s, **tools)
+        return ShardRun(made, shard, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
+
+    @contextmanager
+    def master(self, shard=0, **tools):
+        """A master of a shard, at work in a thread; what it raised is raised at the end."""
+        run, give_up = self.run_of(shard, **tools)
+        errors = []
+
+        def work():
+            try:
+                run.run()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield run
+        finally:
+            run.stop()
+            thread.join()
+            give_up()
+        if errors:
+            raise errors[0]
