@@ -14,7 +14,7 @@ from latchwork.web import Identity, Pages, Role
 PAGES = Pages([Path(__file__).parent / "templates"])
 
 
-def page(request: Request, who: Identity, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+def page(request: Request, who: Identity, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """A page for somebody."""
     return PAGES.render(request, template, status, who=who, Role=Role, **values)
 
