@@ -3,6 +3,7 @@
 ``${day}``               a parameter, or an output of a task before this one
 ``${extract.rows}``      the output ``rows`` of the task ``extract``
 ``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime
+``${secret:warehouse}``  a secret of the worker's machine, which nothing that is stored ever holds
 ``$${``                  the two characters ``${``
 
 A field that is one reference and nothing else keeps the type of the value; in longer text it is written as text.
@@ -17,6 +18,9 @@ from typing import Any, NamedTuple
 
 _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
+#: What the name of a secret has before it.
+SECRET = "secret:"  # noqa: S105 - it is none
+_SECRET = re.compile(r"secret:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -25,7 +29,7 @@ class Reference(NamedTuple):
     """One ``${...}``.
 
     Attributes:
-        name: of a parameter or output; empty for a time.
+        name: of a parameter or output, or of a secret behind ``SECRET``; empty for a time.
         format: of a time, for strftime; empty otherwise.
         shift: by which a time is moved.
     """
@@ -53,7 +57,7 @@ def references(text: str) -> Iterator[Reference]:
 def _reference(inner: str) -> Reference:
     if inner.startswith("time:"):
         return _time(inner[5:])
-    if not _NAME.fullmatch(inner):
+    if not _NAME.fullmatch(inner) and not _SECRET.fullmatch(inner):
         raise ValueError(f"'${{{inner}}}' names nothing; write a name such as ${{day}}, or ${{time:%Y-%m-%d,-1d}}")
     return Reference(inner)
 

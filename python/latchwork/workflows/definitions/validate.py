@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from latchwork.schedules import Cron
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
-from latchwork.workflows.definitions.templates import Reference, references
+from latchwork.workflows.definitions.templates import SECRET, Reference, references
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.types.registry import UnknownType
@@ -198,6 +198,7 @@ def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes
     for index, task in enumerate(definition.tasks):
         quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
         given = {key: value for key, value in task.params.items() if key not in quoted}
+        yield from _secrets_in_scripts(task, quoted, f"tasks[{index}].params")
         for path, found in [*_texts(given, f"tasks[{index}].params"), *_texts(task.env, f"tasks[{index}].env")]:
             if isinstance(found, str):
                 yield Problem(path, found)
@@ -205,8 +206,17 @@ def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes
                 yield Problem(path, wrong)
 
 
+def _secrets_in_scripts(task: TaskSpec, quoted: frozenset[str], path: str) -> Iterator[Problem]:
+    for name in sorted(quoted & task.params.keys()):
+        if f"${{{SECRET}" in str(task.params[name]):
+            what = "a secret cannot be part of it; name it in 'env', and read it from that variable"
+            yield Problem(f"{path}.{name}", what)
+
+
 def _misplaced(name: str, task: TaskSpec, before: frozenset[str], names: set[str], definition: Definition) -> str:
     owner, dot, _ = name.rpartition(".")
+    if name.startswith(SECRET):
+        return ""
     if dot:
         if owner not in names:
             return f"'${{{name}}}' names no task; there is no {owner!r}"

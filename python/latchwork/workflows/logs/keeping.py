@@ -174,8 +174,12 @@ class AttemptLog:
                 text = text[self._file.append(text) :]
             self._missing = 0
 
-    def end(self) -> bool:
-        """Write the rest, and tell readers that nothing more comes; whether all of it was written."""
+    def end(self, last: str = "") -> bool:
+        """Write the rest, and tell readers that nothing more comes; whether all of it was written.
+
+        Args:
+            last: a line of the worker's own behind it all.
+        """
         self._keep(self.mask.flush())
         if self._beyond > len(self._tail):
             most = counted(self._most_bytes, "byte")
@@ -183,6 +187,8 @@ class AttemptLog:
             self._put(f"\n[latchwork] the log has more than {most}: {left_out} left out, its end follows\n".encode())
         self._put(bytes(self._tail))
         self._tail.clear()
+        if last:
+            self.note(last)
         is_whole = self._write_all() if self._since is not None else True
         try:
             if self._file is not None:

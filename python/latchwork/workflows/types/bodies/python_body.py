@@ -16,6 +16,7 @@ from typing import Any
 
 def main(path: str) -> int:
     """Make the call that the file has."""
+    sys.path.pop(0)  # the folder of this file, which is none of the task's
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     module, _, name = call["function"].partition(":")
     function: Any = import_module(module)

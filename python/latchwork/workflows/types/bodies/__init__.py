@@ -1,0 +1,1 @@
+"""Programs that run in the child of a task: started by path, so they import nothing of ours."""

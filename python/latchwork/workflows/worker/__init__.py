@@ -1,0 +1,10 @@
+"""Workers: they take attempts from the store, run each in a child of its own, and say how it ended.
+
+It keeps to itself how a child is started, heard and ended. A worker knows the store and the log store, no database.
+"""
+
+from latchwork.workflows.worker.node import Worker, WorkerHealth
+from latchwork.workflows.worker.options import WorkerOptions
+from latchwork.workflows.worker.secrets import SecretMissing, Secrets, write_secret
+
+__all__ = ["SecretMissing", "Secrets", "Worker", "WorkerHealth", "WorkerOptions", "write_secret"]

@@ -1,0 +1,202 @@
+"""From a spec to a command: references and secrets filled in, files written, the environment made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from latchwork.errors import LatchworkError
+from latchwork.words import reason
+from latchwork.workflows.bundles import BadBundle, BundleCache
+from latchwork.workflows.definitions.templates import SECRET, fill
+from latchwork.workflows.exchange import Spec
+from latchwork.workflows.logs import LogStore, Mask
+from latchwork.workflows.types import Command, RunInfo, TaskTypes
+from latchwork.workflows.types.registry import UnknownType
+from latchwork.workflows.worker.attempt import Attempt
+from latchwork.workflows.worker.options import WorkerOptions
+from latchwork.workflows.worker.secrets import SecretMissing, Secrets
+from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
+
+#: A value of more characters is no environment variable.
+_MOST_VARIABLE = 100_000
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Variables that change how programs run are none that a value's name can set.
+_NEVER = re.compile(r"PATH|IFS|ENV|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|LATCHWORK_.*")
+
+
+class CannotRun(LatchworkError):
+    """An attempt cannot be run.
+
+    Attributes:
+        is_final: another try would not mend it.
+    """
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A command that can be started.
+
+    Attributes:
+        command: the command.
+        env: all of its environment.
+        folder: where it starts.
+        output: where it writes its outputs.
+        stdin: a file that it reads; None for nothing.
+        user: whom to become; None for nobody.
+        mask: what hides its secrets.
+        too_long: values that are no environment variables for their length.
+    """
+
+    command: Command
+    env: Mapping[str, str]
+    folder: Path
+    output: Path
+    stdin: Path | None
+    user: str | None
+    mask: Mask
+    too_long: list[str] = field(default_factory=list)
+
+
+class _Known:
+    """What ``${name}`` stands for, secrets among it, which are noted."""
+
+    def __init__(self, values: Mapping[str, Any], secrets: Secrets) -> None:
+        self._values = values
+        self._secrets = secrets
+        self.used: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        if not name.startswith(SECRET):
+            return self._values[name]
+        found = self._secrets.get(name[len(SECRET) :])
+        self.used.append(found)
+        return found
+
+
+class Preparing:
+    """Prepares attempts on this machine. Safe to share between threads."""
+
+    def __init__(
+        self, options: WorkerOptions, types: TaskTypes, secrets: Secrets, bundles: BundleCache, logs: LogStore
+    ) -> None:
+        self._options = options
+        self._types = types
+        self._secrets = secrets
+        self._bundles = bundles
+        self._logs = logs
+
+    def prepare(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+        """All that a start needs, in an empty folder of its own.
+
+        Raises:
+            CannotRun: it cannot be started, and why.
+        """
+        try:
+            return self._prepared(attempt, spec, folder)
+        except KeyError as error:
+            name = error.args[0]
+            raise CannotRun(
+                f"'${{{name}}}' has no value: no parameter is called so, and no task before {spec.head.name!r} put "
+                "it out",
+                is_final=True,
+            ) from None
+        except ValidationError as error:
+            wrong = "; ".join(f"params.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+            raise CannotRun(f"with its values filled in the task cannot be run: {wrong}", is_final=True) from None
+        except (UnknownType, SecretMissing, NoTenant, BadBundle) as error:
+            raise CannotRun(str(error), is_final=False) from None
+        except OSError as error:
+            raise CannotRun(f"the worker could not prepare it: {reason(error)}", is_final=False) from error
+
+    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+        kind = self._types.get(spec.head.type)
+        user = user_of(spec.head.tenant)
+        known = _Known(spec.values, self._secrets)
+        moment = datetime.fromtimestamp(spec.schedule_time, timezone.utc)
+        filled = {
+            name: value if name in kind.quoted else fill(value, known, moment)  # type: ignore[arg-type]
+            for name, value in spec.params.items()
+        }
+        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}  # type: ignore[arg-type]
+        params = kind.params.model_validate(filled)
+        bundle = getattr(params, "bundle", None)
+        path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
+        self._make(folder, user)
+        run = RunInfo(
+            spec.head.instance, spec.head.name, spec.head.n, str(folder), self._options.python, path, spec.values
+        )
+        try:
+            command = kind.command(params, run)
+        except Exception as error:
+            raise CannotRun(f"task type {kind.name!r} made no command: {reason(error)}", is_final=False) from error
+        output = _written(folder / "output", b"", user)
+        stdin = _written(folder / "stdin", command.stdin, user) if command.stdin else None
+        for name, data in command.files.items():
+            _written(folder / Path(name).name, data, user)
+        base = environment(user, os.environ)
+        variables, too_long = variables_of(spec.values, base)
+        ours = {
+            "LATCHWORK_OUTPUT": str(output),
+            "LATCHWORK_TOKEN": str(attempt.token),
+            "LATCHWORK_WORKFLOW": spec.head.workflow,
+            "LATCHWORK_TASK": spec.head.name,
+            "LATCHWORK_INSTANCE": str(spec.head.instance),
+            "LATCHWORK_ATTEMPT": str(spec.head.n),
+        }
+        env = {**base, **variables, **told, **command.env, **ours}
+        return Prepared(command, env, folder, output, stdin, user, Mask(known.used), too_long)
+
+    def _make(self, folder: Path, user: str | None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        hand_over(folder, user)
+
+
+def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Values as environment variables: under their names, ``a.b`` as ``a_b``; and the names of those too long for it.
+
+    None replaces a variable of ``base``, or one that changes how programs run: outputs of a task come by.
+    """
+    found: dict[str, str] = {}
+    too_long: list[str] = []
+    for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names count
+        variable = re.sub(r"[.-]", "_", name)
+        if not _VARIABLE.fullmatch(variable) or variable in base or _NEVER.fullmatch(variable):
+            continue
+        text = _text(values[name])
+        if len(text) > _MOST_VARIABLE:
+            too_long.append(name)
+        elif "\0" not in text:
+            found[variable] = text
+    return found, too_long
+
+
+def _text(value: Any) -> str:
+    """A value as a shell would want it."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _written(path: Path, data: bytes, user: str | None) -> Path:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    hand_over(path, user)
+    return path

@@ -1,0 +1,412 @@
+"""Workers with real children: what a task gets, says and leaves behind, and how it is ended."""
+
+import json
+import os
+import time
+import uuid
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork.primitives import Backlog
+from latchwork.types import Put
+from latchwork.workflows.bundles import pack
+from latchwork.workflows.logs import LogStoreMismatch, open_logs
+from latchwork.workflows.state import Outcome
+from latchwork.workflows.worker import Secrets
+from patience import eventually
+
+from . import working
+from .working import KEYS, log_of, put, result, running, shell
+
+pytestmark = pytest.mark.threads
+
+
+@pytest.fixture
+def store():
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def logs(store, tmp_path):
+    return working.begun(store, tmp_path)
+
+
+@pytest.fixture
+def worker(store, logs, tmp_path):
+    assert logs
+    secrets = Secrets(environ={"LATCHWORK_SECRET_WAREHOUSE": "hunter2!"}, providers=())
+    made = working.worker(store, tmp_path, secrets=secrets)
+    yield made
+    made.close()
+
+
+def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, logs, worker, tmp_path):
+    x = shell(
+        store, 1, 'echo "hello $day"; echo oops >&2; echo rows=17 >> "$LATCHWORK_OUTPUT"', values={"day": "Monday"}
+    )
+    found = result(store, x)
+    assert found.outcome is Outcome.SUCCESS
+    assert (found.exit_code, found.outputs, found.error, found.worker) == (0, {"rows": "17"}, "", "w1")
+    assert found.ended_at >= found.started_at
+    assert log_of(logs, found) == "hello Monday\noops\n[latchwork] success, exit code 0\n"
+    assert logs.read(found.log_ref, 0).ended
+    assert store.get(KEYS.running(0, x)) is None
+    assert Backlog(store, KEYS.backlog).items() == []
+    assert list((tmp_path / "work" / "attempts" / "w1").iterdir()) == []
+
+
+def test_failure_says_code_and_last_line_and_signal(store, logs, worker):
+    shell(store, 1, "echo the disk is on fire; exit 3")
+    shell(store, 2, "kill -9 $$")
+    first, second = result(store, "1.1"), result(store, "2.1")
+    assert (first.outcome, first.exit_code) == (Outcome.FAILURE, 3)
+    assert first.error == "ended with code 3: the disk is on fire"
+    assert (second.outcome, second.exit_code) == (Outcome.FAILURE, -9)
+    assert "SIGKILL, which nobody here sent: the machine may have been out of memory" in second.error
+
+
+def test_python_task_is_called_with_its_arguments_and_returns_outputs(store, logs, worker, tmp_path):
+    (tmp_path / "shopping.py").write_text(
+        "import json\ndef buy(item, count):\n    print('buying', count)\n    return {'bought': [item] * count}\n"
+        "def fail():\n    raise ValueError('no money')\n"
+    )
+    bundle = pack(tmp_path / "shopping.py")
+    logs.put_file(bundle.file, bundle.data)
+    args = {"item": "${what}", "count": 2}
+    put(
+        store,
+        1,
+        {"function": "shopping:buy", "args": args, "bundle": bundle.sha256},
+        type="python",
+        values={"what": "tea"},
+    )
+    put(store, 2, {"function": "shopping:fail", "bundle": bundle.sha256}, type="python")
+    found = result(store, "1.1")
+    assert (found.outcome, found.outputs) == (Outcome.SUCCESS, {"bought": ["tea", "tea"]})
+    failed = result(store, "2.1")
+    assert (failed.outcome, failed.error) == (Outcome.FAILURE, "ended with code 1: ValueError: no money")
+    assert "Traceback" in log_of(logs, failed)
+
+
+def test_bundle_whose_bytes_are_not_those_of_its_name_is_not_run(store, logs, worker, tmp_path):
+    (tmp_path / "evil.py").write_text("def run():\n    open('/tmp/never', 'w')\n")
+    bundle = pack(tmp_path / "evil.py")
+    logs.put_file("bundles/" + "0" * 64, bundle.data)
+    put(store, 1, {"function": "evil:run", "bundle": "0" * 64}, type="python")
+    put(store, 2, {"function": "evil:run", "bundle": "1" * 64}, type="python")
+    assert "was changed" in result(store, "1.1").error
+    assert "is not in file://" in result(store, "2.1").error
+
+
+def test_secret_reaches_the_task_and_nothing_that_is_kept(store, logs, worker):
+    script = (
+        'echo "password: $PGPASSWORD"; echo "found=$PGPASSWORD" >> "$LATCHWORK_OUTPUT"; test "$PGPASSWORD" = hunter2!'
+    )
+    x = shell(store, 1, script, env={"PGPASSWORD": "${secret:warehouse}"})
+    found = result(store, x)
+    assert found.outcome is Outcome.SUCCESS
+    assert found.outputs == {"found": "***"}
+    assert log_of(logs, found).startswith("password: ***\n")
+    assert b"hunter2" not in b"".join(entry.value for entry in store.list("workflows", recursive=True))
+
+
+def test_secret_that_is_missing_fails_the_task_and_says_where_to_put_it(store, logs, worker):
+    x = shell(store, 1, "true", env={"A": "${secret:no.such}"})
+    found = result(store, x)
+    assert found.outcome is Outcome.FAILURE
+    assert "no secret 'no.such': set LATCHWORK_SECRET_NO_SUCH" in found.error
+
+
+def test_secrets_and_settings_of_the_worker_are_not_in_the_environment_of_tasks(store, logs, worker, monkeypatch):
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_STORE", "etcd://user:password@host")
+    monkeypatch.setenv("LATCHWORK_SECRET_OTHER", "s3cret")
+    monkeypatch.setenv("SHOWN", "yes")
+    found = result(store, shell(store, 1, "env"))
+    text = log_of(logs, found)
+    assert "SHOWN=yes" in text
+    assert "password" not in text
+    assert "s3cret" not in text
+
+
+def test_values_fill_references_and_never_change_how_programs_run(store, logs, worker):
+    values = {"day": "x; touch /tmp/owned", "PATH": "/nowhere", "LD_PRELOAD": "evil.so", "up.rows": 3, "HOME": "/evil"}
+    x = shell(
+        store,
+        1,
+        'echo "$day|$MINE|$up_rows|$LD_PRELOAD|$HOME"; ls / > /dev/null',
+        values=values,
+        env={"MINE": "${day}"},
+    )
+    found = result(store, x)
+    assert found.outcome is Outcome.SUCCESS
+    line = log_of(logs, found).splitlines()[0]
+    assert line == f"x; touch /tmp/owned|x; touch /tmp/owned|3||{os.environ.get('HOME', '')}"
+    assert not Path("/tmp/owned").exists()
+
+
+def test_reference_without_a_value_ends_the_attempt_for_good_and_names_it(store, logs, worker):
+    x = shell(store, 1, "true", env={"A": "${nobody.said}"})
+    found = result(store, x)
+    assert found.outcome is Outcome.FATAL
+    assert "'${nobody.said}' has no value" in found.error
+
+
+def test_large_spec_is_read_from_its_own_key_which_goes_with_the_item(store, logs, worker):
+    x = shell(
+        store,
+        1,
+        'test ${#long} -eq 50000 && echo "size=${#long}" >> "$LATCHWORK_OUTPUT"',
+        values={"long": "y" * 50_000},
+    )
+    assert store.get(KEYS.data(x)) is not None
+    found = result(store, x)
+    assert found.outputs == {"size": "50000"}
+    assert store.get(KEYS.data(x)) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("nonsense", "line 1 of $LATCHWORK_OUTPUT, 'nonsense', is no name=value"),
+        ("#json [1]", "has [1] after #json; write an object"),
+        ("a<<END\\nb", "ends at a line 'END'; none comes"),
+    ],
+)
+def test_outputs_that_cannot_be_used_fail_the_task_and_say_which_line(store, logs, worker, lines, why):
+    x = shell(store, 1, f"printf '{lines}\\n' > \"$LATCHWORK_OUTPUT\"")
+    found = result(store, x)
+    assert found.outcome is Outcome.FAILURE
+    assert why in found.error
+
+
+def test_outputs_of_all_forms_are_read(store, logs, worker):
+    script = 'printf \'a=1\\nb<<END\\nx\\ny=2\\nEND\\n#json {"c": [3]}\\n# no\\n\\na=4=5\\n\' > "$LATCHWORK_OUTPUT"'
+    assert result(store, shell(store, 1, script)).outputs == {"a": "4=5", "b": "x\ny=2", "c": [3]}
+
+
+def test_outputs_that_are_too_large_or_no_file_fail_the_task(store, logs, worker):
+    shell(store, 1, 'head -c 70000 /dev/zero > "$LATCHWORK_OUTPUT"')
+    shell(store, 2, 'rm "$LATCHWORK_OUTPUT"; ln -s /etc/passwd "$LATCHWORK_OUTPUT"')
+    assert "more than 64,000 bytes" in result(store, "1.1").error
+    linked = result(store, "2.1")
+    assert "is no file any more" in linked.error
+    assert linked.outputs == {}
+
+
+# Ended by time, by command, by force
+
+
+def test_task_that_takes_too_long_is_ended_though_it_ignores_sigterm_and_has_forked_away(store, logs, worker, tmp_path):
+    mark = tmp_path / "alive"
+    script = (
+        f"trap '' TERM; setsid sh -c 'trap \"\" TERM HUP; while :; do date >> {mark}; sleep 0.05; done' & sleep 100"
+    )
+    x = shell(store, 1, script, timeout_s=0.5)
+    found = result(store, x)
+    assert found.outcome is Outcome.FAILURE
+    assert found.error.startswith("it took longer than 0.5 s, and was ended")
+    size = mark.stat().st_size
+    time.sleep(0.3)
+    assert mark.stat().st_size == size
+
+
+def test_cancelled_task_is_killed_and_its_cancel_ends_nothing_else(store, logs, worker):
+    shell(store, 1, "echo begun; sleep 100")
+    shell(store, 2, "sleep 1; echo done")
+    running(store, "1.1")
+    store.commit([], [Put(KEYS.cancel("1.1"), b"")])
+    found = result(store, "1.1")
+    assert (found.outcome, found.error) == (Outcome.KILLED, "it was stopped by a command")
+    assert result(store, "2.1").outcome is Outcome.SUCCESS
+
+
+def test_task_that_is_cancelled_before_it_is_taken_is_never_taken(store, logs, worker, tmp_path):
+    store.commit([], [Put(KEYS.cancel("1.1"), b"")])
+    shell(store, 1, f"touch {tmp_path}/ran")
+    shell(store, 2, "true")
+    result(store, "2.1")
+    assert store.get(KEYS.result(0, "1.1")) is None
+    assert not (tmp_path / "ran").exists()
+
+
+def test_processes_that_a_task_leaves_behind_end_with_it(store, logs, worker, tmp_path):
+    mark = tmp_path / "alive"
+    found = result(store, shell(store, 1, f"setsid sh -c 'while :; do date >> {mark}; sleep 0.02; done' & sleep 0.3"))
+    assert found.outcome is Outcome.SUCCESS
+    assert "behind, ended with it" in log_of(logs, found)
+    size = mark.stat().st_size
+    time.sleep(0.2)
+    assert mark.stat().st_size == size
+
+
+def test_flood_of_output_that_is_no_text_neither_stops_the_task_nor_fills_the_disk(store, logs, tmp_path):
+    made = working.worker(store, tmp_path, most_log_bytes=100_000)
+    found = result(store, shell(store, 1, "head -c 20000000 /dev/urandom; printf '\\033[2Jend of it\\n'"))
+    made.close()
+    assert found.outcome is Outcome.SUCCESS
+    text = log_of(logs, found)
+    assert "left out, its end follows" in text
+    assert text.endswith("\x1b[2Jend of it\n[latchwork] success, exit code 0\n")
+    assert logs.size(found.log_ref) < 200_000
+
+
+def test_program_that_is_not_there_is_a_failure_that_names_it(store, logs, worker):
+    found = result(store, put(store, 1, {"script": "x", "interpreter": ["/no/such/shell"]}))
+    assert found.outcome is Outcome.FAILURE
+    assert "'/no/such/shell' could not start its program: No such file or directory" in found.error
+
+
+# Items
+
+
+def test_task_that_has_killed_five_workers_is_ended_by_the_next_without_running(store, logs, tmp_path):
+    x = shell(store, 1, f"touch {tmp_path}/ran")
+    for _ in range(5):
+        (claim,) = Backlog(store, KEYS.backlog, session=(session := store.open_session(10.0))).try_take(["default"])
+        assert claim.is_held
+        session.close()
+    made = working.worker(store, tmp_path)
+    found = result(store, x)
+    made.close()
+    assert (found.outcome, found.error) == (Outcome.FATAL, "it has killed its worker 5 times")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_items_that_nobody_of_ours_wrote_get_out_of_the_way(store, logs, worker):
+    backlog = Backlog(store, KEYS.backlog)
+    backlog.put("default", "00", "nonsense", b"nonsense")
+    good = shell(store, 1, "true")
+    broken = working.Item(5, 1, 0)
+    backlog.put("default", "00", broken.id, b"nonsense")
+    stranger = working.Item(6, 1, 0)
+    entry = store.get(backlog.key("default", "00", broken.id))
+    assert entry is not None or store.get(KEYS.result(0, "5.1")) is not None
+    head = working.Head(0, 7, 1, 11, 7, 1, "f", "t", "shell")
+    backlog.put("default", "00", stranger.id, working.Spec(head).to_bytes()[0])
+    assert result(store, good).outcome is Outcome.SUCCESS
+    assert "cannot be read" in result(store, "5.1").error
+    assert "that of attempt 7.1" in result(store, "6.1").error
+    eventually(lambda: [each.id for each in backlog.dead_letters()] == ["nonsense"], what="the dead letter")
+    assert backlog.items() == []
+
+
+def test_task_of_a_type_or_tenant_that_is_not_for_this_worker_is_left_to_others(store, logs, worker):
+    put(store, 1, {}, type="teleport")
+    assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
+    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+
+
+def test_task_of_another_group_is_left_to_its_workers(store, logs, worker, tmp_path):
+    x = shell(store, 1, "true", lane="reports")
+    result(store, shell(store, 2, "true"))
+    assert store.get(KEYS.result(0, x)) is None
+    other = working.worker(store, tmp_path, name="w2", groups=("reports",))
+    assert result(store, x).worker == "w2"
+    other.close()
+
+
+def test_running_key_and_claim_have_one_token_so_the_log_is_found_while_it_runs(store, logs, worker, tmp_path):
+    x = shell(store, 1, f"echo begun; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
+    running(store, x)
+    token = store.get(KEYS.running(0, x)).created
+    ref = f"7/11/1/1.{token}.log"
+    eventually(lambda: _read(logs, ref) == b"begun\n", what="the log")
+    assert not logs.read(ref).ended
+    (tmp_path / "go").touch()
+    assert result(store, x).log_ref == ref
+
+
+def _read(logs, ref):
+    try:
+        return logs.read(ref).data
+    except LookupError:
+        return None
+
+
+# The life of a worker
+
+
+def test_worker_refuses_a_log_store_that_is_not_that_of_its_masters(store, tmp_path):
+    working.begun(store, tmp_path / "a")
+    open_logs(tmp_path / "b" / "logs").mark("others")
+    with pytest.raises(latchwork.WaitTimeout, match="belongs to workflows others"):
+        _refused(store, tmp_path / "b")
+    with pytest.raises(latchwork.WaitTimeout, match="belongs to no workflows"):
+        _refused(store, tmp_path / "c")
+    assert issubclass(LogStoreMismatch, latchwork.LatchworkError)
+
+
+def _refused(store, folder):
+    made = working.Worker(store, logs=open_logs(folder / "logs"), name="w9", options=working.options(folder))
+    made.start()
+    try:
+        eventually(lambda: "belongs" in str(made.health().reasons), what="the reason")
+        made.wait_ready(0.0)
+    finally:
+        made.close()
+
+
+def test_worker_that_ends_gives_its_tasks_back_and_no_attempt_is_used_up(store, logs, tmp_path):
+    path = tmp_path / "journal"
+    x = shell(store, 1, working.STEADY, values={"journal": str(path)})
+    for number in range(1, 8):  # more often than an attempt may be taken
+        made = working.worker(store, tmp_path, name=f"w{number}")
+        working.begun_runs(path, number)
+        made.close()
+        assert store.get(KEYS.running(0, x)) is None
+    (item,) = Backlog(store, KEYS.backlog).items()
+    assert item.attempts == 0
+    Path(f"{path}.go").touch()
+    made = working.worker(store, tmp_path, name="w9")
+    assert result(store, x).outcome is Outcome.SUCCESS
+    made.close()
+    runs = [moments for _, moments in sorted(working.journal(path).items())]
+    assert all(before[-1][1] < after[0][1] for before, after in pairwise(runs))
+
+
+def test_draining_worker_ends_its_tasks_and_takes_no_others(store, logs, tmp_path):
+    made = working.worker(store, tmp_path)
+    x = shell(store, 1, f"echo begun; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
+    running(store, x)
+    assert not made.drain(0.1)
+    shell(store, 2, "true")
+    (tmp_path / "go").touch()
+    assert made.drain(60)
+    assert result(store, x).outcome is Outcome.SUCCESS
+    assert store.get(KEYS.running(0, "2.1")) is None
+    made.close()
+    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+
+
+def test_worker_takes_nothing_while_its_logs_cannot_be_written_and_goes_on_when_they_can(
+    store, logs, tmp_path, monkeypatch
+):
+    made = working.worker(store, tmp_path)
+    assert result(store, shell(store, 1, "true")).outcome is Outcome.SUCCESS
+    shift_health = made._shift.health
+    monkeypatch.setattr(type(made._logs), "probe", _no_space)
+    shift_health.note(OSError(28, "No space left on device"))
+    assert "logs cannot be written" in made.health().reasons[0]
+    shell(store, 2, "true")
+    time.sleep(0.5)
+    assert store.get(KEYS.result(0, "2.1")) is None
+    monkeypatch.undo()
+    assert result(store, "2.1").outcome is Outcome.SUCCESS
+    assert made.health().ok
+    made.close()
+
+
+def _no_space(_self):
+    raise OSError(28, "No space left on device")
+
+
+def test_worker_says_what_it_is(store, logs, worker):
+    (member,) = store.list("workflows/workers/members")
+    about = json.loads(member.value)
+    assert "default" in json.dumps(about)
+    assert "shell" in json.dumps(about)
+    assert worker.health().ok
