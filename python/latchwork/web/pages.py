@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -42,7 +43,9 @@ class Pages:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._env.filters.update(moment=moment, duration=duration, size=size, counted=counted, word=word)
+        self._env.filters.update(
+            moment=moment, duration=duration, size=size, counted=counted, word=word, as_json=as_json
+        )
         self._env.globals.update(asset=asset, now=time.time, elapsed=elapsed, ticking=ticking)
 
     def render(
@@ -129,6 +132,11 @@ def size(count: int) -> str:
 def word(text: str) -> str:
     """A state as people read it: ``retry wait``."""
     return str(text).replace("_", " ")
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, to be read by people: escaped like any other text."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 @cache

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import APIRouter
 
-from latchwork.web import Link, Pages
+from latchwork.web import Link, Role
+from latchwork.workflows.ui import attempts, editor, home, more, people, runs, workflows
+from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
-PAGES = Pages([Path(__file__).parent / "templates"])
-NAVIGATION: tuple[Link, ...] = ()
-ui_routers: tuple[APIRouter, ...] = ()
+NAVIGATION: tuple[Link, ...] = (
+    Link("/", "Home"),
+    Link("/workflows", "Workflows"),
+    Link("/runs", "Runs"),
+    Link("/schedules", "Schedules"),
+    Link("/workers", "Workers"),
+    Link("/audit", "Audit", Role.ADMIN),
+    Link("/users", "Users", Role.ADMIN),
+    Link("/api", "API"),
+)
+ui_routers: tuple[APIRouter, ...] = (
+    home.router,
+    editor.router,
+    workflows.router,
+    runs.router,
+    attempts.router,
+    more.router,
+    people.router,
+)

@@ -1,0 +1,169 @@
+"""Runs: the list, one run, one task, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse
+from starlette.responses import Response
+
+from latchwork.web import Bar, Bars, Role, Who, new_secret
+from latchwork.workflows.api.models import MOST_ID, Id
+from latchwork.workflows.database import history
+from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.desk import attempts as logs
+from latchwork.workflows.desk import definitions as workflows
+from latchwork.workflows.desk import instances as desk
+from latchwork.workflows.desk.parts import parts_of, seen, seen_codes
+from latchwork.workflows.state import InstanceState, possible
+from latchwork.workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork.workflows.ui.frame import led, older, page
+
+router = APIRouter()
+_MOST = 50
+_MOST_TASKS = 200
+_MOST_ROWS = 60
+_STATES = [each.value for each in InstanceState]
+#: In which a task has something to say on why it is not done.
+_OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "paused", "failure"}
+Key = Annotated[str, Form(min_length=1, max_length=200)]
+
+
+@router.get("/runs", response_class=HTMLResponse)
+def list_runs(
+    *,
+    request: Request,
+    who: Who,
+    state: Annotated[str, Query(max_length=20)] = "",
+    project: Annotated[str, Query(max_length=100)] = "",
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+) -> HTMLResponse:
+    """Runs, the newest first."""
+    parts = parts_of(request)
+    wanted = state if state in _STATES else ""
+    with parts.database.read() as connection:
+        codes = seen_codes(connection, who, project.replace("\x00", ""))
+        rows = instances.newest(connection, codes=codes, state=wanted, before=before, most=_MOST + 1)
+        among = who.projects()
+        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+    shown, more = older(rows, _MOST, "/runs", state=wanted, project=project)
+    chosen = {"state": wanted, "project": project, "before": before}
+    return page(request, who, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
+
+
+@router.get("/runs/{instance_id}", response_class=HTMLResponse)
+def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: int = 0) -> HTMLResponse:
+    """One run: what it does, what it waits for, what happened."""
+    parts, now = parts_of(request), time.time()
+    row = desk.find(parts, who, instance_id)
+    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        all_tasks = instances.tasks(connection, row.id, row.run)
+        tried = instances.attempts(connection, row.id, run=row.run, most=500)
+        events = history.of_instance(connection, row.id, most=60)
+        asked = instances.open_commands(connection, row.id)
+    place = {task.name: number for number, task in enumerate(body.tasks)}
+    all_tasks.sort(key=lambda each: place.get(each.name, 0))
+    start = max(0, min(tasks, len(all_tasks)))
+    shown = all_tasks[start : start + _MOST_TASKS]
+    why = desk.reasons(parts, row, body, all_tasks, [each.name for each in shown if each.state in _OPEN])
+    states = {each.name: each.state for each in all_tasks}
+    is_drawn = len(body.tasks) <= MOST_DRAWN or bool(draw)
+    links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
+    return page(
+        request,
+        who,
+        "run.html",
+        row=row,
+        body=body,
+        tasks=shown,
+        total=len(all_tasks),
+        start=start,
+        following=start + _MOST_TASKS if start + _MOST_TASKS < len(all_tasks) else 0,
+        why=why,
+        kinds={task.name: task.type for task in body.tasks},
+        svg=dag_svg(body, states, links) if is_drawn else None,
+        chart=_chart(tried, place, now),
+        events=events,
+        asked=asked,
+        possible=possible(InstanceState(row.state)) if who.may(Role.OPERATOR, row.project) else (),
+        key=new_secret(),
+    )
+
+
+def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
+    """One row for each task that was tried, in the order in which they began; the last ones of very many."""
+    by_task: dict[str, list[Bar]] = {}
+    for each in sorted(tried, key=lambda one: one.started_at):
+        title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
+        kind = each.outcome or "running"
+        bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{logs.name_of(each)}")
+        by_task.setdefault(each.name, []).append(bar)
+    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(pair[0], 0)))
+    return Bars(rows[-_MOST_ROWS:]).svg(now)
+
+
+@router.post("/runs/{instance_id}/ask")
+def ask_run(
+    request: Request, who: Who, instance_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
+) -> Response:
+    """Ask something of a run; the page shows that it was asked, and what became of it."""
+    desk.act(parts_of(request), who, instance_id, action, unique_key=f"page-{key}")
+    return led(f"/runs/{instance_id}")
+
+
+@router.get("/tasks/{task_id}", response_class=HTMLResponse)
+def show_task(request: Request, who: Who, task_id: Id) -> HTMLResponse:
+    """One task: why it is where it is, its attempts, what it gave."""
+    parts = parts_of(request)
+    task = desk.find_task(parts, who, task_id)
+    row = desk.find(parts, who, task.instance)
+    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        tried = instances.attempts_of_task(connection, task_id)
+        others = instances.tasks(connection, task.instance, task.run)
+    spec = next((each for each in body.tasks if each.name == task.name), None)
+    states = {each.name: each for each in others}
+    after = [states[each] for each in (spec.after if spec else ()) if each in states]
+    behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
+    values = {"why": desk.reasons(parts, row, body, others, [task.name]).get(task.name, ""), "name_of": logs.name_of}
+    may_ask = who.may(Role.OPERATOR, row.project) and task.run == row.run
+    return page(
+        request,
+        who,
+        "task.html",
+        task=task,
+        row=row,
+        spec=spec,
+        tried=tried,
+        after=after,
+        behind=behind,
+        may_ask=may_ask,
+        key=new_secret(),
+        **values,
+    )
+
+
+@router.post("/tasks/{task_id}/ask")
+def ask_task(
+    request: Request, who: Who, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
+) -> Response:
+    """Ask something of a task."""
+    desk.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
+    return led(f"/tasks/{task_id}")
+
+
+@router.get("/commands/{command_id}", response_class=HTMLResponse)
+def show_command(request: Request, who: Who, command_id: Id) -> Response:
+    """What became of a start: its run, once there is one."""
+    parts = parts_of(request)
+    with parts.database.read() as connection:
+        command = instances.find_command(connection, command_id)
+        code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
+        found = catalog.by_code(connection, code) if isinstance(code, int) else None
+        workflow = seen(who, found, f"command {command_id}")
+    if command is not None and command.instance is not None:
+        return led(f"/runs/{command.instance}")
+    return page(request, who, "command.html", command=command, workflow=workflow)
