@@ -8,9 +8,10 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from pydantic import ValidationError
 
@@ -126,7 +127,7 @@ class Preparing:
         kind = self._types.get(spec.head.type)
         user = user_of(spec.head.tenant)
         known = _Known(spec.values, self._secrets)
-        moment = datetime.fromtimestamp(spec.schedule_time, timezone.utc)
+        moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         filled = {
             name: value if name in kind.quoted else fill(value, known, moment)  # type: ignore[arg-type]
             for name, value in spec.params.items()
