@@ -256,6 +256,12 @@ def test_flood_of_output_that_is_no_text_neither_stops_the_task_nor_fills_the_di
     assert logs.size(found.log_ref) < 200_000
 
 
+def test_noop_has_succeeded_once_it_is_taken_without_a_log(store, logs, worker):
+    found = result(store, put(store, 1, {}, type="noop"))
+    assert (found.outcome, found.log_ref, found.pid) == (Outcome.SUCCESS, "", None)
+    assert Backlog(store, KEYS.backlog).items() == []
+
+
 def test_program_that_is_not_there_is_a_failure_that_names_it(store, logs, worker):
     found = result(store, put(store, 1, {"script": "x", "interpreter": ["/no/such/shell"]}))
     assert found.outcome is Outcome.FAILURE

@@ -68,6 +68,9 @@ class TaskType(Protocol):
         params: the model of its parameters; its JSON schema makes the form, its checks the validation.
         quoted: parameters in whose text ``${name}`` is not filled in: a value could be code there. The type hands
             values over otherwise (a shell gets them as variables).
+
+    A type may have ``is_instant = True``: then it has succeeded once a worker has it, and no process is started; and
+    ``quoting``, a mapping of parameters to what makes a value a part of their text.
     """
 
     name: ClassVar[str]
