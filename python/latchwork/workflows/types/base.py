@@ -31,6 +31,7 @@ class RunInfo:
         python: path of the interpreter.
         bundle: path of the unpacked code bundle; None where the code is installed.
         values: what ``${name}`` stands for.
+        tag: what jobs of a cluster are found by: the same for all attempts of the task.
     """
 
     instance: int
@@ -40,6 +41,7 @@ class RunInfo:
     python: str
     bundle: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

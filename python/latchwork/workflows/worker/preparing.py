@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +27,8 @@ from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.secrets import SecretMissing, Secrets
 from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
 
+#: What values of stored connections are called: mappings with ``url``, and ``secret``, the name of the password.
+CONNECTION = "connection:"
 #: A value of more characters is no environment variable.
 _MOST_VARIABLE = 100_000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -71,7 +73,7 @@ class Prepared:
     too_long: list[str] = field(default_factory=list)
 
 
-class _Known:
+class _Known(Mapping[str, Any]):
     """What ``${name}`` stands for, secrets among it, which are noted."""
 
     def __init__(self, values: Mapping[str, Any], secrets: Secrets) -> None:
@@ -85,6 +87,12 @@ class _Known:
         found = self._secrets.get(name[len(SECRET) :])
         self.used.append(found)
         return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Preparing:
@@ -127,17 +135,25 @@ class Preparing:
         user = user_of(spec.head.tenant)
         known = _Known(spec.values, self._secrets)
         moment = datetime.fromtimestamp(spec.schedule_time, timezone.utc)
+        quoting = getattr(kind, "quoting", {})
         filled = {
-            name: value if name in kind.quoted else fill(value, known, moment)  # type: ignore[arg-type]
-            for name, value in spec.params.items()
+            name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
+            for name, value in _connected(spec).items()
         }
-        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}  # type: ignore[arg-type]
+        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
         path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
         self._make(folder, user)
         run = RunInfo(
-            spec.head.instance, spec.head.name, spec.head.n, str(folder), self._options.python, path, spec.values
+            spec.head.instance,
+            spec.head.name,
+            spec.head.n,
+            str(folder),
+            self._options.python,
+            path,
+            spec.values,
+            f"latchwork-{spec.head.task}",
         )
         try:
             command = kind.command(params, run)
@@ -164,6 +180,19 @@ class Preparing:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         hand_over(folder, user)
+
+
+def _connected(spec: Spec) -> Mapping[str, Any]:
+    """The parameters, with a stored connection that they name in its place."""
+    name = spec.params.get("connection")
+    if not isinstance(name, str) or "://" in name or "${" in name:
+        return spec.params
+    found = spec.values.get(f"{CONNECTION}{name}")
+    if not isinstance(found, Mapping) or not isinstance(found.get("url"), str):
+        raise CannotRun(f"there is no connection {name!r}; store one of this name, or give its URL", is_final=True)
+    secret = found.get("secret")
+    password = {"password": f"${{{SECRET}{secret}}}"} if secret and not spec.params.get("password") else {}
+    return {**spec.params, "connection": found["url"], **password}
 
 
 def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
