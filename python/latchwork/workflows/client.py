@@ -7,33 +7,29 @@ desk that the API and the pages stand on, asked as an administrator: who has the
 from __future__ import annotations
 
 import getpass
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from latchwork.errors import LatchworkError, Unavailable, WaitTimeout
+from latchwork.errors import WaitTimeout
 from latchwork.store import Store
-from latchwork.web import Identity, Problem, Role
+from latchwork.web import Identity, Role
 from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.definitions import Version
-from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.database.views import instances
 from latchwork.workflows.definitions.builder import Workflow
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.desk import Parts, definitions
-from latchwork.workflows.desk import attempts as attempts_desk
 from latchwork.workflows.desk import instances as runs_desk
-from latchwork.workflows.errors import DefinitionInvalid, NotAllowed, UnknownWorkflow, WrongState
+from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
-from latchwork.workflows.logs import LogMissing, LogPart, LogStore
-from latchwork.workflows.state import InstanceState, Scope
-from latchwork.workflows.state.records import OVER
+from latchwork.workflows.logs import LogStore
+from latchwork.workflows.looking import LOOK_S, Looks, RunSeen, split, told
+from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 
 if TYPE_CHECKING:
@@ -41,46 +37,6 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Any
 Given: TypeAlias = "Workflow | Definition | str | Mapping[str, Any]"
-#: Seconds between two looks of somebody who waits.
-_LOOK_S = 0.2
-
-
-class BadRequest(LatchworkError, ValueError):
-    """A start, or another command, says what cannot be."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSeen:
-    """One run of a workflow, as the database has it.
-
-    Attributes:
-        id: of the instance.
-        workflow: ``project.name``.
-        version: of the workflow.
-        state: of the instance.
-        run: 1, and one more for each rerun.
-        schedule_time: that its parameters count from, in seconds since the epoch.
-        started_at: None before it was.
-        ended_at: None before it is over.
-        by: who asked for it.
-        tasks: the state of each, by name, in the order of the definition.
-    """
-
-    id: int
-    workflow: str
-    version: int
-    state: InstanceState
-    run: int
-    schedule_time: float
-    started_at: float | None
-    ended_at: float | None
-    by: str
-    tasks: Mapping[str, str]
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing happens any more unless somebody asks."""
-        return self.state in OVER
 
 
 class RunRef:
@@ -111,7 +67,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient:
+class WorkflowClient(Looks):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -120,9 +76,7 @@ class WorkflowClient:
     """
 
     def __init__(self, parts: Parts, who: Identity) -> None:
-        self._parts = parts
-        self._who = who
-        self._never = threading.Event()
+        super().__init__(parts, who)
         self._owned: list[Any] = []
 
     @classmethod
@@ -185,27 +139,17 @@ class WorkflowClient:
         Raises:
             DefinitionInvalid: with every problem.
         """
-        with _told():
+        with told():
             return definitions.apply(self._parts, self._who, _plain(given), online=online)[0]
-
-    def workflows(self, contains: str = "", *, most: int = 1000) -> list[Row]:
-        """The workflows, by project and name, with their schedules."""
-        with self._parts.database.read() as connection:
-            return catalog.listed(connection, contains=contains, most=most)
-
-    def workflow(self, name: str, version: int | None = None) -> definitions.Shown:
-        """A version of a workflow; None: the newest. ``name`` is ``project.name``, or a name of ``default``."""
-        with _told():
-            return definitions.show(self._parts, self._who, *split(name), version)
 
     def set_online(self, name: str, *, online: bool) -> None:
         """Whether a workflow may be started; runs that are there go on."""
-        with _told():
+        with told():
             definitions.set_online(self._parts, self._who, *split(name), online=online)
 
     def set_schedule(self, name: str, *, enabled: bool) -> None:
         """Whether its schedule starts it. Switched on again, it owes nothing of the time in between."""
-        with _told():
+        with told():
             definitions.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
 
     # Runs
@@ -241,7 +185,7 @@ class WorkflowClient:
         given = runs_desk.Start(
             params or {}, priority, tuple(start_from), Scope(scope), dry=dry_run, schedule_time=schedule_time
         )
-        with _told():
+        with told():
             asked = runs_desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
         return RunRef(self, asked.id)
 
@@ -260,7 +204,7 @@ class WorkflowClient:
             WrongState: its state does not take that; the message says which would.
             NotAllowed: it is for masters to say.
         """
-        with _told():
+        with told():
             return runs_desk.act(
                 self._parts, self._who, instance_id, action, start_from=start_from, unique_key=unique_key
             ).id
@@ -287,12 +231,12 @@ class WorkflowClient:
 
     def force_success(self, task_id: int) -> int:
         """A task that failed counts as success; errors as for ``act``."""
-        with _told():
+        with told():
             return runs_desk.force(self._parts, self._who, task_id, "force-success").id
 
     def force_start(self, task_id: int) -> int:
         """A queued task is taken without waiting for a slot of its group; errors as for ``act``."""
-        with _told():
+        with told():
             return runs_desk.force(self._parts, self._who, task_id, "force-start").id
 
     def done(self, command: int, timeout_s: float | None = 30.0) -> int:
@@ -317,7 +261,7 @@ class WorkflowClient:
                     f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "
                     "`latchwork workflows serve` or `master`"
                 )
-            self._never.wait(_LOOK_S)
+            self._never.wait(LOOK_S)
 
     def wait(self, instance_id: int, timeout_s: float | None = None) -> RunSeen:
         """The run, once it is over.
@@ -333,95 +277,7 @@ class WorkflowClient:
                 return found
             if until is not None and time.monotonic() >= until:
                 raise WaitTimeout(f"run {instance_id} is {found.state.value} after {timeout_s:g} s; it goes on")
-            self._never.wait(_LOOK_S)
-
-    # Looking
-
-    def instance(self, instance_id: int) -> RunSeen:
-        """A run.
-
-        Raises:
-            UnknownWorkflow: there is none.
-        """
-        with _told():
-            row = runs_desk.find(self._parts, self._who, instance_id)
-        return _seen(row, self.tasks(instance_id, row.run))
-
-    def instances(
-        self, name: str | None = None, *, state: str = "", before: int | None = None, most: int = 50
-    ) -> list[Row]:
-        """The newest runs: of a workflow, or of all."""
-        with self._parts.database.read() as connection:
-            codes = None
-            if name is not None:
-                row = catalog.find(connection, *split(name))
-                if row is None:
-                    raise UnknownWorkflow(f"there is no workflow {name!r}")
-                codes = [row.code]
-            return instances.newest(connection, codes=codes, state=state, before=before, most=most)
-
-    def tasks(self, instance_id: int, run: int | None = None) -> list[Row]:
-        """The tasks of a run, in the order of the definition; of the newest if ``run`` is None."""
-        with _told():
-            number = run or runs_desk.find(self._parts, self._who, instance_id).run
-        with self._parts.database.read() as connection:
-            return instances.tasks(connection, instance_id, number)
-
-    def attempts(self, instance_id: int) -> list[Row]:
-        """The attempts of all runs of an instance, the newest first; lost ones too."""
-        with self._parts.database.read() as connection:
-            return instances.attempts(connection, instance_id)
-
-    def why(self, instance_id: int) -> dict[str, str]:
-        """Why each task of a run is where it is, by name."""
-        with _told():
-            row = runs_desk.find(self._parts, self._who, instance_id)
-            body = definitions.show(self._parts, self._who, row.project, row.name, row.version).definition
-            tasks = self.tasks(instance_id, row.run)
-            return runs_desk.reasons(self._parts, row, body, tasks, [each.name for each in tasks])
-
-    def log(self, attempt: str, offset: int = 0, limit: int = 65_536) -> LogPart:
-        """A part of the log of an attempt, ``<task>.<n>.<claim>``; an empty one where there is none yet."""
-        with _told():
-            row = attempts_desk.find(self._parts, self._who, attempt).attempt
-        if self._parts.logs is None:
-            raise LatchworkError("this client has no log store; give the one of the workers")
-        try:
-            return self._parts.logs.read(row.log_ref, offset, limit)
-        except LogMissing:
-            return LogPart(b"", offset, ended=row.ended_at is not None)
-
-    def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
-        """The log of an attempt as it grows, until its end."""
-        while True:
-            part = self.log(attempt, offset)
-            if part.data:
-                yield part.data
-                offset = part.next
-                continue
-            if part.ended:
-                return
-            with _told():
-                is_over = attempts_desk.find(self._parts, self._who, attempt).attempt.ended_at is not None
-            if is_over and not self.log(attempt, offset).data:
-                return
-            self._never.wait(_LOOK_S)
-
-    def workers(self) -> Sequence[Any]:
-        """The workers that live, by name.
-
-        Raises:
-            LatchworkError: the store cannot be asked.
-        """
-        if self._parts.cluster is None:
-            raise LatchworkError("this client has no store; give its URL to see the workers")
-        return self._parts.cluster.workers()
-
-
-def split(name: str) -> tuple[str, str]:
-    """Project and name of ``project.name``, or of a name of the project ``default``."""
-    project, dot, rest = name.partition(".")
-    return (project, rest) if dot else ("default", name)
+            self._never.wait(LOOK_S)
 
 
 def _plain(given: Given) -> str | Mapping[str, Any]:
@@ -432,35 +288,8 @@ def _plain(given: Given) -> str | Mapping[str, Any]:
     return given
 
 
-def _seen(row: Row, tasks: Sequence[Row]) -> RunSeen:
-    return RunSeen(
-        row.id,
-        f"{row.project}.{row.name}",
-        row.version,
-        InstanceState(row.state),
-        row.run,
-        row.schedule_time,
-        row.started_at,
-        row.ended_at,
-        row.by,
-        {each.name: each.state for each in tasks},
-    )
-
-
 def _user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
         return "somebody"
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Problems, as the web has them, as errors of ours."""
-    try:
-        yield
-    except Problem as problem:
-        kind: type[LatchworkError] = {403: NotAllowed, 404: UnknownWorkflow, 409: WrongState, 503: Unavailable}.get(
-            problem.status, BadRequest
-        )
-        raise kind(problem.detail) from None
