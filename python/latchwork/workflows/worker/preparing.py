@@ -8,9 +8,10 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import ValidationError
 
@@ -115,6 +116,8 @@ class Preparing:
         """
         try:
             return self._prepared(attempt, spec, folder)
+        except ZoneInfoNotFoundError:
+            raise CannotRun(f"this machine knows no time zone {spec.tz!r}: install tzdata", is_final=False) from None
         except KeyError as error:
             name = error.args[0]
             raise CannotRun(
@@ -134,7 +137,7 @@ class Preparing:
         kind = self._types.get(spec.head.type)
         user = user_of(spec.head.tenant)
         known = _Known(spec.values, self._secrets)
-        moment = datetime.fromtimestamp(spec.schedule_time, timezone.utc)
+        moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {
             name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
