@@ -13,6 +13,8 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.types import Put
+from latchwork.workflows.definitions.builder import workflow
+from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
 from latchwork.workflows.definitions.validate import validate
 from latchwork.workflows.exchange import Head, Spec
 from latchwork.workflows.state import Outcome
@@ -308,3 +310,20 @@ def test_task_type_of_an_installed_package_is_validated_offered_and_run(store, l
     made.close()
     assert found.outputs == {"greeted": "Ada"}
     assert log_of(logs, found).startswith("hello Ada")
+
+
+def test_types_are_tasks_of_workflows_in_python():
+    @workflow(params={"day": "2026-11-22"})
+    def facts(day):
+        loaded = sql("sqlite://", ["SELECT :day", "SELECT :extra"], parameters={"extra": day}, password="${secret:x}")
+        told = http("http://host/${day}", method="POST", json_body={"rows": loaded["rows"]}, retries=2)
+        called = procedure("sqlite://", "warehouse.refresh", [loaded["rows"], "literal ${x}"], after=[told])
+        jobs = [spark("etl.py", params={"conf": {"a": "b"}}), mapreduce("job.jar", params={"main_class": "Main"})]
+        noop(name="done", after=[called, *jobs])
+
+    by_name = {each.name: each for each in facts.definition.tasks}
+    assert by_name["http"].params["json_body"] == {"rows": "${sql.rows}"}
+    assert (by_name["http"].after, by_name["http"].retries) == (("sql",), 2)
+    assert by_name["procedure"].params["arguments"] == ["${sql.rows}", "literal $${x}"]
+    assert by_name["sql"].params["parameters"] == {"extra": "${day}"}
+    assert by_name["done"].after == ("procedure", "spark", "mapreduce")

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
@@ -513,3 +514,32 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
     assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
     made.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_disk_of_logs_ends_no_task_takes_no_other_and_is_told_in_the_log_once_there_is_room(store, small_disk):
+    logs = working.begun(store, small_disk)
+    made = working.worker(store, small_disk, work_dir=Path(tempfile.mkdtemp()))
+    (filler := small_disk / "filler").write_bytes(b"x" * 2_900_000)
+    script = f"echo begun; head -c 2500000 /dev/zero | tr '\\0' y; rm {filler}; sleep 2; echo at the end"
+    found = result(store, shell(store, 1, script))
+    text = log_of(logs, found)
+    assert found.outcome is Outcome.SUCCESS
+    assert text.startswith("begun\nyyyy")
+    assert "bytes missing here: OSError: [Errno 28] No space left on device" in text
+    for each in (small_disk / "logs" / "7").rglob("*.log*"):
+        each.unlink()
+    assert result(store, shell(store, 2, "echo fine")).outcome is Outcome.SUCCESS
+    made.close()
+    shutil.rmtree(made.options.work_dir)
