@@ -21,6 +21,7 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
 from latchwork.types import At, Create, Delete, Put
 from latchwork_testbed.servers import ZooKeeperServer
+from patience import came_true
 
 
 def result(future):
@@ -139,10 +140,9 @@ def test_counting_through_a_bad_line_counts_every_known_increment_once(connect, 
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        counted, since = len(known), time.monotonic()
+        counted = len(known)
         time.sleep(0.15)
-        while len(known) == counted and time.monotonic() - since < 1.0 and any(map(threading.Thread.is_alive, threads)):
-            time.sleep(0.01)  # a machine that is late needs longer than that to come back
+        came_true(lambda counted=counted: len(known) > counted, 1.0)  # a late machine takes longer to come back
         proxy.cut()
         cuts += 1
     for thread in threads:
