@@ -130,6 +130,14 @@ class FeederHooks(ABC):
         """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
         return ()
 
+    def why(self, claim: BacklogClaim, why: str) -> str:  # noqa: ARG002 - likewise
+        """What is kept in an item that is given back, for a reason of the system's or the feeder's. Asks no store."""
+        return why
+
+    def at_last(self, claim: BacklogClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - likewise
+        """Writes that go with the dead letter of an item that was given back once too often. It may ask the store."""
+        return ()
+
     def claim_over(self, claim: BacklogClaim) -> bool:  # noqa: ARG002 - likewise
         """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
         return False
