@@ -40,7 +40,9 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._selector = SimSelector()
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         """Have it called at a moment of virtual time, which is later than now."""
         return super().call_at(max(when, self.time() + _LEAST_DELAY_S), callback, *args, context=context)
 
