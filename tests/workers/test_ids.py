@@ -38,6 +38,36 @@ def test_threads_of_one_process_join_one_after_the_other():
     assert turns[2].is_set()
 
 
+def test_who_keeps_its_turn_is_told_once_nobody_stands_behind_it():
+    door, turns = Doorway(), [Signal() for _ in range(3)]
+    for turn in turns:
+        door.line_up(turn)
+    assert [door.behind(turn) for turn in turns] == [2, 1, 0]
+    emptied = door.keep(turns[0], 7.0)
+    assert (door.behind(turns[0]), door.ours_until, turns[1].is_set()) == (0, 7.0, True)
+    door.leave(turns[2])
+    assert not emptied.is_set()
+    door.leave(turns[1])
+    assert emptied.is_set()
+
+
+def test_of_many_in_each_of_two_processes_only_some_draw_a_ticket_and_all_have_an_id(connect, all_at_once, store):
+    """One of each keeps its turn for those behind it."""
+    count, stores = 16, [FaultyStore(connect()) for _ in range(2)]
+    members = [
+        Worker(each, "train", workers=2 * count, key=f"{name}{number}", session=each.open_session(30.0))
+        for name, each in zip("ab", stores, strict=True)
+        for number in range(count)
+    ]
+    infos = all_at_once(lambda one: one.join(60.0), members)
+    assert sorted(info.id for info in infos) == list(range(2 * count))
+    tickets = [call for each in stores for call in each.calls if call.op == "create" and "joining" in str(call.keys)]
+    assert len(tickets) < count, tickets
+    assert not store.list(f"workers/jobs/train/runs/{members[0].run_id}/joining")
+    for each in (*members, *stores):
+        each.close()
+
+
 def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
     """Another process joins between two of one process: the head that the first one left is not the head any more."""
     shared = connect()
