@@ -23,6 +23,7 @@ from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
 from latchwork.primitives.queue.backlog import Backlog
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, BacklogEnding
+from latchwork.primitives.queue.backlog_handing import PutTaken
 from latchwork.primitives.queue.backlog_items import BacklogItem
 from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.claim import Claim
@@ -55,6 +56,7 @@ __all__ = [
     "Once",
     "PersistentLock",
     "PriorityQueue",
+    "PutTaken",
     "Queue",
     "RateLimiter",
     "ReadWriteLock",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
+from latchwork.primitives.queue.backlog_handing import PutTaken
 from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
 from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.backlog_records import Records
@@ -87,6 +88,22 @@ class Backlog(Records):
             check_inline(value, self._what)
             creates.append(self._create(lane, shelf, BacklogItem.made(item_id, value)))
         return [shelf_op(self._names, lane, shelf), *creates] if creates else []
+
+    def put_taken(self, lane: str, shelf: str, item_id: str, value: bytes, *, session: Session) -> PutTaken:
+        """The writes that put an item which is taken by us at once, for a transaction of yours. Does no I/O.
+
+        Args:
+            lane: as for ``put_ops``.
+            shelf: likewise.
+            item_id: likewise.
+            value: up to 4,096 bytes.
+            session: the session that the claim lives by.
+        Raises:
+            InvalidKey: a name is no segment of a key.
+            ValueTooLarge, TypeError: of a value.
+        """
+        check_place(lane, shelf, item_id)
+        return self._taking.put_taken(lane, shelf, item_id, check_inline(value, self._what), session)
 
     def _create(self, lane: str, shelf: str, item: BacklogItem) -> Create:
         return Create(self._names.item(lane, shelf, item.id), item.to_bytes())

@@ -18,6 +18,7 @@ from typing import TypeVar
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives.fair.tickets import read_body, write_body
 from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
+from latchwork.primitives.queue.backlog_handing import PutTaken
 from latchwork.primitives.queue.backlog_items import (
     BacklogItem,
     letter_op,
@@ -217,6 +218,12 @@ class Taking:
                 await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
             if len(claims) > had:
                 return
+
+    def put_taken(self, lane: str, shelf: str, item_id: str, value: bytes, session: Session) -> PutTaken:
+        """An item that is put and taken at once."""
+        key = self._names.item(lane, shelf, item_id)
+        item = BacklogItem(item_id, 1, size=len(value), value=value, lane=lane, shelf=shelf, key=key)
+        return PutTaken(self._held, self._doubts, item, self._about, session=session)
 
     def _give_up(self, claims: Iterable[BacklogClaim], session: Session) -> None:
         self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001

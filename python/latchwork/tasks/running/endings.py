@@ -191,6 +191,7 @@ class Endings:
         error = future.exception()
         if error is None:
             part.committed()
+            done.landed(future.result())
             self._over(task, "done")
             return
         if isinstance(error, (OwnershipLost, Closed)):

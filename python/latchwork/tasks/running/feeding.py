@@ -15,7 +15,7 @@ from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
-from latchwork.types import Check, Op
+from latchwork.types import Check, Committed, Op
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +42,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the claim, and its item, in one transaction with these."""
+    """End the claim, and its item, in one transaction with these.
+
+    Attributes:
+        checks: must hold too.
+        ops: written in the same transaction.
+        landed: called once it was written, with what was, or None if that is not known. Quick, and raises nothing.
+    """
 
     checks: tuple[Check, ...] = ()
     ops: tuple[Op, ...] = ()
+    landed: Callable[[Committed | None], object] = bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,14 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str)
     except (Exception, SystemExit) as error:
         text = "node %s did not prepare %d items: %s"
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
+
+
+def tell_lost(hooks: FeederHooks, claim: BacklogClaim, node_id: str) -> None:
+    """Tell a system that a claim will not be ended by it here."""
+    try:
+        hooks.lost(claim)
+    except (Exception, SystemExit):
+        _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
 
 
 def decided(outcome: Outcome, cut_short: str) -> Release | None:
