@@ -1,9 +1,9 @@
 """Taking items from a backlog: the first that nobody has claimed, many in one transaction.
 
-Keys:  see ``backlog_items``
+Keys:  see ``items``
 Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
 
-What is free is read page by page; see ``backlog_pages``.
+What is free is read page by page; see ``pages``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives.fair.tickets import read_body, write_body
-from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
-from latchwork.primitives.queue.backlog_handing import PutTaken
-from latchwork.primitives.queue.backlog_items import (
+from latchwork.primitives.backlog.claim import BacklogClaim, Holding
+from latchwork.primitives.backlog.handing import PutTaken
+from latchwork.primitives.backlog.items import (
     BacklogItem,
     letter_op,
     new_number,
     other_letter,
     shown,
 )
-from latchwork.primitives.queue.backlog_pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
+from latchwork.primitives.backlog.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
+from latchwork.primitives.fair.tickets import read_body, write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of

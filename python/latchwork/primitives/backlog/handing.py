@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from latchwork.primitives.backlog.claim import BacklogClaim, Holding
+from latchwork.primitives.backlog.items import BacklogItem, new_number, shelf_op
 from latchwork.primitives.fair.tickets import write_body
-from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
-from latchwork.primitives.queue.backlog_items import BacklogItem, new_number, shelf_op
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.types import Committed, Create, Op

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, letter_op, other_letter, shelf_op
+from latchwork.primitives.backlog.items import BacklogItem, Names, letter_op, other_letter, shelf_op
 from latchwork.primitives.queue.doubts import delete_claim
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
