@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
-from latchwork.store.steps import Signal
+from latchwork.primitives.waiting import Patience
+from latchwork.store.steps import Signal, run
 from latchwork.testing.faults import FaultyStore
 from latchwork.workers import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
 from latchwork.workers.keys import JobKeys
@@ -66,6 +67,15 @@ def test_of_many_in_each_of_two_processes_only_some_draw_a_ticket_and_all_have_a
     assert not store.list(f"workers/jobs/train/runs/{members[0].run_id}/joining")
     for each in (*members, *stores):
         each.close()
+
+
+def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store):
+    one = Worker(store, "train", key="a")
+    joining, first = one._core._joining, Signal()
+    joining._door.line_up(first)
+    joining._place = "a ticket"
+    run(joining._line_up(None, Patience(store.clock, 60.0)))
+    assert not joining._door.behind(first)
 
 
 def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):

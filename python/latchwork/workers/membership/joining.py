@@ -138,8 +138,11 @@ class Joining:
             await Pause(self._store.clock, emptied, _KEEPS_S)
 
     async def _line_up(self, waiter: Waiter, patience: Patience) -> None:
-        """Wait for those of our process that came before us; who has no more time does not, and tries once."""
-        if self._turn.is_set() or patience.is_over:
+        """Wait for those of our process that came before us; who has no more time does not, and tries once.
+
+        Nor does who has a ticket: one before us may wait for ours to go.
+        """
+        if self._turn.is_set() or self._place is not None or patience.is_over:
             return
         self._door.line_up(self._turn)
         take_back = waiter.off.call_when_set(self._turn.set)
