@@ -94,7 +94,7 @@ class Feeder(Starts):
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_started = True, False
+        self._takes, self._is_started, self._is_over = True, False, False
         self._is_poked = self._is_hungry = self._wants_room = self._leaves_traces = False
         self._looks = self._last_found = self._asks_until = 0
         self._looked_at, self._counts = -math.inf, Counter[str]()
@@ -148,8 +148,7 @@ class Feeder(Starts):
     def spare(self) -> int:
         """How many items may be claimed without a look now: none when the last one is long ago, others come first."""
         with self._bell.mutex:
-            has_looked = self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S
-            return self._room() if has_looked else 0
+            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
 
     def begin_taken(self, claims: Sequence[BacklogClaim]) -> None:
         """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
@@ -175,8 +174,8 @@ class Feeder(Starts):
             self._ring_all()
         while True:
             with self._bell.mutex:
-                if not self._tasks:
-                    return True
+                if not self._tasks or self._is_over:  # another thread's close did not wait so long
+                    return not self._tasks
                 rings = self._ends.rings
             left_s = None if until is None else until - self._clock.now()
             if (left_s is not None and left_s <= 0.0) or not self._ends.rung(rings, self._clock, left_s).block():
@@ -212,6 +211,9 @@ class Feeder(Starts):
                 thread.block()
         self.drain(timeout_s)  # what came meanwhile
         self._endings.close()
+        with self._bell.mutex:
+            self._is_over = True
+            self._ring_all()
         return self.running()
 
     async def _feed(self) -> None:
