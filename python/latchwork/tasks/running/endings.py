@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Why a run is told to stop before others may have its item.
+SESSION_ENDS = "the session of its node was about to end"
 #: Pauses before an end is tried again, in seconds.
 _FIRST_S, _MOST_S = 0.05, 2.0
 #: After so many refusals of its own checks a claim is given back.

@@ -18,10 +18,12 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.primitives import BacklogClaim, Share
+from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.endings import Taken
+from latchwork.tasks.running.endings import SESSION_ENDS, Taken
 from latchwork.tasks.running.feeding import FeederHooks, Run
+from latchwork.tasks.running.performing import Call
 from latchwork.tasks.running.slots import Slots
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class StartingLine:
         if run.timeout_s is not None:
             context.deadline = self._clock.now() + run.timeout_s
         try:
-            self._slots.begin(run.call, context, partial(self._ended, task))
+            self._slots.begin(partial(_call_of, task, run), context, partial(self._ended, task))
         except Closed as error:
             self._drop(task, str(error))
             return True
@@ -127,6 +129,19 @@ class StartingLine:
                 self._queued.appendleft(task)
             return False
         return True
+
+
+def _call_of(task: Taken, run: Run) -> Call:
+    """What is to be called; in the slot's thread.
+
+    Raises:
+        TaskStopped: the claim may be over. In a process that was frozen this thread may wake before who would tell it.
+    """
+    call = run.call if isinstance(run.call, Call) else run.call()
+    if task.claim.remaining_s() <= task.margin_s:
+        task.cut_short(SESSION_ENDS)
+        raise TaskStopped(f"task {run.task_id} does not begin: {SESSION_ENDS}")
+    return call
 
 
 class Arrivals:
