@@ -98,6 +98,8 @@ lint: build
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest latchwork._core
+	$(BIN)/python scripts/make_aio_stub --check
+	$(BIN)/python -m mypy.stubtest latchwork.aio --allowlist scripts/aio_stubtest_allowlist
 	cargo fmt --check
 	cargo clippy --quiet $(LOCKED) --all-targets -- -D warnings
 

@@ -86,14 +86,14 @@ DEFECTS = (
         of(
             "workers/faults",
             "a_function_that_the_store_did_not_answer_fails_nothing_and_its_worker_comes_back",
-            on="memory",
+            on="memory-Unavailable",
         ),
     ),
     Defect(
         "workers",
         "what fails in an epoch that is over fails the job",
         "workers/core.py",
-        "            await self._own.fail(attempt.fence, attempt.epoch, why)\n",
+        "            attempt = self.now()\n            await self._own.fail(attempt.fence, attempt.epoch, why)\n",
         "            await self.fail(why)\n",
         of(
             "workers/faults",

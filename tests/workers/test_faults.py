@@ -238,7 +238,11 @@ def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_t
     assert find(store, "train").status().state == "COMPLETED"
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), OutcomeUnknown("perhaps"), SessionLost("ended")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("away"), OutcomeUnknown("perhaps"), SessionLost("ended")],
+    ids=lambda each: type(each).__name__,
+)
 def test_a_function_that_the_store_did_not_answer_fails_nothing_and_its_worker_comes_back(worker, store, error):
     def main(one):
         if not one.restarts:
