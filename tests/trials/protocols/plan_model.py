@@ -229,7 +229,8 @@ class PlanModel:
 
     def work(self, session):
         while session in self.store.alive:
-            forgotten = [key for key, entry in self.store.list("claims") if entry[2] == session]
+            claims = self.store.list("claims")
+            forgotten = [key for key, entry in claims if entry[2] == session and "@" not in key]
             assert not forgotten, ("claimed, and nobody runs it", forgotten)
             items = yield ("list", "items")
             claimed = yield ("children", "claims")
