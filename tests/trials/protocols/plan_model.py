@@ -229,6 +229,9 @@ class PlanModel:
 
     def work(self, session):
         while session in self.store.alive:
+            claims = self.store.list("claims")
+            forgotten = [key for key, entry in claims if entry[2] == session and "@" not in key]
+            assert not forgotten, ("claimed, and nobody runs it", forgotten)
             items = yield ("list", "items")
             claimed = yield ("children", "claims")
             free = [(key[len("items/") :], entry) for key, entry in items if key[len("items/") :] not in claimed]
@@ -338,8 +341,16 @@ class PlanModel:
         state, deps, succ, attempts = entry[0]
         checks = [*fence, ("at", f"t/{i}", entry[1])]
         ops = [("put", f"t/{i}", (state, deps, succ, attempts + 1)), ("delete", f"claims/{i}")]
-        if not (yield from self._try(checks, ops, lambda: True)):
-            yield from self._try(fence, [("delete", f"claims/{i}")], lambda: True)
+        while True:
+            try:
+                yield ("commit", checks, ops)
+            except Unknown:
+                continue
+            except Conflict:
+                if len(checks) > len(fence):
+                    checks, ops = fence, ops[1:]  # it was rewritten: this try does not count
+                    continue
+            return
 
     def _finish(self, session, fence, i, entry):
         """Look: done, successors are to be looked at; else the claim is over. And what was taken along."""

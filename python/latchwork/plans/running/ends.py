@@ -115,10 +115,10 @@ class Ends:
         with self._bell.mutex:
             if self._is_closed:
                 raise Closed("the worker of this plan was closed")
+            if self._thread is None:  # first: an interrupt behind it leaves nothing that nobody decides on
+                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
             self._waiting.append(end)
             self._bell.ring()
-            if self._thread is None:
-                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
         return end.ending
 
     def close(self) -> None:
