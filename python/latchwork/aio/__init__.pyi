@@ -32,6 +32,9 @@ from latchwork.executor.placing.targets import Target
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitting.options import Call
 from latchwork.executor.submitting.submitter import OnSessionLost
+from latchwork.primitives.backlog.items import BacklogItem
+from latchwork.primitives.backlog.pages import Share
+from latchwork.primitives.backlog.taking import Accept, Extra
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import LatchState
 from latchwork.primitives.fair.leader import Candidate, Leader
@@ -43,9 +46,6 @@ from latchwork.primitives.meeting.meeting import Parties
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
-from latchwork.primitives.queue.backlog_items import BacklogItem
-from latchwork.primitives.queue.backlog_pages import Share
-from latchwork.primitives.queue.backlog_taking import Accept, Extra
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.waiting.work import Ownership
 from latchwork.store.calls import Entries, Names
@@ -586,6 +586,8 @@ class BacklogClaim:
     def guard_work(self, margin_s: float | None = None) -> Work: ...
     @property
     def is_held(self) -> bool: ...
+    @property
+    def is_last(self) -> bool: ...
     @property
     def lost(self) -> Signal: ...
     def on_lost(self, fn: Callable[[], object]) -> Callable[[], None]: ...
