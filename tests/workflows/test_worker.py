@@ -18,6 +18,8 @@ from latchwork.types import Put
 from latchwork.workflows.bundles import pack
 from latchwork.workflows.logs import LogStoreMismatch, open_logs
 from latchwork.workflows.state import Outcome
+from latchwork.workflows.types import Command, TaskTypes
+from latchwork.workflows.types.shell import ShellParams
 from latchwork.workflows.worker import Secrets
 from patience import eventually
 
@@ -543,3 +545,30 @@ def test_full_disk_of_logs_ends_no_task_takes_no_other_and_is_told_in_the_log_on
     assert result(store, shell(store, 2, "echo fine")).outcome is Outcome.SUCCESS
     made.close()
     shutil.rmtree(made.options.work_dir)
+
+
+class _Broken:
+    """A task type of somebody's, which raises, and tells what it should not."""
+
+    name, params, quoted = "broken", ShellParams, frozenset()
+
+    def command(self, params, _run):
+        if params.script == "argv":
+            return Command(("sh", 3))
+        raise RuntimeError(f"cannot run {params.script}")
+
+
+def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, tmp_path):
+    secrets = Secrets(environ={"LATCHWORK_SECRET_X": "hunter2!"}, providers=())
+    made = working.worker(store, tmp_path, secrets=secrets, types=TaskTypes([_Broken()]))
+    put(store, 1, {"script": "with ${secret:x}"}, type="broken")
+    put(store, 2, {"script": "argv"}, type="broken")
+    put(store, 3, {"script": "true"}, env={"A": "hunter2!\0${secret:x}"})
+    told = result(store, "1.1")
+    assert told.outcome is Outcome.FAILURE
+    assert "cannot run with ***" in told.error
+    assert result(store, "2.1").outcome is Outcome.FAILURE
+    nul = result(store, "3.1")
+    assert "zero byte" in nul.error
+    assert "hunter2" not in nul.error
+    made.close()

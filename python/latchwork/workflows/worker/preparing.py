@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from latchwork.workflows.worker.attempt import Attempt
 from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.secrets import SecretMissing, Secrets
 from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
+
+_log = logging.getLogger(__name__)
 
 #: What values of stored connections are called: mappings with ``url``, and ``secret``, the name of the password.
 CONNECTION = "connection:"
@@ -114,8 +117,19 @@ class Preparing:
         Raises:
             CannotRun: it cannot be started, and why.
         """
+        known = _Known(spec.values, self._secrets)
         try:
-            return self._prepared(attempt, spec, folder)
+            return self._said_why(attempt, spec, folder, known)
+        except CannotRun as error:
+            raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
+        except Exception as error:  # of a task type of somebody's
+            _log.exception("task %s of type %s could not be prepared", spec.head.x, spec.head.type)
+            text = Mask(known.used).text(reason(error))
+            raise CannotRun(f"the worker could not prepare it: {text}", is_final=False) from error
+
+    def _said_why(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+        try:
+            return self._prepared(attempt, spec, folder, known)
         except ZoneInfoNotFoundError:
             raise CannotRun(f"this machine knows no time zone {spec.tz!r}: install tzdata", is_final=False) from None
         except KeyError as error:
@@ -130,13 +144,10 @@ class Preparing:
             raise CannotRun(f"with its values filled in the task cannot be run: {wrong}", is_final=True) from None
         except (UnknownType, SecretMissing, NoTenant, BadBundle) as error:
             raise CannotRun(str(error), is_final=False) from None
-        except OSError as error:
-            raise CannotRun(f"the worker could not prepare it: {reason(error)}", is_final=False) from error
 
-    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
         kind = self._types.get(spec.head.type)
         user = user_of(spec.head.tenant)
-        known = _Known(spec.values, self._secrets)
         moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {
@@ -158,10 +169,7 @@ class Preparing:
             spec.values,
             f"latchwork-{spec.head.task}",
         )
-        try:
-            command = kind.command(params, run)
-        except Exception as error:
-            raise CannotRun(f"task type {kind.name!r} made no command: {reason(error)}", is_final=False) from error
+        command = kind.command(params, run)
         output = _written(folder / "output", b"", user)
         stdin = _written(folder / "stdin", command.stdin, user) if command.stdin else None
         for name, data in command.files.items():
