@@ -1,12 +1,15 @@
 """Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares."""
 
+import shutil
 import uuid
 
 import pytest
 import sqlalchemy as sa
 
+from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
+from latchwork.workflows.installation import initialize
 from latchwork_testbed.binaries import ServerMissing
 from latchwork_testbed.postgres import PostgresServer, find_postgres
 from workflows.hands import Stage
@@ -47,8 +50,26 @@ def database(database_url):
 
 
 @pytest.fixture
-def stage(tmp_path, store):
+def client(stage):
+    """A client on the database of the stage."""
+    with WorkflowClient.local(stage.database, stage.store) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """A file with a database of one shard, to be copied: to make one takes a second."""
+    path = tmp_path_factory.mktemp("flows") / "flows.db"
+    database = Database(f"sqlite:///{path}")
+    initialize(database, shards=1)
+    database.close()
+    return path
+
+
+@pytest.fixture
+def stage(tmp_path, store, empty_database):
     """One database in a file, and each store in turn, with one shard."""
+    shutil.copy(empty_database, tmp_path / "flows.db")
     made = Stage(f"sqlite:///{tmp_path}/flows.db", store)
     yield made
     made.close()

@@ -1,5 +1,6 @@
 """A master of one shard without its job manager, and a worker that does what the test says."""
 
+import itertools
 import threading
 import time
 from contextlib import contextmanager
@@ -10,10 +11,10 @@ from latchwork.primitives import Backlog
 from latchwork.types import Absent, At, Create, Delete
 from latchwork.workflows.database import Database, consuming, definitions, runs
 from latchwork.workflows.database.commands import CommandType, ask
+from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import attempt, command, event, instance
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.exchange import Result, Running, Spec
-from latchwork.workflows.installation import initialize
 from latchwork.workflows.keys import Item, Keys
 from latchwork.workflows.master.shard import ShardRun, Tools
 from latchwork.workflows.state import Outcome
@@ -47,6 +48,14 @@ class Hand:
             body = self.store.get(self.keys.data(item.x))
             found[Spec.of(claim.value, body.value if body else None).head.name] = claim
         return found
+
+    def take_all(self):
+        """What is free, by its path: tasks of several instances may have one name."""
+        return {claim.item.path: claim for claim in self.backlog.try_take(["default"], limit=20, extra=self._extra)}
+
+    def spec(self, claim):
+        body = self.store.get(self.keys.data(Item.of(claim.item.id).x))
+        return Spec.of(claim.value, body.value if body else None)
 
     def wait(self, *names, lanes=("default",)):
         """Take these, and nothing else may come."""
@@ -90,9 +99,8 @@ class Stage:
     def __init__(self, url, store):
         self.database = Database(url)
         self.store, self.keys = store, Keys()
-        initialize(self.database, shards=1)
         self.hands = []
-        self.commands = 0
+        self.threads = {}
 
     def close(self):
         for each in self.hands:
@@ -133,6 +141,76 @@ class Stage:
 
     def states(self, instance_id):
         return {name: task.state.value for name, task in self.known(instance_id).tasks.items()}
+
+    def rows(self, instance_id):
+        with self.database.read() as connection:
+            return dict(runs.load(connection, [instance_id])[instance_id].ids)
+
+    def result(self, **fields):
+        given = {"outcome": Outcome.SUCCESS, "claim": 1, "worker": "w", "host": "h", "started_at": 1.0, "ended_at": 2.0}
+        return Result(**{**given, **fields}).to_bytes()
+
+    def cut_database(self, monkeypatch):
+        """Nothing is written until what is returned is put back."""
+        write = self.database.write
+
+        def refused():
+            raise DatabaseUnavailable("cut off by the test")
+
+        monkeypatch.setattr(self.database, "write", refused)
+        return write
+
+    def lose_answers(self, monkeypatch, every):
+        """Of every so many writes the master hears that they failed, though they did not."""
+        write, lost = self.database.write, []
+        turns = itertools.count(1)
+
+        @contextmanager
+        def losing():
+            with write() as connection:
+                yield connection
+            if threading.current_thread().name == "master" and next(turns) % every == 0:
+                lost.append(1)
+                raise DatabaseUnavailable("the answer was lost")
+
+        monkeypatch.setattr(self.database, "write", losing)
+        return lost
+
+    def fail_at(self, monkeypatch, step):
+        """Every write of a master is undone after so many statements, as if it had died there."""
+        write, self.failures = self.database.write, 0
+
+        @contextmanager
+        def dying():
+            with write() as connection:
+                if threading.current_thread().name == "master":
+                    execute, done = connection.execute, itertools.count()
+
+                    def counted(*args, **kwargs):
+                        if "INSERT INTO" in str(args[0]) and next(done) == step:
+                            self.failures += step + 1
+                            raise DatabaseUnavailable("died here")
+                        return execute(*args, **kwargs)
+
+                    monkeypatch.setattr(connection, "execute", counted, raising=False)
+                yield connection
+
+        monkeypatch.setattr(self.database, "write", dying)
+
+    def lose(self, hand):
+        """A worker dies."""
+        self.hands.remove(hand)
+        hand.die()
+
+    def is_cancelled(self, claim):
+        return self.store.get(self.keys.cancel(Item.of(claim.item.id).x)) is not None
+
+    def items(self):
+        found = self.store.list(f"{self.keys.backlog}/lanes", recursive=True)
+        return {entry.key for entry in found if "/items/" in entry.key}
+
+    def is_over(self, run):
+        return not self.threads[run].is_alive()
 
     def until(self, instance_id, state):
         eventually(lambda: self.state(instance_id) == state)
@@ -191,7 +269,7 @@ class Stage:
             except BaseException as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=work)
+        thread = self.threads[run] = threading.Thread(target=work, name="master")
         thread.start()
         try:
             yield run

@@ -56,13 +56,15 @@ def worker(store, folder, *, name="w1", secrets=None, types=None, **fields):
     return made
 
 
-def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default", values=None, env=None, **head):  # noqa: A002
+def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default", shelf=None, **more):  # noqa: A002
     """Put an attempt, and say what it is called."""
-    about = Head(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **head)
-    spec = Spec(about, params or {}, env or {}, values or {}, 1_700_000_000.0)
+    env, values = more.pop("env", {}), more.pop("values", {})
+    about = Head(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **more)
+    spec = Spec(about, params or {}, env, values, 1_700_000_000.0)
     item, body = spec.to_bytes()
     ops = [Create(KEYS.data(about.x), body)] if body is not None else []
-    Backlog(store, KEYS.backlog).put(lane, shelf_of("instance", 11, 2, 2, 0.0), Item(task, n, shard).id, item, ops=ops)
+    shelf = shelf or shelf_of("instance", 11, 2, 2, 0.0)
+    Backlog(store, KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
     return about.x
 
 

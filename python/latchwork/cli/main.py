@@ -15,6 +15,7 @@ from latchwork.cli.processes import owned
 from latchwork.cli.screens import show, status, tree, why
 from latchwork.cli.systems import executor, plans, workers
 from latchwork.cli.text import say
+from latchwork.cli.workflows.app import workflows_app
 
 app = typer.Typer(
     name="latchwork",
@@ -71,6 +72,7 @@ app.add_typer(plans.plans_app, name="plans")
 app.add_typer(settings.settings_app, name="settings")
 app.add_typer(executor.executor_app, name="executor")
 app.add_typer(workers.workers_app, name="workers")
+app.add_typer(workflows_app, name="workflows")
 
 
 def main() -> None:

@@ -54,8 +54,8 @@ def apply(
         )
         is_same = connection.execute(newest).scalar_one() == body
         number = there.version if is_same else there.version + 1
-        changed = sa.update(definition).where(definition.c.code == code)
-        connection.execute(changed.values(version=number, online=online, changed_at=now))
+        set_online(connection, code, online=online)
+        connection.execute(sa.update(definition).where(definition.c.code == code).values(version=number))
         if is_same:
             return Version(code, number, is_new=False)
     connection.execute(
@@ -63,6 +63,15 @@ def apply(
     )
     _schedule(connection, code, checked.definition.schedule, code % shards, now)
     return Version(code, number, is_new=True)
+
+
+def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
+    """Whether a workflow may be started. Set online again, its schedule owes nothing of the time in between."""
+    now = time.time()
+    if online:
+        was_offline = sa.select(definition.c.code).where(definition.c.code == code, definition.c.online.is_(False))
+        connection.execute(sa.update(schedule).where(schedule.c.code.in_(was_offline)).values(cursor=now))
+    connection.execute(sa.update(definition).where(definition.c.code == code).values(online=online, changed_at=now))
 
 
 def _locked(connection: sa.Connection, wanted: Definition) -> Any:

@@ -13,7 +13,6 @@ from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import definitions
 from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.history import told
-from latchwork.workflows.database.tables import definition as definition_table
 from latchwork.workflows.database.tables import schedule, shard
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import read
@@ -118,8 +117,7 @@ def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: 
     row = find(parts, who, project, name)
     need(who, Role.EDITOR, project)
     with parts.database.write() as connection:
-        changed = sa.update(definition_table).where(definition_table.c.code == row.code)
-        connection.execute(changed.values(online=online, changed_at=time.time()))
+        definitions.set_online(connection, row.code, online=online)
         kind = "workflow online" if online else "workflow offline"
         told(connection, kind, by=who.name, project=project, details={"workflow": name})
 

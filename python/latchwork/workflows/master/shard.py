@@ -100,6 +100,7 @@ class ShardRun:
         self._poke = -1
         self._is_known = self._is_careful = False
         self._is_busy = False
+        self.turns = 0
 
     def stop(self) -> None:
         """End after the present turn. From any thread."""
@@ -160,6 +161,7 @@ class ShardRun:
         self._do()
         if written is not None and written.fired:
             self._polled_at = -1e18
+        self.turns += 1
         is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy else self._wait_s(now)
 

@@ -174,8 +174,9 @@ class Writing:
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
         """Of those that are submitted now. Those given back, or whose workers died, stay where they are."""
         found = {}
+        is_same_run = stored.known.run == after.run
         for name, task in after.tasks.items():
-            was = stored.known.tasks.get(name)
+            was = stored.known.tasks.get(name) if is_same_run else None
             if task.state is TaskState.SUBMITTED and (was is None or was.n != task.n):
                 forced = task.forced_after is not None and task.n > task.forced_after
                 found[name] = queue_key_of(
@@ -216,9 +217,9 @@ class Writing:
         attempts.save(self._connection, [row], self._now)
         self.advance(instance, [ended])
 
-    def tell(self, instance: int, kind: str, *, by: str = "", details: Mapping[str, Any] | None = None) -> None:
+    def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
         """An event more, for people."""
-        row = {"at": self._now, "instance": instance, "kind": kind, "by": by[:200], "details": details}
+        row = {"at": self._now, "instance": instance, "kind": kind, "details": dict(details)}
         self._connection.execute(sa.insert(event).values(**row))
 
     # Commands and schedules
@@ -241,7 +242,7 @@ class Writing:
                 error = None
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
                 instance, error = None, str(refusal)
-            except (sa.exc.SQLAlchemyError, KeyboardInterrupt):
+            except (Unavailable, sa.exc.SQLAlchemyError):
                 raise
             except Exception as defect:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
@@ -274,7 +275,7 @@ class Writing:
             Instance(),
         )
         self._save(stored, version, after, {})
-        self.tell(made, row.type, by=row.by)
+        self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
     def _change(self, row: CommandRow) -> int | None:
@@ -288,8 +289,6 @@ class Writing:
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
         self._save(stored, version, after, {})
-        if row.type != "wake":
-            self.tell(instance, row.type, by=row.by, details=dict(row.args) or None)
         return instance
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from latchwork.errors import BadRecord, InvalidKey
@@ -38,6 +39,7 @@ from latchwork.workflows.worker.attempt import Attempt, result_of
 from latchwork.workflows.worker.attempt import Ending as RunEnding
 from latchwork.workflows.worker.options import MOST_CLAIMS, WorkerOptions
 from latchwork.workflows.worker.performing import Performing
+from latchwork.workflows.worker.task_groups import TaskGroups
 from latchwork.workflows.worker.tenants import may_become
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Lanes(FeederHooks):
         health: of the log store: while it takes nothing, neither do we.
         performing: runs attempts.
         cancels: which attempts are cancelled, as far as is known here.
+        task_groups: of which so many tasks run at a time.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Lanes(FeederHooks):
         health: Health,
         performing: Performing,
         cancels: Mapping[str, object],
+        task_groups: TaskGroups,
     ) -> None:
         self._keys = keys
         self._session = session
@@ -76,6 +80,7 @@ class Lanes(FeederHooks):
         self._health = health
         self._performing = performing
         self._cancels = cancels
+        self._task_groups = task_groups
         self._lock = mutex()
         self._attempts: dict[str, Attempt] = {}
         self.payloads = Payloads()
@@ -87,7 +92,7 @@ class Lanes(FeederHooks):
 
     def lanes(self) -> Sequence[str]:
         """Those of our groups; none while no log can be written."""
-        return self._options.groups if self._health.is_ok else ()
+        return self._task_groups.lanes() if self._health.is_ok else ()
 
     def waits(self) -> Sequence[str]:
         """Those of our groups."""
@@ -107,9 +112,17 @@ class Lanes(FeederHooks):
             named = Item.of(item.id)
         except InvalidKey:
             return (), ()
+        slot = self._task_groups.take(item.lane, named.x)
+        if slot is None:
+            return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
         said = Running(self._performing.worker, self._performing.host, time.time()).to_bytes()
         running = Create(self._keys.running(named.shard, named.x), said, self._session)
-        return [Absent(self._keys.cancel(named.x))], [running]
+        return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
+
+    def refused(self, item: BacklogItem) -> None:
+        """It was cancelled, or another was faster: its slot is not ours."""
+        with suppress(InvalidKey):
+            self._task_groups.given_up(Item.of(item.id).x)
 
     # From the claim to the run
 
@@ -119,6 +132,7 @@ class Lanes(FeederHooks):
             named = Item.of(claim.item.id)
         except InvalidKey as error:
             return Bury(f"it is no task of workflows: {error}"[:500])
+        self._task_groups.taken(named.x)
         try:
             head = _head_of(claim.value, named)
         except BadRecord as error:
@@ -183,7 +197,7 @@ class Lanes(FeederHooks):
             named = Item.of(claim.item.id)
         except InvalidKey:
             return ()
-        return [Delete(self._keys.running(named.shard, named.x))]
+        return [Delete(self._keys.running(named.shard, named.x)), *self._task_groups.release(named.x)]
 
     def claim_over(self, claim: BacklogClaim) -> bool:
         """Forget it."""
@@ -195,6 +209,7 @@ class Lanes(FeederHooks):
             found = self._attempts.get(x)
             if found is not None and found.claim is claim:
                 del self._attempts[x]
+        self._task_groups.given_up(x)
         return False
 
     # Ended from outside

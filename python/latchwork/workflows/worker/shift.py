@@ -27,6 +27,7 @@ from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.performing import Performing
 from latchwork.workflows.worker.preparing import Preparing
 from latchwork.workflows.worker.secrets import Secrets
+from latchwork.workflows.worker.task_groups import TaskGroups
 from latchwork.workflows.worker.tenants import own_user
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Shift:
             host=host,
         )
         self._cancels = store.mirror(keys.cancels, wait=False, values=False)
+        self._task_groups = TaskGroups(store, keys, options.groups, self._poke, session)
         names = frozenset(types.names)
         self.lanes = Lanes(
             keys,
@@ -104,6 +106,7 @@ class Shift:
             health=self.health,
             performing=performing,
             cancels=self._cancels,
+            task_groups=self._task_groups,
         )
         self.group = Group(store, keys.workers, member_id=name, labels=_labels(options, names, logs), session=session)
         self.slots = Slots(
@@ -140,6 +143,7 @@ class Shift:
         _empty(self._folder)  # of one of our name that died: its children have ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._see_cancels))
+        self._task_groups.begin(_MIRROR_S)
         if self._options.on_disconnect == "stop":
             self._forgets.append(self.session.on_state(self._see_state))
             self._start(self._end_when_cut_off, "cut-off")
@@ -166,6 +170,7 @@ class Shift:
         for forget in self._forgets:
             forget()
         self._cancels.close()
+        self._task_groups.close()
         for thread in self._threads:
             thread.join()
         self._leash.close()
@@ -195,9 +200,12 @@ class Shift:
                 _log.warning("worker %s: the store is out of reach; its tasks are ended", self._name)
                 self.lanes.cut_off(self.feeder.stop_task)
 
+    def _poke(self) -> None:
+        self.feeder.poke()
+
     def _log_store_changed(self) -> None:
         if self.health.is_ok:
-            self.feeder.poke()
+            self._poke()
         else:
             self._troubled.set()
 

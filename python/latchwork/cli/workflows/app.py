@@ -1,0 +1,34 @@
+"""The commands of `latchwork workflows` put together."""
+
+from __future__ import annotations
+
+from latchwork.cli.options import group
+from latchwork.cli.workflows import define, nodes, operate, watch
+
+workflows_app = group(
+    "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
+    "`latchwork workflows serve` is all that is needed on one machine; the other commands find it by its folder.",
+    serve=nodes.serve,
+    init=nodes.init,
+    master=nodes.master,
+    worker=nodes.worker,
+    validate=define.validate,
+    apply=define.apply,
+    deploy=define.deploy,
+    list=define.list_,
+    show=watch.show_,
+    schedule=define.schedule,
+    start=operate.start,
+    runs=watch.runs,
+    logs=watch.logs,
+    why=watch.why,
+    pause=operate.pause,
+    resume=operate.resume,
+    stop=operate.stop,
+    recover=operate.recover,
+    rerun=operate.rerun,
+    workers=watch.workers,
+    upgrade=nodes.upgrade,
+    **{"adopt-store": nodes.adopt_store},
+)
+workflows_app.add_typer(nodes.secrets_app, name="secrets")

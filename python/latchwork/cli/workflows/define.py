@@ -1,0 +1,276 @@
+"""`latchwork workflows apply`, `deploy`, `validate`, `list`, `show`, `schedule`: what workflows there are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import FAILURE, USAGE, UsageError
+from latchwork.cli.target import import_module
+from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork.words import counted, utc_text
+
+if TYPE_CHECKING:
+    from latchwork.workflows.definitions.builder import Workflow
+    from latchwork.workflows.errors import Problem
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
+Offline = Annotated[bool, typer.Option("--offline", help="It may not be started yet.")]
+
+
+@command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
+def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
+    """Name every problem of a definition, each by its place; exit code 1 if there are any. Opens no database."""
+    home_of(home)
+    from latchwork.workflows.definitions.forms import read
+    from latchwork.workflows.definitions.validate import validate as problems_of
+    from latchwork.workflows.errors import DefinitionInvalid
+    from latchwork.workflows.types import TaskTypes
+
+    try:
+        problems = problems_of(read(_text(file)), TaskTypes())
+    except DefinitionInvalid as error:
+        problems = error.problems
+    if as_json:
+        say_json({"problems": [each._asdict() for each in problems]})
+    elif not problems:
+        say("valid")
+    else:
+        _say_problems(problems)
+    if problems:
+        raise typer.Exit(FAILURE)
+
+
+@command("latchwork workflows apply nightly.yaml", "latchwork workflows apply nightly.yaml --offline")
+def apply(
+    file: File,
+    *,
+    offline: Offline = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Write a definition: a new version if it differs from the newest of its name. Its schedule owes nothing yet."""
+    where = home_of(home, database, store)
+    text = _text(file)
+    with client_of(where) as client:
+        from latchwork.workflows.definitions.forms import read
+
+        _refuse(client.validate(text))
+        plain = read(text)
+        version = client.apply(plain, online=not offline)
+    name = f"{plain.get('project', 'default')}.{plain['name']}"
+    word = "is new" if version.is_new else "was there already"
+    document = {"workflow": name, "version": version.number, "is_new": version.is_new, "online": not offline}
+    told(f"{name}: version {version.number} {word}", document, as_json=as_json)
+
+
+@command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
+def deploy(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE|MODULE", help="A Python file, or a module, with functions of @workflow.")
+    ],
+    *,
+    no_bundle: Annotated[
+        bool, typer.Option("--no-bundle", help="Its code is installed on the workers; nothing is packed.")
+    ] = False,
+    offline: Offline = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Write all workflows of a module, with its code as a bundle that the version keeps.
+
+    The bundle is the file, or the package that the module is in. Workers fetch it, and run its functions.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork.workflows.deploying import bundled, code_of, workflows_of
+
+    module = _module(target)
+    found = workflows_of(module)
+    if not found:
+        raise UsageError(f"{target} has no workflows; put @workflow before a function that calls tasks")
+    rows = []
+    with client_of(where) as client:
+        sha256 = None
+        if not no_bundle:
+            from latchwork.workflows.bundles import pack
+            from latchwork.workflows.logs import open_logs
+
+            bundle = pack(code_of(module))
+            sha256 = bundle.sha256
+            open_logs(where.logs).put_file(bundle.file, bundle.data)
+        for each in found:
+            definition = each.definition if sha256 is None else bundled(each.definition, module, sha256)
+            _refuse(client.validate(definition))
+            version = client.apply(definition, online=not offline)
+            rows.append((each, version))
+    if as_json:
+        say_json({"workflows": [_deployed(each, version, sha256) for each, version in rows]})
+        return
+    for each, version in rows:
+        word = "is new" if version.is_new else "was there already"
+        say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}")
+
+
+def _deployed(workflow: Workflow, version: Any, sha256: str | None) -> dict[str, Any]:
+    return {
+        "workflow": workflow.definition.key,
+        "version": version.number,
+        "is_new": version.is_new,
+        "bundle": sha256,
+    }
+
+
+def _module(target: str) -> ModuleType:
+    path = Path(target)
+    if path.suffix == ".py" or path.exists():
+        if not path.is_file():
+            raise UsageError(f"{target} is no file; give a Python file, or the name of a module")
+        sys.path.insert(0, str(path.resolve().parent))
+        return import_module(path.stem)
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(f"there is no file {target}; give a Python file, or the name of a module")
+    return import_module(target)
+
+
+@command("latchwork workflows list", "latchwork workflows list --contains nightly --json")
+def list_(
+    *,
+    contains: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose name has this text.")] = "",
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List the workflows, with their newest versions, schedules, and whether they may be started."""
+    with client_of(home_of(home, database)) as client:
+        rows = client.workflows(contains)
+    if as_json:
+        say_json({"workflows": [_row(each) for each in rows]})
+    elif rows:
+        show(Grid(map(_shown, rows), right=("version",)))
+    else:
+        say("no workflows; write one with `latchwork workflows apply`, or `deploy`")
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {
+        "workflow": f"{row.project}.{row.name}",
+        "version": row.version,
+        "online": bool(row.online),
+        "cron": row.cron,
+        "tz": row.tz,
+        "scheduled": bool(row.scheduled) if row.cron else False,
+        "changed_at": row.changed_at,
+    }
+
+
+def _shown(row: Any) -> dict[str, str]:
+    schedule = f"{row.cron} {row.tz}" + ("" if row.scheduled else " (off)") if row.cron else "-"
+    return {
+        "workflow": f"{row.project}.{row.name}",
+        "version": str(row.version),
+        "state": "online" if row.online else "offline",
+        "schedule": schedule,
+        "changed": utc_text(row.changed_at),
+    }
+
+
+@command(
+    "latchwork workflows schedule nightly",
+    "latchwork workflows schedule nightly --off",
+    "latchwork workflows schedule --count 3",
+)
+def schedule(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", show_default=False, help="project.name.  [unless given: all that have one]"),
+    ] = None,
+    *,
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", show_default=False, help="Let it start runs, or not.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=100, help="How many of the next fire times to show.")] = 5,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show when workflows start next by themselves, or switch a schedule. Switched on, it owes nothing of before."""
+    if on is not None and name is None:
+        raise UsageError("name the workflow whose schedule is to be switched")
+    with client_of(home_of(home, database, store)) as client:
+        if on is not None and name is not None:
+            client.set_schedule(name, enabled=on)
+        if name is not None:
+            client.workflow(name)  # says whether there is one
+        rows = [each for each in client.workflows() if each.cron]
+    wanted = None if name is None else name if "." in name else f"default.{name}"
+    rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
+    found = [{**_row(each), "next": _next(each, count)} for each in rows]
+    if as_json:
+        say_json({"schedules": found})
+    elif not found:
+        say("no schedules")
+    for each in found if not as_json else ():
+        state = "" if each["scheduled"] and each["online"] else " (off)" if each["online"] else " (offline)"
+        show(Line(f"{each['workflow']}: {each['cron']} {each['tz']}{state}", "bold"))
+        for at in each["next"]:
+            say(f"  {utc_text(at)}")
+
+
+def _next(row: Any, count: int) -> list[float]:
+    from latchwork.workflows.desk.definitions import fires
+
+    return fires(row.cron, row.tz, count) if row.scheduled and row.online else []
+
+
+def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
+    """A workflow as it is written, or drawn."""
+    with client_of(home) as client:
+        found = client.workflow(name)
+    if svg:
+        from latchwork.drawing import Edge, Graph, Node, to_svg
+
+        tasks = found.definition.tasks
+        edges = [Edge(before, each.name) for each in tasks for before in each.after]
+        say(to_svg(Graph([Node(each.name) for each in tasks], edges, found.definition.key)))
+        return
+    if as_json:
+        plain = found.definition.model_dump(mode="json", exclude_defaults=True)
+        say_json({"version": found.number, "online": bool(found.row.online), "definition": plain})
+        return
+    from latchwork.workflows.definitions.forms import write
+
+    state = "online" if found.row.online else "offline"
+    show(Line(f"# {found.definition.key}, version {found.number}, {state}", "bold"))
+    for line in write(found.definition).splitlines():
+        say(line)
+
+
+def _text(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        _say_problems(problems)
+        raise typer.Exit(USAGE)
+
+
+def _say_problems(problems: list[Problem]) -> None:
+    for each in problems:
+        show(Line(str(each), "red"))

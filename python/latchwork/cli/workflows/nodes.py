@@ -1,0 +1,367 @@
+"""`latchwork workflows serve`, and its parts: `init`, `master`, `worker`, `upgrade`, `adopt-store`, `secrets`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command, group
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
+from latchwork.cli.text import say, say_json, told
+from latchwork.cli.workflows.opening import (
+    DatabaseUrl,
+    HomeDir,
+    LogsUrl,
+    StoreUrl,
+    home_of,
+    opened_database,
+    opened_store,
+)
+from latchwork.words import counted
+
+if TYPE_CHECKING:
+    from latchwork.workflows.home import Home
+    from latchwork.workflows.worker import WorkerOptions
+
+Slots = Annotated[
+    int | None,
+    typer.Option(min=1, show_default=False, help="How many tasks run here at a time.  [unless given: two a processor]"),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group",
+        metavar="NAME",
+        show_default=False,
+        help="A worker group whose tasks are run here; may be given several times.  [unless given: default]",
+    ),
+]
+TakeOrder = Annotated[
+    str,
+    typer.Option(
+        "--order",
+        metavar="ORDER",
+        help="By what tasks are taken: instance (a run comes whole before the next), or submitted. Give all the same.",
+    ),
+]
+Root = Annotated[
+    str, typer.Option("--root", metavar="KEY", help="The key below which the workflows are in the store.", hidden=True)
+]
+
+
+@command(
+    "latchwork workflows serve",
+    "latchwork workflows serve --port 9000 --slots 8",
+    "latchwork workflows serve --home ./flows --host 0.0.0.0 --name flows.example.org",
+)
+def serve(
+    *,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")] = 8770,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="HOST",
+            show_default=False,
+            help="A name by which browsers may ask for the pages; may be given several times.  [unless given: this "
+            "machine's own]",
+        ),
+    ] = None,
+    slots: Slots = None,
+    groups: Groups = None,
+    order: TakeOrder = "instance",
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+) -> None:
+    """Run everything in this process: database, master, worker, API and pages. What is missing is made.
+
+    It prints an address that signs a browser in as an administrator, once. Ctrl-C ends it: tasks are told to end, what
+    did not end runs again at the next start.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork.workflows.serve import Serve, ServeOptions
+    from latchwork.workflows.site import LOCAL
+
+    _logs()
+    names = tuple(name) if name else LOCAL
+    options = ServeOptions(host, port, _order(order), names, _worker(slots, groups))
+    stop = _until_signal()
+    with Serve(where, options) as served:
+        say(f"workflows of {where.folder} at {served.url}")
+        say(f"sign in, once: {served.admin_link()}")
+        sys.stdout.flush()
+        stop.wait()
+        say("ending: tasks are told to end")
+
+
+@command(
+    "latchwork workflows init --home ./flows",
+    "latchwork workflows init --database postgresql+psycopg://flows@db/flows --shards 16",
+)
+def init(
+    *,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            show_default=False,
+            help="Into how many parts runs are divided among masters; it never changes.  [unless given: 4 with SQLite, "
+            "16 with PostgreSQL]",
+        ),
+    ] = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make the tables of a database, or bring older ones to this version. What is there stays."""
+    where = home_of(home, database)
+    from latchwork.workflows.database import Database
+    from latchwork.workflows.installation import initialize
+
+    where.make()
+    opened = Database(where.database)
+    try:
+        found = initialize(opened, shards=shards)
+    finally:
+        opened.close()
+    line = f"database {opened.url} is ready, with {counted(found.shards, 'shard')}"
+    told(line, {"database": opened.url, "id": found.id, "shards": found.shards}, as_json=as_json)
+
+
+@command("latchwork workflows upgrade")
+def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+    """Bring the tables of a database to this version; nothing if they are that."""
+    where = home_of(home, database)
+    from latchwork.workflows.database.migrations import upgrade as bring_up
+    from latchwork.workflows.installation import initialize
+
+    with opened_database(where) as opened:
+        revision = bring_up(opened)
+        initialize(opened)
+        told(f"database {opened.url} is at revision {revision}", {"revision": revision}, as_json=as_json)
+
+
+@command(
+    "latchwork workflows master --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379,e2:2379/flows",
+)
+def master(
+    *,
+    node_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", show_default=False, help="Unique among living masters.  [unless given: the host's, and more]"
+        ),
+    ] = None,
+    lock_ttl_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which the runs of a dead master are another's.")
+    ] = 10.0,
+    order: TakeOrder = "instance",
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+) -> None:
+    """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time."""
+    where = home_of(home, database, store)
+    from latchwork.workflows.master import Master
+
+    _logs()
+    stop = _until_signal()
+    more: dict[str, Any] = {"node_id": node_id, "order": _order(order), "lock_ttl_s": lock_ttl_s}
+    with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
+        say(f"master {node.node_id} is at work")
+        sys.stdout.flush()
+        stop.wait()
+        say(f"master {node.node_id} gives its runs to others")
+
+
+@command(
+    "latchwork workflows worker --group default --slots 4 --store etcd://e1:2379/flows --logs s3://bucket/flows",
+    "latchwork workflows worker --group gpu --group default",
+)
+def worker(
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Unique among living workers.  [unless given: the host's, and more]",
+        ),
+    ] = None,
+    slots: Slots = None,
+    groups: Groups = None,
+    session_ttl_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which others have the tasks of a dead worker.")
+    ] = 30.0,
+    on_disconnect: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="While the store is out of reach: wait (tasks go on as long as nobody else can have them), or stop.",
+        ),
+    ] = "wait",
+    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM.")] = 30.0,
+    secrets: Annotated[
+        Path | None,
+        typer.Option(
+            "--secrets-dir",
+            metavar="DIR",
+            envvar="LATCHWORK_WORKFLOWS_SECRETS",
+            show_default=False,
+            help="A folder with a file for each secret.  [unless given: in --home]",
+        ),
+    ] = None,
+    home: HomeDir = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+) -> None:
+    """Run a worker: it takes tasks of its groups, and runs each in a process of its own. It needs no database."""
+    where = home_of(home, None, store, logs)
+    from latchwork.workflows.logs import open_logs
+    from latchwork.workflows.worker import Secrets, Worker
+
+    _logs()
+    more = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
+    with opened_store(where) as there:
+        node = Worker(
+            there,
+            logs=open_logs(where.logs),
+            name=name,
+            options=_worker(slots, groups, **more),
+            secrets=Secrets(secrets or where.secrets),
+        )
+        say(f"worker {node.name} takes tasks of {', '.join(node.options.groups)}")
+        sys.stdout.flush()
+        node.run_forever()
+
+
+@command("latchwork workflows adopt-store", "latchwork workflows adopt-store --yes")
+def adopt_store(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Join a database and a store that are not of one moment: after a restore of either, or with a new store.
+
+    What the store has queued, running or ended is dropped, and what the database has as queued or running runs again:
+    a task that ended in between runs twice.
+    """
+    where = home_of(home, database, store)
+    from latchwork.workflows.installation import adopt
+    from latchwork.workflows.keys import Keys
+
+    with opened_database(where) as opened, opened_store(where) as there:
+        if not yes:
+            typer.confirm(
+                f"Drop what store {there.url} knows of workflows, and run again what {opened.url} has open?", abort=True
+            )
+        found = adopt(opened, there, Keys())
+        told(f"store {there.url} belongs to database {opened.url} now", {"id": found.id}, as_json=as_json)
+
+
+@command("latchwork workflows secrets set DB_PASSWORD", "echo -n hunter2 | latchwork workflows secrets set DB_PASSWORD")
+def secrets_set(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `${secret:NAME}` names it.")],
+    *,
+    home: HomeDir = None,
+) -> None:
+    """Keep a secret for the workers of this machine: asked for without an echo, or read from a pipe."""
+    where = home_of(home)
+    from latchwork.workflows.worker import write_secret
+
+    if sys.stdin.isatty():
+        value = typer.prompt(f"value of {name}", hide_input=True)
+    else:
+        value = sys.stdin.read().removesuffix("\n")
+    where.make()
+    try:
+        path = write_secret(where.secrets, name, value)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    say(f"secret {name} is in {path}")
+
+
+@command("latchwork workflows secrets list")
+def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
+    """List the names of the secrets that this machine keeps; never their values."""
+    where = home_of(home)
+    names = sorted(each.name for each in where.secrets.iterdir()) if where.secrets.is_dir() else []
+    if as_json:
+        say_json({"secrets": names})
+    for name in names if not as_json else ():
+        say(name)
+
+
+@command("latchwork workflows secrets remove DB_PASSWORD")
+def secrets_remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the secret.")], *, home: HomeDir = None
+) -> None:
+    """Forget a secret of this machine."""
+    where = home_of(home)
+    path = where.secrets / name
+    if "/" in name or not path.is_file():
+        raise UsageError(f"this machine keeps no secret {name!r}")
+    path.unlink()
+    say(f"secret {name} is gone")
+
+
+secrets_app = group(
+    "Secrets of this machine's workers, by name.", set=secrets_set, list=secrets_list, remove=secrets_remove
+)
+
+
+def _worker(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
+    from latchwork.workflows.worker import WorkerOptions
+
+    given = {"slots": slots, "groups": tuple(groups) if groups else None, **more}
+    try:
+        return WorkerOptions(**{name: each for name, each in given.items() if each is not None})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _order(order: str) -> Any:
+    if order not in {"instance", "submitted"}:
+        raise UsageError(f"--order is instance or submitted, not {order!r}")
+    return order
+
+
+def _logs() -> None:
+    """A node tells what happens on stderr."""
+    if not debugging():
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
+        logging.getLogger("latchwork.workflows").setLevel(logging.INFO)
+
+
+def _until_signal() -> threading.Event:
+    """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
+    told_ = threading.Event()
+    before: dict[int, Any] = {}
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        told_.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, tell)
+    return told_
+
+
+def where_of(home: Home) -> dict[str, str]:
+    """Where things are, for programs."""
+    return {"home": str(home.folder), "database": home.database, "store": home.store, "logs": home.logs}

@@ -1,0 +1,190 @@
+"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import FAILURE, UsageError
+from latchwork.cli.text import Line, say, say_json, show, told
+from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork.cli.workflows.watch import STYLES, Run, plain
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
+
+if TYPE_CHECKING:
+    from latchwork.workflows.client import WorkflowClient
+    from latchwork.workflows.looking import RunSeen
+
+StartFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from", metavar="TASK", show_default=False, help="Begin with this task; may be given several times."
+    ),
+]
+
+
+@command(
+    "latchwork workflows start nightly",
+    "latchwork workflows start nightly -p day=2026-11-22 -p rows=100 --wait",
+    "latchwork workflows start nightly --from load --follow",
+)
+def start(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")],
+    *,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            "-p",
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
+        ),
+    ] = None,
+    start_from: StartFrom = None,
+    scope: Annotated[
+        str, typer.Option(metavar="SCOPE", help="With --from, what else runs: only, downstream or upstream.")
+    ] = "downstream",
+    priority: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD", show_default=False, help="highest, high, medium, low or lowest.  [unless given: its own]"
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")] = False,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", show_default=False, help="The same key and the same start again are one run."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless it succeeded.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what its tasks write, and wait.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Start a run of a workflow, and print its number once a master has taken it."""
+    params = _params(param or [])
+    if scope not in {"only", "downstream", "upstream"}:
+        raise UsageError(f"--scope is only, downstream or upstream, not {scope!r}")
+    with client_of(home_of(home, database, store, logs)) as client:
+        asked = client.start(
+            name,
+            params,
+            priority=priority,
+            start_from=start_from or (),
+            scope=scope,
+            dry_run=dry_run,
+            unique_key=unique_key,
+        )
+        number = asked.id()
+        if not (wait or follow):
+            told(f"run {number} of {name} is started", {"run": number}, as_json=as_json)
+            return
+        if not as_json:
+            say(f"run {number} of {name} is started")
+        found = _followed(client, number) if follow and not as_json else client.wait(number)
+        _end(found, as_json=as_json)
+
+
+def _end(found: RunSeen, *, as_json: bool) -> None:
+    if as_json:
+        say_json(plain(found))
+    else:
+        show(Line(f"run {found.id}: {found.state.value}", STYLES.get(found.state.value, "")))
+    if found.state.value != "success":
+        raise typer.Exit(FAILURE)
+
+
+def _followed(client: WorkflowClient, number: int) -> RunSeen:
+    """Show the logs of all attempts as they come, each line behind the name of its task."""
+    offsets: dict[str, int] = {}
+    while True:
+        found = client.instance(number)
+        for row in reversed(client.attempts(number)):
+            attempt = f"{row.task}.{row.n}.{row.claim}"
+            part = client.log(attempt, offsets.get(attempt, 0))
+            offsets[attempt] = part.next
+            for line in part.data.decode("utf-8", "replace").splitlines():
+                say(f"{row.name} | {line}")
+        if found.is_over:
+            return found
+        time.sleep(0.3)
+
+
+def _asks(action: str, about: str, *lines: str) -> Any:
+    def ask(
+        run: Run,
+        *,
+        wait: Annotated[
+            bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")
+        ] = False,
+        home: HomeDir = None,
+        database: DatabaseUrl = None,
+        store: StoreUrl = None,
+        as_json: Json = False,
+    ) -> None:
+        with client_of(home_of(home, database, store)) as client:
+            number = client.act(run, action)
+            _did(client, run, action, number, wait=wait, as_json=as_json)
+
+    ask.__doc__ = about
+    ask.__name__ = action
+    return command(*lines)(ask)
+
+
+def _did(client: WorkflowClient, run: int, action: str, number: int, *, wait: bool, as_json: bool) -> None:
+    client.done(number)
+    found = client.wait(run) if wait else client.instance(run)
+    document: Mapping[str, Any] = {"run": run, "command": number, "state": found.state.value}
+    told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
+
+
+pause = _asks("pause", "Let the running tasks of a run end, and start none.", "latchwork workflows pause 12 --wait")
+resume = _asks("resume", "Let a paused run go on.", "latchwork workflows resume 12")
+stop = _asks("stop", "End the running tasks of a run, and start none.", "latchwork workflows stop 12 --wait")
+rerun = _asks(
+    "rerun",
+    "Run everything of a run from the start, as the same instance; its history stays.",
+    "latchwork workflows rerun 12",
+)
+
+
+@command("latchwork workflows recover 12", "latchwork workflows recover 12 --from load")
+def recover(
+    run: Run,
+    *,
+    start_from: StartFrom = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the run is over.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Run what failed or was ended once more, and what follows; what succeeded is kept, unless --from names it."""
+    with client_of(home_of(home, database, store)) as client:
+        number = client.act(run, "recover", start_from=start_from or ())
+        _did(client, run, "recover", number, wait=wait, as_json=as_json)
+
+
+def _params(given: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{each!r} is no parameter; write -p name=value")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return read_json(text.encode())
+    except BadRecord:
+        return text

@@ -1,0 +1,42 @@
+"""Workflows of a Python module, with their code as a bundle that their versions keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from latchwork.workflows.bundles import BadBundle
+from latchwork.workflows.definitions.builder import Workflow
+from latchwork.workflows.definitions.model import Definition
+
+
+def workflows_of(module: ModuleType) -> list[Workflow]:
+    """The workflows among the names of a module, in their order, each once."""
+    found = {id(each): each for each in vars(module).values() if isinstance(each, Workflow)}
+    return list(found.values())
+
+
+def code_of(module: ModuleType) -> Path:
+    """What to pack: the file of a module, or the package that it is in.
+
+    Raises:
+        BadBundle: it has no file.
+    """
+    if module.__file__ is None:
+        raise BadBundle(f"module {module.__name__} has no file to make a bundle of; deploy without a bundle")
+    path = Path(module.__file__)
+    depth = module.__name__.count(".") + (path.name == "__init__.py")
+    if depth == 0:
+        return path
+    return path.parents[depth - 1]
+
+
+def bundled(definition: Definition, module: ModuleType, sha256: str) -> Definition:
+    """The definition with the bundle named in all Python tasks whose functions are in it."""
+    root = module.__name__.partition(".")[0]
+    tasks = []
+    for each in definition.tasks:
+        function = each.params.get("function", "")
+        is_ours = each.type == "python" and str(function).partition(":")[0].partition(".")[0] == root
+        tasks.append(each.model_copy(update={"params": {**each.params, "bundle": sha256}}) if is_ours else each)
+    return definition.model_copy(update={"tasks": tuple(tasks)})

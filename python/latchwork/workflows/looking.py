@@ -1,0 +1,194 @@
+"""What one sees of workflows and their runs, from a program on the database itself. Nothing is changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from latchwork.errors import LatchworkError, Unavailable
+from latchwork.web import Identity, Problem
+from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.desk import Parts, definitions
+from latchwork.workflows.desk import attempts as attempts_desk
+from latchwork.workflows.desk import instances as runs_desk
+from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork.workflows.logs import LogMissing, LogPart
+from latchwork.workflows.state import InstanceState
+from latchwork.workflows.state.records import OVER
+
+Row: TypeAlias = Any
+#: Seconds between two looks of somebody who waits.
+LOOK_S = 0.2
+
+
+class BadRequest(LatchworkError, ValueError):
+    """A start, or another command, says what cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """One run of a workflow, as the database has it.
+
+    Attributes:
+        id: of the instance.
+        workflow: ``project.name``.
+        version: of the workflow.
+        state: of the instance.
+        run: 1, and one more for each rerun.
+        schedule_time: that its parameters count from, in seconds since the epoch.
+        started_at: None before it was.
+        ended_at: None before it is over.
+        by: who asked for it.
+        tasks: the state of each, by name, in the order of the definition.
+    """
+
+    id: int
+    workflow: str
+    version: int
+    state: InstanceState
+    run: int
+    schedule_time: float
+    started_at: float | None
+    ended_at: float | None
+    by: str
+    tasks: Mapping[str, str]
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing happens any more unless somebody asks."""
+        return self.state in OVER
+
+
+class Looks:
+    """What may be looked at. Safe to share between threads."""
+
+    def __init__(self, parts: Parts, who: Identity) -> None:
+        self._parts = parts
+        self._who = who
+        self._never = threading.Event()
+
+    def workflows(self, contains: str = "", *, most: int = 1000) -> list[Row]:
+        """The workflows, by project and name, with their schedules."""
+        with self._parts.database.read() as connection:
+            return catalog.listed(connection, contains=contains, most=most)
+
+    def workflow(self, name: str, version: int | None = None) -> definitions.Shown:
+        """A version of a workflow; None: the newest. ``name`` is ``project.name``, or a name of ``default``."""
+        with told():
+            return definitions.show(self._parts, self._who, *split(name), version)
+
+    def instance(self, instance_id: int) -> RunSeen:
+        """A run.
+
+        Raises:
+            UnknownWorkflow: there is none.
+        """
+        with told():
+            row = runs_desk.find(self._parts, self._who, instance_id)
+        return _seen(row, self.tasks(instance_id, row.run))
+
+    def instances(
+        self, name: str | None = None, *, state: str = "", before: int | None = None, most: int = 50
+    ) -> list[Row]:
+        """The newest runs: of a workflow, or of all."""
+        with self._parts.database.read() as connection:
+            codes = None
+            if name is not None:
+                row = catalog.find(connection, *split(name))
+                if row is None:
+                    raise UnknownWorkflow(f"there is no workflow {name!r}")
+                codes = [row.code]
+            return instances.newest(connection, codes=codes, state=state, before=before, most=most)
+
+    def tasks(self, instance_id: int, run: int | None = None) -> list[Row]:
+        """The tasks of a run, in the order of the definition; of the newest if ``run`` is None."""
+        with told():
+            number = run or runs_desk.find(self._parts, self._who, instance_id).run
+        with self._parts.database.read() as connection:
+            return instances.tasks(connection, instance_id, number)
+
+    def attempts(self, instance_id: int) -> list[Row]:
+        """The attempts of all runs of an instance, the newest first; lost ones too."""
+        with self._parts.database.read() as connection:
+            return instances.attempts(connection, instance_id)
+
+    def why(self, instance_id: int) -> dict[str, str]:
+        """Why each task of a run is where it is, by name."""
+        with told():
+            row = runs_desk.find(self._parts, self._who, instance_id)
+            body = definitions.show(self._parts, self._who, row.project, row.name, row.version).definition
+            tasks = self.tasks(instance_id, row.run)
+            return runs_desk.reasons(self._parts, row, body, tasks, [each.name for each in tasks])
+
+    def log(self, attempt: str, offset: int = 0, limit: int = 65_536) -> LogPart:
+        """A part of the log of an attempt, ``<task>.<n>.<claim>``; an empty one where there is none yet."""
+        with told():
+            row = attempts_desk.find(self._parts, self._who, attempt).attempt
+        if self._parts.logs is None:
+            raise LatchworkError("this client has no log store; give the one of the workers")
+        try:
+            return self._parts.logs.read(row.log_ref, offset, limit)
+        except LogMissing:
+            return LogPart(b"", offset, ended=row.ended_at is not None)
+
+    def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
+        """The log of an attempt as it grows, until its end."""
+        while True:
+            part = self.log(attempt, offset)
+            if part.data:
+                yield part.data
+                offset = part.next
+                continue
+            if part.ended:
+                return
+            with told():
+                is_over = attempts_desk.find(self._parts, self._who, attempt).attempt.ended_at is not None
+            if is_over and not self.log(attempt, offset).data:
+                return
+            self._never.wait(LOOK_S)
+
+    def workers(self) -> Sequence[Any]:
+        """The workers that live, by name.
+
+        Raises:
+            LatchworkError: the store cannot be asked.
+        """
+        if self._parts.cluster is None:
+            raise LatchworkError("this client has no store; give its URL to see the workers")
+        return self._parts.cluster.workers()
+
+
+def split(name: str) -> tuple[str, str]:
+    """Project and name of ``project.name``, or of a name of the project ``default``."""
+    project, dot, rest = name.partition(".")
+    return (project, rest) if dot else ("default", name)
+
+
+def _seen(row: Row, tasks: Sequence[Row]) -> RunSeen:
+    return RunSeen(
+        row.id,
+        f"{row.project}.{row.name}",
+        row.version,
+        InstanceState(row.state),
+        row.run,
+        row.schedule_time,
+        row.started_at,
+        row.ended_at,
+        row.by,
+        {each.name: each.state for each in tasks},
+    )
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Problems, as the web has them, as errors of ours."""
+    try:
+        yield
+    except Problem as problem:
+        kind: type[LatchworkError] = {403: NotAllowed, 404: UnknownWorkflow, 409: WrongState, 503: Unavailable}.get(
+            problem.status, BadRequest
+        )
+        raise kind(problem.detail) from None

@@ -1,0 +1,161 @@
+"""Task groups: so many of their tasks run at a time, in all workers together. Exact, by keys that the claims create.
+
+Keys:  <name>/slots/<task group>/size    the limit, a number as text
+       <name>/slots/<task group>/<i>     one that runs; created by its claim, bound to the worker's session
+
+A task of a group waits in a lane of its own (``<worker group>~<task group>``), which is left out while the group is
+full. A slot that goes wakes all who follow ``slots/``. After a limit was made smaller, what runs beyond it ends by
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from latchwork.clock import Clock
+from latchwork.interrupts import mutex
+from latchwork.store import Mirror, Session, Store
+from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
+from latchwork.workflows.keys import Keys, groups_of, lane_of
+
+#: Seconds for which a slot that we wanted, and may not have got, is left alone.
+_WANTED_S = 2.0
+_SIZE = "size"
+
+
+class TaskGroups:
+    """The task groups as one worker sees them. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: the keys.
+        groups: the worker groups whose tasks it takes.
+        poke: called when there may be something to take now; quick.
+        session: what slots live by.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, groups: Sequence[str], poke: Callable[[], object], session: Session
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._groups = tuple(groups)
+        self._poke = poke
+        self._session = session
+        self._clock: Clock = store.clock
+        self._lock = mutex()
+        self._picked: dict[str, tuple[str, int, float | None]] = {}
+        self._slots = store.mirror(keys.slots, wait=False)
+        self._shelves: dict[str, Mirror] = {}
+        self._is_closed = False
+
+    def begin(self, timeout_s: float) -> None:
+        """Follow them from now on."""
+        self._slots.ready(timeout_s)
+        self._slots.on_change(self._see_slots)
+
+    def close(self) -> None:
+        """Follow them no more. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            mirrors = [self._slots, *self._shelves.values()]
+        for each in mirrors:
+            each.close()
+
+    def _see_slots(self, batch: Iterable[Change]) -> None:
+        if any(change.entry is None or change.key.endswith(f"/{_SIZE}") for change in batch):
+            self._follow_lanes()
+            self._poke()
+
+    def _follow_lanes(self) -> None:
+        """A watch for the index of each lane with a task group: feeders wait for the lanes without one."""
+        for lane in self._all_lanes():
+            with self._lock:
+                if self._is_closed or lane in self._shelves or "~" not in lane:
+                    continue
+                mirror = self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+            mirror.on_change(self._see_shelf)
+        with self._lock:
+            plain = [each for each in self._groups if self._shelves and each not in self._shelves]
+            if not self._is_closed:
+                for lane in plain:  # to know which of the lanes has what comes first
+                    self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+
+    def _see_shelf(self, _: Iterable[Change]) -> None:
+        self._poke()
+
+    def _index(self, lane: str) -> str:
+        return f"{self._keys.backlog}/lanes/{lane}/shelves"
+
+    def _all_lanes(self) -> list[str]:
+        names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]
+        return [*self._groups, *(lane_of(group, name) for group in self._groups for name in names)]
+
+    def lanes(self) -> Sequence[str]:
+        """Where to look now: without groups that are full, and in the order of what each lane has first."""
+        lanes = self._all_lanes()
+        if len(lanes) == len(self._groups):
+            return self._groups
+        open_ = [lane for lane in lanes if (name := groups_of(lane)[1]) is None or self._free(name)]
+        return sorted(open_, key=self._first)  # which keeps the order of those that are alike
+
+    def _first(self, lane: str) -> str:
+        mirror = self._shelves.get(lane)
+        first = next(iter(mirror), "") if mirror is not None else ""
+        return first.rpartition("/")[2] or "~"
+
+    def _size(self, name: str) -> tuple[int, Entry] | None:
+        with suppress(KeyError, ValueError):
+            entry = self._slots[self._keys.group_size(name)]
+            return int(entry.value), entry
+        return None
+
+    def _used(self, name: str) -> set[int]:
+        prefix = f"{self._keys.slots}/{name}/"
+        found = {int(each) for key in self._slots if (each := key.removeprefix(prefix)).isdigit()}
+        now = self._clock.now()
+        with self._lock:
+            self._picked = {x: each for x, each in self._picked.items() if each[2] is None or each[2] > now}
+            return found | {number for group, number, _ in self._picked.values() if group == name}
+
+    def _free(self, name: str) -> list[int]:
+        size = self._size(name)
+        if size is None:
+            return []
+        used = self._used(name)
+        return [] if len(used) >= size[0] else [each for each in range(size[0]) if each not in used]
+
+    # A claim
+
+    def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
+        """What the claim of an attempt checks and writes for its slot; None while there is none."""
+        name = groups_of(lane)[1]
+        if name is None:
+            return (), ()
+        with self._lock:
+            self._picked.pop(x, None)
+        free, size = self._free(name), self._size(name)
+        if not free or size is None:
+            return None
+        with self._lock:
+            self._picked[x] = (name, free[0], self._clock.now() + _WANTED_S)
+        return [At(size[1])], [Create(self._keys.slot(name, free[0]), x.encode(), self._session)]
+
+    def taken(self, x: str) -> None:
+        """It was claimed: the slot is its own until its end."""
+        with self._lock:
+            if x in self._picked:
+                name, number, _ = self._picked[x]
+                self._picked[x] = (name, number, None)
+
+    def given_up(self, x: str) -> None:
+        """It was not claimed, or is over."""
+        with self._lock:
+            self._picked.pop(x, None)
+
+    def release(self, x: str) -> Sequence[Op]:
+        """The writes that free its slot."""
+        with self._lock:
+            found = self._picked.get(x)
+        return [] if found is None else [Delete(self._keys.slot(found[0], found[1]))]

@@ -1,0 +1,129 @@
+"""Schedules: one instance for each fire time, whoever dies when; windows, time zones, what is missed."""
+
+from datetime import datetime, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows.database import schedules
+from latchwork.workflows.database.schedules import ScheduleRow
+from latchwork.workflows.database.tables import fire, instance, schedule
+from patience import eventually
+from workflows.hands import a_workflow
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp()
+
+
+def row(cron="*/10 * * * *", **fields):
+    given = {
+        "code": 1,
+        "project": "default",
+        "name": "flow",
+        "version": 1,
+        "online": True,
+        "shard": 0,
+        "tz": "UTC",
+        "starts_at": None,
+        "ends_at": None,
+        "misfire": "once",
+        "max_lateness_s": 86_400.0,
+        "enabled": True,
+        "cursor": NOON,
+    }
+    return ScheduleRow(**{**given, "cron": cron, **fields})
+
+
+def local(*parts, tz="Europe/Berlin", fold=0):
+    return datetime(*parts, tzinfo=ZoneInfo(tz), fold=fold).timestamp()
+
+
+def scheduled(stage, **fields):
+    """A workflow that owes nothing from before noon."""
+    version = stage.apply(a_workflow(tasks={"a": []}, schedule={"cron": "*/10 * * * *", **fields}))
+    with stage.database.write() as connection:
+        connection.execute(sa.update(schedule).values(cursor=NOON))
+    return version
+
+
+def times(stage):
+    with stage.database.read() as connection:
+        found = sa.select(instance.c.schedule_time).order_by(instance.c.schedule_time)
+        return [(each - NOON) / 60 for each in connection.execute(found).scalars()]
+
+
+def test_a_fire_time_starts_one_instance_when_it_comes(stage):
+    scheduled(stage)
+    clock = [NOON + 599]
+    with stage.master(now=lambda: clock[0], poll_s=0.05):
+        eventually(lambda: stage.count(fire) == 0)
+        for minutes in (10, 20, 30):
+            clock[0] = NOON + minutes * 60
+            eventually(lambda minutes=minutes: times(stage)[-1:] == [minutes])
+    assert times(stage) == [10, 20, 30]
+    assert stage.count(fire) == 3
+
+
+@pytest.mark.parametrize(("misfire", "expected"), [("once", [60]), ("all", [10, 20, 30, 40, 50, 60]), ("skip", [60])])
+def test_what_was_missed_is_made_up_for_as_the_schedule_says(stage, misfire, expected):
+    scheduled(stage, misfire=misfire)
+    with stage.master(now=lambda: NOON + 3630, poll_s=0.05):
+        eventually(lambda: times(stage) == expected)
+
+
+def test_masters_that_die_at_every_step_of_a_fire_start_one_instance(stage, monkeypatch):
+    """The transaction is left before each of its statements in turn, and again when its answer is lost."""
+    scheduled(stage)
+    for step in range(4):
+        with monkeypatch.context() as patch:
+            stage.fail_at(patch, step)
+            with stage.master(now=lambda: NOON + 610, poll_s=0.05) as run:
+                eventually(lambda step=step, run=run: stage.failures > step or stage.is_over(run))
+    with stage.master(now=lambda: NOON + 610, poll_s=0.05):
+        eventually(lambda: times(stage) == [10])
+    with stage.master(now=lambda: NOON + 610, poll_s=0.05) as run:
+        eventually(lambda: run.turns > 2)
+    assert times(stage) == [10]
+    assert stage.count(fire) == 1
+
+
+def test_a_fire_that_somebody_has_written_is_not_started_again(stage):
+    version = scheduled(stage)
+    with stage.database.write() as connection:
+        found = schedules.rows(connection, 0)[0]
+        assert schedules.start(connection, found, NOON + 600) is not None
+        assert schedules.start(connection, found, NOON + 600) is None
+    assert stage.count(fire) == 1
+    assert version.number == 1
+
+
+def test_a_schedule_fires_within_its_window_only():
+    window = row(starts_at=NOON + 3600, ends_at=NOON + 4800)
+    assert (window.next_fire(NOON) - NOON) / 60 == 60
+    assert (
+        row(starts_at=NOON + 3600, ends_at=NOON + 4800, cursor=NOON + 4200).next_fire(NOON + 4300) - NOON
+    ) / 60 == 80
+    assert row(ends_at=NOON + 4800, cursor=NOON + 4800).next_fire(NOON + 4900) is None
+
+
+def test_a_schedule_follows_its_time_zone_over_both_changes_of_the_clock():
+    spring = row("30 2 * * *", tz="Europe/Berlin", cursor=local(2026, 3, 28, 12))
+    assert spring.next_fire(local(2026, 3, 28, 13)) == local(2026, 3, 29, 3)  # 2:30 is left out: right after the gap
+    autumn = row("30 2 * * *", tz="Europe/Berlin", cursor=local(2026, 10, 24, 12))
+    first = autumn.next_fire(local(2026, 10, 24, 13))
+    assert first == local(2026, 10, 25, 2, 30)
+    after = row("30 2 * * *", tz="Europe/Berlin", cursor=first)
+    assert after.next_fire(first + 1) == local(2026, 10, 26, 2, 30)
+
+
+def test_what_is_offline_or_switched_off_does_not_fire_and_owes_nothing_afterwards(stage, client):
+    scheduled(stage)
+    client.set_online("flow", online=False)
+    with stage.master(now=lambda: NOON + 3600, poll_s=0.05) as run:
+        eventually(lambda: run.turns > 3)
+    assert times(stage) == []
+    client.set_online("flow", online=True)
+    client.set_schedule("flow", enabled=False)
+    client.set_schedule("flow", enabled=True)
+    with stage.database.read() as connection:
+        assert connection.execute(sa.select(schedule.c.cursor)).scalar() > NOON + 3600
