@@ -4,8 +4,11 @@ import json
 
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
-from latchwork.workflows.database.tables import command, event, instance, schedule
+from latchwork.web import Role
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.tables import attempt, command, event, instance, schedule
 from latchwork.workflows.state import InstanceState
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
 
@@ -134,7 +137,7 @@ def test_a_schedule_that_is_switched_on_again_owes_nothing_of_the_time_in_betwee
     assert ask("admin").put(path, json={"enabled": False}).status_code == 204
     with seeds.database.write() as connection:
         connection.execute(sa.update(schedule).where(mine).values(cursor=5.0))
-    assert [each["next_at"] for each in ask("admin").get("/api/v1/schedules").json()][0] is None
+    assert ask("admin").get("/api/v1/schedules").json()[0]["next_at"] is None
     assert ask("admin").put(path, json={"enabled": True}).status_code == 204
     assert rows(seeds, sa.select(schedule.c.cursor).where(mine))[0].cursor > 1e9
     assert ask("admin").put("/api/v1/workflows/billing/close/schedule", json={"enabled": True}).status_code == 404
@@ -190,8 +193,6 @@ def test_a_log_is_read_by_part_and_whole_and_not_in_the_middle_of_a_letter(ask, 
 
 
 def attempt_with(seeds, run, task, data, n=1):
-    from latchwork.workflows.database.tables import attempt
-
     claim = next(seeds.claims) + 10_000
     ref = f"1/{run}/{task['id']}/{n}.{claim}.log"
     row = {
@@ -216,8 +217,6 @@ def test_a_log_that_is_not_there_yet_is_empty_and_one_without_a_store_is_said_so
     run = seeds.run(HALF)
     task = ask("admin").get(f"/api/v1/instances/{run}").json()["tasks"][0]
     with seeds.database.write() as connection:
-        from latchwork.workflows.database.tables import attempt
-
         row = {"task": task["id"], "n": 9, "claim": 99_999, "kind": "retry", "worker": "w", "started_at": 1.0}
         connection.execute(sa.insert(attempt).values(**row, log_ref=f"1/{run}/{task['id']}/9.99999.log"))
     path = f"/api/v1/attempts/{task['id']}.9.99999/log"
@@ -260,10 +259,6 @@ def test_every_change_is_told_with_who_made_it(ask, seeds):
 
 
 def test_a_token_may_do_less_than_its_account(ask, seeds, site):
-    from fastapi.testclient import TestClient
-
-    from latchwork.web import Role
-
     weak = TestClient(site, headers={"Authorization": f"Bearer {seeds.token('admin', role=Role.VIEWER)}"})
     assert weak.get("/api/v1/workflows/default/nightly").status_code == 200
     assert weak.post(START).status_code == 403
@@ -272,8 +267,6 @@ def test_a_token_may_do_less_than_its_account(ask, seeds, site):
 
 
 def test_a_database_that_is_away_is_said_so_and_says_when_to_come_back(ask, site, monkeypatch):
-    from latchwork.workflows.database.database import DatabaseUnavailable
-
     def away():
         raise DatabaseUnavailable("database sqlite:///x: disk I/O error")
 

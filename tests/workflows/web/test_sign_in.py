@@ -127,6 +127,15 @@ def test_a_change_that_none_of_our_pages_asked_for_is_refused(browser, seeds, me
     assert seeds.accounts.of_cookie(client.cookies["latchwork"]) is not None
 
 
+def test_the_proof_is_in_each_form_of_our_pages(browser, seeds):
+    run, client = seeds.run(HALF), browser()
+    for path in (f"/runs/{run}", "/account", "/users", "/edit", "/schedules", "/workflows/default/nightly"):
+        text = client.get(path).text
+        changes = text.count('method="post"')
+        assert changes >= 2, path
+        assert text.count(f'name="csrf" value="{client.csrf}"') == changes, path
+
+
 def test_the_api_asks_a_browser_for_the_same_proof(browser, seeds):
     run, client = seeds.run(HALF), browser()
     assert client.post(f"/api/v1/instances/{run}:pause").status_code == 403
