@@ -15,8 +15,8 @@ RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find rust -name '*.rs'
 # In CI a Cargo.lock that lags behind Cargo.toml is an error; at home cargo updates it.
 LOCKED       := $(if $(CI),--locked)
 
-# Test processes side by side. They mostly wait: two cores bear three with ease.
-WORKERS ?= 3
+# Test processes side by side. For three quarters of their time they wait: two cores bear six with ease.
+WORKERS ?= 6
 # Which of the long forms, or of the benchmarks.
 WHAT ?=
 # More arguments for `latchwork demo`, for pytest, or for what WHAT names.
@@ -98,6 +98,8 @@ lint: build
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest latchwork._core
+	$(BIN)/python scripts/make_aio_stub --check
+	$(BIN)/python -m mypy.stubtest latchwork.aio --allowlist scripts/aio_stubtest_allowlist
 	cargo fmt --check
 	cargo clippy --quiet $(LOCKED) --all-targets -- -D warnings
 

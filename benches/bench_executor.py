@@ -1,4 +1,4 @@
-"""What an executor costs beside Celery, RQ and Dask: tasks a second, round trips, long backlogs, deaths, idleness.
+"""What an executor costs beside Celery, RQ, Dask and a process pool: tasks a second, round trips, backlogs, deaths.
 
     python benches/bench_executor.py [--what throughput,latency,backlog,detached,kills,idle] [--tasks 6000] [--rounds 3]
                                      [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000]
@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from executor_sides import CelerySide, DaskSide, Ours, RqSide, ours, processor_s
+from executor_sides import CelerySide, DaskSide, Ours, PoolSide, RqSide, ours, processor_s
 
 import latchwork
 from latchwork.executor import inspect
@@ -45,6 +45,7 @@ def sides(arguments):
             lambda: CelerySide(python, syncs=True, threads=True),
             lambda: RqSide(python),
             lambda: DaskSide(python),
+            lambda: PoolSide(python),
         ]
     return made
 

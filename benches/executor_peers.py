@@ -1,6 +1,6 @@
-"""Submitters of the peers of ``bench_executor.py``: Celery, RQ and Dask. Run by an interpreter that has these.
+"""Submitters of the peers of ``bench_executor.py``: Celery, RQ, Dask, a pool of processes.
 
-    python executor_peers.py PEER WHAT URL COUNT     prints a line of JSON
+    python executor_peers.py PEER WHAT URL COUNT     prints a line of JSON; for an interpreter that has these
 
 Imports nothing of latchwork. Each peer is used as its manual begins: a call submitted, its result asked for.
 """
@@ -13,6 +13,8 @@ import resource
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import active_children
 
 REDIS = os.environ.get("BENCH_REDIS", "")
 
@@ -79,12 +81,40 @@ class DaskPeer:
         return self.client.gather(self.client.map(noop, range(count), pure=False))
 
 
-PEERS = {"celery": CeleryPeer, "rq": RqPeer, "dask": DaskPeer}
+class PoolPeer:
+    """Four processes of this machine: no server, nothing kept, nothing left when the submitter dies."""
+
+    def __init__(self, _url):
+        self.pool = ProcessPoolExecutor(4)
+        self.results([self.submit(number) for number in range(8)])
+
+    def submit(self, number):
+        return self.pool.submit(noop, number)
+
+    def result(self, future):
+        return future.result(timeout=120)
+
+    def results(self, futures):
+        return [future.result(timeout=120) for future in futures]
+
+    def map(self, count):
+        return list(self.pool.map(noop, range(count), chunksize=max(1, count // 40)))
+
+    def close(self):
+        self.pool.shutdown()
+
+
+PEERS = {"celery": CeleryPeer, "rq": RqPeer, "dask": DaskPeer, "pool": PoolPeer}
 
 
 def used_s():
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    """Processor time of this process, and of those that it has started and still has."""
+    usage, children = resource.getrusage(resource.RUSAGE_SELF), 0.0
+    for child in active_children():
+        with open(f"/proc/{child.pid}/stat") as file:  # noqa: PTH123 - nothing else here needs a path
+            fields = file.read().rpartition(")")[2].split()
+        children += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return usage.ru_utime + usage.ru_stime + children
 
 
 def throughput(peer, count):
@@ -127,6 +157,8 @@ def main():
     name, what, url, count = sys.argv[1:5]
     peer = PEERS[name](url)
     print(json.dumps(WHAT[what](peer, int(count))), flush=True)
+    if hasattr(peer, "close"):
+        peer.close()
     os._exit(0)  # threads of clients have nothing more to do
 
 

@@ -264,3 +264,14 @@ class DaskSide(Peer):
         worker = [self.python, "-m", "distributed.cli.dask_worker", self.url, "--nthreads", str(SLOTS), "--no-nanny"]
         for _ in range(NODES):
             self.run([*worker, "--no-dashboard", "--local-directory", self.folder()])
+
+
+class PoolSide(Peer):
+    """``concurrent.futures.ProcessPoolExecutor``, with four processes of the submitter's own."""
+
+    peer = "pool"
+    name = "process pool, 4"
+    has_batch = True
+
+    def start(self):
+        pass

@@ -309,6 +309,8 @@ def test_watches_and_mirrors_are_followed_and_end_with_their_store(backend_url):
         async with await store.mirror("w") as mirror:
             await mirror.wait_until(lambda now: "w/b" in now or len(now) == 1, 20.0)
             assert mirror["w/a"].value == b"1"
+            assert list(mirror) == ["w/a"]
+            assert not hasattr(mirror, "__aiter__"), "its keys are there: nothing is awaited for them"
         while len(batches) < 2:
             await asyncio.sleep(0.005)
         await store.close()

@@ -22,7 +22,7 @@ import latchwork
 from latchwork.cli.main import app
 from latchwork.cli.text import Grid, Line, few
 from latchwork.jobs import Control
-from latchwork.primitives import LeaderLatch
+from latchwork.primitives import LeaderLatch, PersistentLock
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"
 BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -143,6 +143,14 @@ def test_a_lock_of_a_dead_holder_is_not_held(cli, hostile):
     why = cli("why", "j", "a", "--url", hostile).out
     assert "its lock was left by a process of node" in why
     assert "that is gone" in why
+
+
+def test_a_lock_of_a_program_that_is_no_node_is_not_called_left(cli, hostile):
+    with latchwork.connect(hostile) as store, PersistentLock(store, "nightly"):
+        assert re.search(
+            r"\nlocks of processes that are no nodes: 1 \(\S+:\d+ 1\)\n", cli("status", "--url", hostile).out
+        )
+        assert re.search(r"^nightly .* is no node$", cli("locks", "--url", hostile).out, re.MULTILINE)
 
 
 def test_one_item_has_no_plural(cli, hostile):

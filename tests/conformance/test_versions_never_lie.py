@@ -18,13 +18,14 @@ from types import SimpleNamespace
 import pytest
 
 import latchwork
-from latchwork.errors import Conflict, KeyExists, LatchworkError, SessionLost
+from latchwork.errors import Conflict, KeyExists, SessionLost
 from latchwork.types import At, Create, Delete, Exists, Put
 from levels import LONG
 
 WAIT_S = 30.0
 CHAOS_S = 20.0 if LONG else 1.5
-#: Commits of its kind that a run under chaos must have seen, and how much longer it may take for them.
+#: Commits of its kind that a run under chaos must have seen; it goes on while one comes within so many seconds. On 3 %
+#: of a processor it took through an event loop 44 s for 20: it is the machine that is slow then, and nothing is stuck.
 ENOUGH, PATIENCE_S = 20, 40.0
 
 
@@ -327,32 +328,33 @@ class Chaos:
         self.writes = {key: set() for key in self.keys}  # tokens of every write and deletion that was answered
         self.claims = []  # (key, token relied on, its created, entry written)
         self.failures = []
+        self.grew_at = 0.0
 
     def run(self, seconds):
-        deadline = time.monotonic() + seconds
+        deadline = self.grew_at = time.monotonic() + seconds
         threads = [threading.Thread(target=self.work, args=(number, deadline)) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_S + WAIT_S)
+            thread.join(ENOUGH * PATIENCE_S)
             assert not thread.is_alive()
 
     def work(self, number, deadline):
         rng = random.Random(f"{self.seed}/{number}")
         try:
             with latchwork.connect(self.url) as store:
-                while time.monotonic() < deadline or self.wants_more(deadline):
+                while time.monotonic() < deadline or self.wants_more():
                     step = rng.choice((self.rely, self.rely, self.rely_in_transact, self.write, self.delete, self.bind))
                     try:
                         step(store, rng.choice(self.keys), rng)
                     except (Conflict, KeyExists, SessionLost):
                         continue
-        except LatchworkError as error:
+        except BaseException as error:  # whatever it is: a writer that ends early is no fair run
             self.failures.append(error)
 
-    def wants_more(self, deadline):
+    def wants_more(self):
         """A busy machine may take longer."""
-        return len(self.claims) <= ENOUGH and time.monotonic() < deadline + PATIENCE_S
+        return len(self.claims) <= ENOUGH and time.monotonic() < self.grew_at + PATIENCE_S
 
     def note(self, key, token):
         with self.lock:
@@ -382,6 +384,7 @@ class Chaos:
     def claim(self, entry, written):
         with self.lock:
             self.claims.append((entry.key, entry, written))
+            self.grew_at = max(self.grew_at, time.monotonic())
             self.writes[entry.key].add(written.token)
 
     def write(self, store, key, rng):

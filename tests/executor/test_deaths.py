@@ -64,6 +64,18 @@ def test_closing_a_runner_gives_its_tasks_back(runners, pool, store, eventually)
     assert future.result(PATIENCE_S) == "n2"
 
 
+def test_a_task_that_is_given_back_keeps_the_tries_that_have_failed(runners, pool, store, eventually):
+    """For whatever reason: otherwise it would be tried more often than it may be."""
+    first = runners("n1", own_store=True)
+    future = pool.submit("fail-then-wait", "again")
+    eventually(lambda: starts(store, "again") == ["n1", "n1"])
+    first.close(10.0)
+    runners("n2", own_store=True)
+    store.put("again/go", b"")
+    assert future.result(PATIENCE_S) == 2
+    assert starts(store, "again") == ["n1", "n1", "n2"]
+
+
 def test_tasks_in_the_lane_of_a_dead_member_all_end(runners, pool, store, eventually):
     first = runners("n1", own_store=True, slots=1)
     busy = pool.with_options(target=Member("n1", otherwise="any"))

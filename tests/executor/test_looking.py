@@ -101,11 +101,11 @@ def test_a_task_that_is_not_there_is_named(store):
             find_task(store, unknown)
 
 
-def bury(store, task_id):
+def bury(store, task_id, why="its nodes died"):
     """As a runner would, after too many attempts."""
     (claim,) = Backlog(store, "executor/backlog").try_take(["any"])
     assert claim.item.id == f"{task_id}.0"
-    claim.bury("its nodes died")
+    claim.bury(why)
 
 
 def test_a_detached_dead_letter_is_put_back_and_runs(runners, pool, store):
@@ -117,6 +117,15 @@ def test_a_detached_dead_letter_is_put_back_and_runs(runners, pool, store):
     runners("n1")
     assert ref.result(PATIENCE_S) == 9
     assert dead_tasks(store) == []
+
+
+def test_a_letter_that_is_put_back_has_all_its_tries_before_it(runners, pool, store):
+    ref = pool.detached("fail-twice", "again", id="again")
+    bury(store, ref.id, why="try 3 failed on n1: ValueError")
+    revive_task(store, dead_tasks(store)[0].letter)
+    runners("n1")
+    assert ref.result(PATIENCE_S) == 3
+    assert len(store.children("again/starts")) == 3
 
 
 def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):

@@ -12,7 +12,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait
 from latchwork.errors import QuotaExceeded, SessionLost
-from latchwork.executor import Runner, dead_tasks, inspect, list_tasks
+from latchwork.executor import Runner, TaskDied, dead_tasks, inspect, list_tasks
 from latchwork.primitives import Backlog
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
@@ -213,12 +213,13 @@ def test_a_store_that_is_away_for_longer_than_every_ttl_loses_no_task_that_is_to
             pool.shutdown()
 
 
-def is_full(store, monkeypatch, key):
-    """Refuse writes below a key, as a server without room does; returns what gives room again."""
+def is_full(store, monkeypatch, key, unless="nothing"):
+    """Refuse writes below a key, as a server without room does, but some; returns what gives room again."""
     commit, room = store.commit, []
 
     def refused(checks, ops):
-        if not room and any(key in op.key for op in ops):
+        keys = " ".join(op.key for op in ops)
+        if not room and key in keys and unless not in keys:
             raise QuotaExceeded("the server has no room left; free some")
         return commit(checks, ops)
 
@@ -251,6 +252,16 @@ def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, conne
         give_room()
         assert future.result(PATIENCE_S) == 81
         others_end(pool)
+
+
+def test_a_task_whose_result_can_never_be_stored_is_a_dead_letter_and_says_why(pool, connect, store, monkeypatch):
+    mine = connect()
+    with Runner(mine, node_id="n1", functions=WORK, max_attempts=1) as runner:
+        runner.wait_ready(PATIENCE_S)
+        is_full(mine, monkeypatch, "/results/", unless="/dead/")
+        with pytest.raises(TaskDied, match=r"'square'.*no room"):
+            pool.submit(square, 9).result(PATIENCE_S)
+    assert [letter.why for letter in dead_tasks(store)] == ["the server has no room left; free some"]
 
 
 # What nobody of ours wrote

@@ -64,10 +64,21 @@ def kill_node(key: str, context: TaskContext) -> None:
 
 @task(name="fail-twice", retry=Retry(attempts=3, initial_s=0.01))
 def fail_twice(key: str, context: TaskContext) -> int:
-    starts = context.store.create(f"{key}/starts/s", b"", sequential=True)
-    count = len(context.store.children(f"{key}/starts"))
-    if count < 3:
-        raise ValueError(f"try {count} of {starts.key}")
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    if context.attempt < 3:
+        raise ValueError(f"try {context.attempt}")
+    return context.attempt
+
+
+@task(name="fail-then-wait", retry=Retry(attempts=2, initial_s=0.01))
+def fail_then_wait(key: str, context: TaskContext) -> int:
+    """The first try fails, the next one waits until somebody writes ``<key>/go``."""
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    if context.attempt == 1:
+        raise ValueError("the first try")
+    while context.store.get(f"{key}/go") is None:
+        if context.wait_stop(0.02):
+            raise TaskStopped("told to stop")
     return context.attempt
 
 

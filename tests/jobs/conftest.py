@@ -69,8 +69,8 @@ class Cluster:
         return Job(job_id, **{"work_pool": list(items), "run": run, **defaults, **options})
 
     def node(self, store, node_id, jobs, **options):
-        """A started node with short TTLs."""
-        defaults = {"session_ttl_s": 2.0, "lock_ttl_s": 1.5, "close_timeout_s": 5.0, "debounce_s": 0.1}
+        """A started node; its TTLs outlast a machine that is late, and are short where a test is about their end."""
+        defaults = {"session_ttl_s": 8.0, "lock_ttl_s": 6.0, "close_timeout_s": 5.0, "debounce_s": 0.1}
         made = JobManager(store, node_id, jobs, **{**defaults, **options})
         self.nodes.append(made)
         return made.start()

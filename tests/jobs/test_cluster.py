@@ -92,9 +92,10 @@ def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_firs
 
 
 def test_items_of_a_dead_node_run_elsewhere_within_the_ttl_and_two_seconds(store, cluster, eventually, die):
-    first = cluster.node(store, "n1", cluster.endless())
+    short = {"session_ttl_s": 2.0, "lock_ttl_s": 1.5}
+    first = cluster.node(store, "n1", cluster.endless(), **short)
     eventually(lambda: len(cluster.log.owners()) == 4)
-    cluster.node(store, "n2", cluster.endless())
+    cluster.node(store, "n2", cluster.endless(), **short)
     eventually(lambda: sorted(map(len, by_node(cluster).values())) == [2, 2], 15)
     ttl_s = max(first._membership.session.ttl_s, 1.5)
     died = store.clock.now()
@@ -412,7 +413,7 @@ def test_runs_are_told_to_stop_before_their_locks_run_out(memory, cluster, event
         context.wait_stop()
         left.append(context.remaining_s())
 
-    node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0))
+    node = cluster.node(memory, "n1", Job("report", work_pool=["a"], run=run, initial_delay_s=0.0), lock_ttl_s=2.0)
     eventually(lambda: node.stats().jobs["report"].active)
     backend = memory._core.backend
     commit = backend.commit

@@ -25,7 +25,15 @@ def store():
 
 @pytest.fixture
 def locks(store):
-    made = ItemLocks(store, "n1", 1.0, lambda: None)
+    made = ItemLocks(store, "n1", 30.0, lambda: None)
+    yield made
+    made.close(release=True)
+
+
+@pytest.fixture
+def short_locks(store):
+    """Those whose owner soon looks whether it still is there."""
+    made = ItemLocks(store, "n1", 2.0, lambda: None)
     yield made
     made.close(release=True)
 
@@ -40,7 +48,8 @@ def hold(locks, eventually, *items):
     return RunLocks("j", locks.held()["j"])
 
 
-def test_a_lock_that_was_lost_and_taken_anew_is_no_lock_of_the_old_run(store, locks, eventually):
+def test_a_lock_that_was_lost_and_taken_anew_is_no_lock_of_the_old_run(store, short_locks, eventually):
+    locks = short_locks
     old = hold(locks, eventually, "x")
     assert old.fence("x").token
     store.delete(store.list("owners")[0].key)  # what is left of an owner that was taken over

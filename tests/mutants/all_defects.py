@@ -7,6 +7,7 @@ from mutants import (
     of_embedded,
     of_etcd,
     of_executor,
+    of_flow_workers,
     of_jobs,
     of_leaders,
     of_locks,
@@ -43,5 +44,6 @@ DEFECTS = (
     *of_executor.DEFECTS,
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
+    *of_flow_workers.DEFECTS,
     *of_loops.DEFECTS,
 )

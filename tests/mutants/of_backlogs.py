@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mutants.defect import Defect, at, schedules
 
-CLAIM = "primitives/queue/backlog_claim.py"
-TAKING = "primitives/queue/backlog_taking.py"
-PAGES = "primitives/queue/backlog_pages.py"
-WAITING = "primitives/queue/backlog_waiting.py"
+CLAIM = "primitives/backlog/claim.py"
+TAKING = "primitives/backlog/taking.py"
+PAGES = "primitives/backlog/pages.py"
+WAITING = "primitives/backlog/waiting.py"
 RACES = "backlog_races"
 
 DEFECTS = (
@@ -100,7 +100,7 @@ DEFECTS = (
     Defect(
         "Backlog",
         "an item is removed that is another by now",
-        "primitives/queue/backlog.py",
+        "primitives/backlog/backlog.py",
         "        checks: list[Check] = [item.check]\n",
         "        checks: list[Check] = []\n",
         at("backlog", "an_item_is_removed_only_while_nobody_has_it_unless_that_is_wanted"),
@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         "Backlog",
         "an item is removed while somebody has it",
-        "primitives/queue/backlog.py",
+        "primitives/backlog/backlog.py",
         "            checks.append(Absent(self._names.claim_of(item)))\n",
         "            pass\n",
         at(
@@ -119,7 +119,7 @@ DEFECTS = (
     Defect(
         "Backlog",
         "an item is put and its shelf is not",
-        "primitives/queue/backlog.py",
+        "primitives/backlog/backlog.py",
         "        return [shelf_op(self._names, lane, shelf), *creates] if creates else []\n",
         "        return [*creates]\n",
         at("backlog", "many_are_taken_in_one_transaction_and_ended_in_one_of_the_callers"),
@@ -138,7 +138,7 @@ DEFECTS = (
     Defect(
         "Backlog",
         "a dead letter comes back and its shelf does not",
-        "primitives/queue/backlog_records.py",
+        "primitives/backlog/records.py",
         "            shelf_op(self._names, where, dead.shelf),\n",
         "",
         at(RACES, "a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile", on="memory-revive_there"),
@@ -239,7 +239,7 @@ DEFECTS = (
     Defect(
         "Backlog",
         "an item put by somebody else is told as ours",
-        "primitives/queue/backlog.py",
+        "primitives/backlog/backlog.py",
         "            if found is None or found.nonce != item.nonce:\n",
         "            if found is None:\n",
         at(RACES, "a_put_with_a_lost_answer_is_known_by_its_nonce"),

@@ -56,6 +56,23 @@ DEFECTS = (
         "                if False:\n",
         of("executor/detached", "the_same_id_is_one_task", on="memory"),
     ),
+    # Giving back.
+    Defect(
+        "Executor",
+        "a task that is given back forgets the tries that have failed",
+        "executor/running/lanes.py",
+        "        return said_with_tries(tries_of(_why(claim)), why)\n",
+        "        return why\n",
+        of(DEATHS, "a_task_that_is_given_back_keeps_the_tries_that_have_failed", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "nobody is told of a task that no node could end",
+        "executor/running/lanes.py",
+        "        return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)\n",
+        "        return ()\n",
+        of(TROUBLE, "a_task_whose_result_can_never_be_stored_is_a_dead_letter_and_says_why", on="memory"),
+    ),
     # Taking back.
     Defect(
         "Executor",
@@ -126,7 +143,7 @@ DEFECTS = (
         "Runner",
         "who waits for a dead letter is not told",
         "executor/running/lanes.py",
-        "        return (), self._over(found, Outcome.failed(_died(found, item)), keep=item.id)\n",
+        "        return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)\n",
         "        return (), ()\n",
         of(RACES, "a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome", on="memory-fail"),
     ),

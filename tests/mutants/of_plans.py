@@ -9,7 +9,94 @@ FINISHING = "plans/finishing.py"
 CONTROL = "plans/control.py"
 STATES = "plans/states.py"
 
+ENDS = "plans/running/ends.py"
+HANDING = "plans/running/handing.py"
+
 DEFECTS = (
+    Defect(
+        "Plans",
+        "what is taken along is claimed in a plan that was cancelled",
+        HANDING,
+        "        return Along((At(seen[0]),), {",
+        "        return Along((), {",
+        of("plans/handing", "nothing_is_taken_along_once_the_plan_is_not_as_it_was", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "what was taken along by a lost answer is forgotten",
+        HANDING,
+        "                put.doubtful()\n",
+        "                pass\n",
+        of("plans/handing", "a_claim_whose_answer_was_lost_is_found_by_the_next_look", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a worker takes along more than it has room for",
+        HANDING,
+        "        some = some[: max(0, self.spare() - had)] if some else some\n",
+        "",
+        of("plans/handing", "a_worker_without_room_and_a_plan_with_places_leave_it_free", on="memory-full"),
+    ),
+    Defect(
+        "Plans",
+        "a task of a plan with places is taken along without one",
+        HANDING,
+        " or seen[1].max_parallel is not None:",
+        ":",
+        of("plans/handing", "a_worker_without_room_and_a_plan_with_places_leave_it_free", on="memory-limited"),
+    ),
+    Defect(
+        "Plans",
+        "an end makes ready what waits for one that was to come before it",
+        ENDS,
+        "                    gone += [self._place.keys.edge(plan_id, each.name, d) for d in (",
+        "                    _ = [self._place.keys.edge(plan_id, each.name, d) for d in (",
+        of("plans/ends", "an_end_does_not_make_ready_what_waits_for_one_that_was_to_come_before_it", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "the first of two ends of a round makes ready what waits for the second",
+        ENDS,
+        "                elif own[behind[each.name]] > at:\n",
+        "                elif own[behind[each.name]] > len(ends):\n",
+        of("plans/ends", "of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "ends that are written together are not looked after",
+        ENDS,
+        "            await self._progress.look(plan_id, plan, list(succ), takes)\n",
+        "",
+        of("plans/ends", "an_end_that_is_refused_is_written_and_looked_after_and_its_item_goes_last", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "nobody ends the plan after the last ends were written together",
+        ENDS,
+        "            await self._progress.complete(plan_id)\n",
+        "",
+        of(
+            "plans/ends",
+            "ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end_the_plan",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Plans",
+        "a worker that takes along what it makes ready never looks what comes first",
+        "tasks/running/feeder.py",
+        "            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
+        "            return self._room()\n",
+        of("plans/handing", "a_chain_does_not_keep_what_comes_first_waiting", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a close waits for tasks that another close has given up",
+        "tasks/running/feeder.py",
+        "            self._is_over = True\n",
+        "",
+        of("plans/workers", "a_close_without_patience_ends_the_wait_of_another_close", on="memory"),
+    ),
     Defect(
         "Plans",
         "an end counts on another that may have come already",

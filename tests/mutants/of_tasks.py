@@ -228,4 +228,20 @@ DEFECTS = (
         "        self.is_lost = True\n",
         of("tasks/feeder", "a_lost_claim_tells_its_run_to_stop"),
     ),
+    Defect(
+        "Feeder",
+        "a pause that begins while the node closes goes on",
+        "tasks/running/endings.py",
+        "            if task.is_hurried or self._hurries:",
+        "            if task.is_hurried:",
+        of("tasks/feeder", "a_pause_that_begins_while_the_node_closes_ends_at_once", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "a process that was frozen begins what others have by now",
+        "tasks/running/starting.py",
+        "    if task.claim.remaining_s() <= task.margin_s:\n",
+        "    if False:\n",
+        of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
+    ),
 )

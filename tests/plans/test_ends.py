@@ -32,11 +32,11 @@ def echo(*values: object) -> int:
 class Bench:
     """A started plan whose tasks are taken here, and ended by hand."""
 
-    def __init__(self, store, build):
+    def __init__(self, store, build, **options):
         self.store, self.place = store, Place(store, "plans")
-        with Plans(store, functions=FUNCTIONS).new(id="p") as plan:
+        with Plans(store, functions=FUNCTIONS).new(id="p", **options) as plan:
             build(plan)
-        _, self.plan = run(self.place.plan("p"))
+        self.entry, self.plan = run(self.place.plan("p"))
         self.progress = Progress(self.place)
         self.ends = Ends(self.place, self.progress, None, Signal())
         self.claims = {}
@@ -54,7 +54,7 @@ class Bench:
         result = result_value(OUTCOME.to_bytes())
         made = []
         for name in names:
-            seen = (None, None) if again else (self.plan, tasks[name])
+            seen = (None, None, None) if again else (self.plan, tasks[name], self.entry)
             made.append(End(self.claims[name], "p", name, OUTCOME, result, *seen))
         run(self.ends._decide_once("p", made))
         return [each.ending.result(0) for each in made]

@@ -124,10 +124,10 @@ WORK = [finish, wide, failure, stop, cancel, recover, child, cancelled_child, li
 
 @pytest.mark.parametrize("work", WORK, ids=lambda each: each.__name__)
 def test_a_worker_may_die_at_every_write(work, backend_url, store):
-    """In the short form at every fourth one, in memory; in the long form at each, both ways, on every backend."""
+    """In the short form at every twelfth one, in memory; in the long form at each, both ways, on every backend."""
     if not LONG and not backend_url.startswith("memory"):
         pytest.skip("a part of it in memory, and all of it in the long form")
-    step = 1 if LONG else 4
+    step = 1 if LONG else 12
     for nth in range(1 + WORK.index(work) % step, MOST, step):
         for kind in KINDS if LONG else KINDS[nth // step % 2 :][:1]:
             CALLS.clear()

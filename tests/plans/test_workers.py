@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -149,6 +150,20 @@ def test_a_cancel_that_waits_for_a_task_which_does_not_listen_holds_no_slot(plan
         assert plan.handle.state() is PlanState.CANCELLING
         GATE.set()
         assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
+
+
+def test_a_close_without_patience_ends_the_wait_of_another_close(plans, store):
+    worker = PlanWorker(store, functions=FUNCTIONS)
+    worker.start()
+    with plans.new() as plan:
+        plan.add("deaf")
+    wait_until(lambda: CALLS)
+    patient = threading.Thread(target=worker.close, args=(600.0,), daemon=True)
+    patient.start()
+    worker.close(0.0)
+    patient.join(WAIT_S)
+    GATE.set()
+    assert not patient.is_alive()  # its tasks can be ended no more, so there is nothing to wait for
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,12 @@ def same(value: object) -> object:
     return value
 
 
+@FUNCTIONS.task(name="moment")
+def moment(value: object) -> object:
+    time.sleep(0.02)
+    return value
+
+
 @FUNCTIONS.task(name="inner-gate")
 def inner_gate(value: int) -> object:
     called("inner-gate", value)

@@ -161,7 +161,7 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
         store.commit([], mine.put_ops("any", f"{at:03d}", {f"{n:03d}": b"" for n in range(at, at + 50)}))
     taken = mine.try_take(["any"], limit=290)
     assert ids(taken) == [f"{n:03d}" for n in range(290)]
-    monkeypatch.setattr("latchwork.primitives.queue.backlog_taking.HINT_S", 5.0)
+    monkeypatch.setattr("latchwork.primitives.backlog.taking.HINT_S", 5.0)
     assert ids(mine.try_take(["any"])) == ["290"]
     looks, listing = [], store.list
     monkeypatch.setattr(store, "list", lambda *args, **options: looks.append(args) or listing(*args, **options))

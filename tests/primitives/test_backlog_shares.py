@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.primitives import Backlog, Share
-from latchwork.primitives.queue.backlog_pages import LEFT_LOOKS, LEFT_S, Kept
+from latchwork.primitives.backlog.pages import LEFT_LOOKS, LEFT_S, Kept
 from latchwork.types import Entry
 
 

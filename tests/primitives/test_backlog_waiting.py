@@ -20,7 +20,8 @@ def ids(claims):
 # Waiting
 
 
-def test_those_that_wait_are_told_one_after_the_other(backlog, in_thread, eventually):
+def test_each_item_that_is_put_is_taken_by_one_of_those_that_wait(backlog, in_thread, eventually):
+    """Not by the first of the line for certain: who is told leaves it before it takes, and then the next one looks."""
     mine, waiting = backlog(), []
 
     def wait_and_take(taker):
@@ -34,8 +35,21 @@ def test_those_that_wait_are_told_one_after_the_other(backlog, in_thread, eventu
         eventually(lambda number=number: len(mine.takers("any")) == number + 1)
     for number in range(3):
         fill(mine, f"{number}")
-        assert waiting[number].outcome() == f"{number}"
+        eventually(lambda number=number: len([each for each in waiting if each.is_alive()]) == 2 - number)
+    assert sorted(each.outcome() for each in waiting) == ["0", "1", "2"]
     eventually(lambda: mine.takers("any") == [])
+
+
+def test_one_that_is_slow_to_take_what_it_was_told_of_leaves_it_to_the_next(backlog, in_thread, eventually):
+    mine, first, second = (backlog() for _ in range(3))
+    told = in_thread(lambda: first.wait_free("any", 30.0))
+    eventually(lambda: len(mine.takers("any")) == 1)
+    takes = in_thread(lambda: second.wait_free("any", 30.0) and second.try_take(["any"]))
+    eventually(lambda: len(mine.takers("any")) == 2)
+    fill(mine, "1")
+    assert told.outcome() is True
+    assert ids(takes.outcome()) == ["1"]
+    assert first.wait_free("any", 0.1) is False
 
 
 def test_only_the_first_that_waits_watches_the_lane(backlog, connect, in_thread, eventually, monkeypatch):

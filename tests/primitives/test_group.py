@@ -26,6 +26,7 @@ from latchwork.primitives.group import log as logs
 from latchwork.primitives.group.journal import Journal
 from latchwork.primitives.group.log import State
 from latchwork.primitives.group.replica import Replica
+from latchwork.primitives.group.views import ViewChange
 from latchwork.store.steps import run
 from latchwork.types import Exists, Put
 
@@ -601,3 +602,17 @@ def test_a_view_can_be_waited_for_that_is_as_new_as_the_members(group, connect):
             member.wait_joined(10.0)
             assert onlooker.sync(20.0).ids == [f"m{number}"]
     assert onlooker.sync(20.0).ids == []
+
+
+def test_a_close_does_not_wait_for_views_that_come_after_another_close(group):
+    """Two threads close: the one that ends first closes the threads in which listeners are called."""
+    mine, said = group("n1"), []
+    mine.wait(45.0)
+    mine.on_view(said.append)
+    mine.close()
+    count = len(said)
+    mine._tell([ViewChange(mine.view, (), (), ())])
+    begun = time.monotonic()
+    mine.close()
+    assert time.monotonic() - begun < 3.0
+    assert len(said) == count

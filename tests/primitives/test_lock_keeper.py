@@ -185,7 +185,7 @@ def test_waiters_of_one_job_share_one_watch(keepers, monkeypatch):
 
 
 def test_a_wait_that_was_cancelled_is_told_nothing(keepers):
-    first, second = keepers(), keepers()
+    first, second = keepers(ttl_s=30.0), keepers(ttl_s=30.0)
     held = first.acquire("job/1", 5.0)
     told = []
     second.when_free("job/1", told.append)()

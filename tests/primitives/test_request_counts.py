@@ -125,6 +125,26 @@ def test_an_idle_cluster_writes_once_for_each_node_every_third_of_its_ttl(server
     assert nodes * 2 <= wrote <= 1.4 * nodes * (took_s / INTERVAL_S)
 
 
+@pytest.mark.serial
+def test_a_work_pool_that_does_not_change_is_checked_without_a_write(server):
+    """A read that a quorum confirms is a transaction on ZooKeeper: two for each check, job and node, they were."""
+    checks = []
+
+    def pool():
+        checks.append(time.monotonic())
+        return ["a", "b"]
+
+    job = Job("walk", work_pool=pool, run=lambda context: None, schedule=FixedRate(3600.0), pool_check_period_s=0.1)
+    url = server.url(f"pool-{uuid.uuid4().hex}")
+    options = {"session_ttl_s": TTL_S, "lock_ttl_s": TTL_S, "outcome_period_s": 0.0}
+    with JobManager(url, "n1", job, **options), latchwork.connect(url) as store:
+        wait_until_quiet(store, 1)
+        before, began, checked = server.writes(), time.monotonic(), len(checks)
+        while len(checks) < checked + 30:
+            time.sleep(0.1)
+        assert server.writes() - before <= 2 + 2 * (time.monotonic() - began) / INTERVAL_S
+
+
 def wait_until_quiet(store, owners):
     """Every node has its lock owner, and nothing but these has been written for a while."""
     seen, since, deadline = -1, time.monotonic(), time.monotonic() + 60.0

@@ -156,7 +156,7 @@ def test_a_session_ended_from_outside_ends_every_hold_and_its_fence(server, open
     holds = hold_all(store)
     expire(server, store)
     assert all(refused(other, held) for held in holds)  # at once, whatever their owner knows
-    eventually(lambda: not any(held.is_held for held in holds), 10.0)
+    eventually(lambda: not any(held.is_held for held in holds), 30.0)
     eventually(lambda: all(held.told.is_set() and held.work.is_stopped for held in holds))
     for held in holds[:3]:
         with pytest.raises(OwnershipLost):

@@ -261,6 +261,21 @@ def test_close_ends_pauses_of_retries(store):
     assert Backlog(store, "work").claims() == {}
 
 
+def test_a_pause_that_begins_while_the_node_closes_ends_at_once(store):
+    """Otherwise the close would wait for it: it was decided on before, and was not there when all pauses were ended."""
+    with Node(store, System(retry=Retry(attempts=2, initial_s=300.0, max_s=300.0))) as node:
+        endings = node.feeder._endings
+        later = endings._pauses.later
+
+        def while_it_closes(after_s, call):
+            endings.hurry()
+            return later(after_s, call)
+
+        endings._pauses.later = while_it_closes
+        put(store, examples.fails, "x", id="bad")
+        eventually(lambda: node.feeder.stats().get("released"))
+
+
 def test_drain_lets_tasks_end_and_takes_no_more(store):
     put(store, examples.waits, id="long")
     with Node(store) as node:
@@ -295,6 +310,26 @@ def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped
         assert node.system.finished == []
     assert store.get("results/x") is None
     assert Backlog(connect(), "work").find("any", "s1", "x") is not None
+
+
+def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store):
+    """As in a process that was frozen, and whose slots wake before what watches the claims."""
+    begun = []
+
+    @task(name="begins-late")
+    def begins_late() -> None:
+        begun.append(1)
+
+    class Frozen(System):
+        def begin(self, claim):
+            claim.remaining_s = lambda: 0.0
+            return super().begin(claim)
+
+    with Node(store, Frozen()) as node:
+        node.feeder._guard.look_at = node.feeder._line._look_at = lambda _moment: None
+        put(store, begins_late, id="x")
+        eventually(lambda: node.system.losses)
+    assert begun == []
 
 
 def test_a_lost_claim_tells_its_run_to_stop():

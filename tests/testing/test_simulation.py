@@ -391,6 +391,19 @@ def test_an_awaitable_lock_passes_in_virtual_time_when_its_holder_is_killed():
         assert 5.0 < sim.now() - began < 20.0
 
 
+def test_time_goes_on_in_an_event_loop_that_waits_for_less_than_its_clock_can_tell():
+    """Who has a rounding error of its lease left, and looks by the clock, does not wait for it again and again."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(1e-15)
+        return loop.time() - began
+
+    with Simulation():
+        assert asyncio.run(main()) > 0.0
+
+
 def test_event_loops_are_real_again_afterwards():
     with Simulation():
         pass

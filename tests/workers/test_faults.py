@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from latchwork.errors import BarrierBroken, Conflict
+from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.types import Put
 from latchwork.workers import JobFailed, JobFaulty, RestartsExceeded, Worker, find, submit
 from workers.conftest import die
@@ -212,3 +212,46 @@ def test_a_job_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_threa
     for each in (a, b, c):
         each.close()
     assert find(b._core.store, "train") is None
+
+
+def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_job(
+    team, worker, all_at_once, in_thread, store
+):
+    """The loss of one breaks the others' connections to it before they are told of it."""
+    a, b = team(2)
+    ran = []
+
+    def main(one):
+        ran.append(one.epoch)
+        one.barrier("begun", timeout_s=60.0)
+        if one.epoch == 0:
+            again.append(worker("b"))  # the other one is replaced: that is a fault
+            raise ConnectionResetError("by peer")
+        return one.epoch
+
+    again = []
+    waiting = in_thread(lambda: a.run(main))
+    with pytest.raises(LatchworkError):
+        b.run(lambda one: one.barrier("begun", timeout_s=60.0) or one.barrier("never"))
+    assert again[0].run(main) == 1
+    assert waiting.outcome() == 1
+    assert find(store, "train").status().state == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("away"), OutcomeUnknown("perhaps"), SessionLost("ended")],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_function_that_the_store_did_not_answer_fails_nothing_and_its_worker_comes_back(worker, store, error):
+    def main(one):
+        if not one.restarts:
+            raise error
+        return one.id
+
+    one = worker("a", workers=1)
+    with pytest.raises(type(error)), one:
+        one.run(main)
+    assert find(store, "train").status().state == "RUNNING"
+    assert worker("a").run(main) == 0
+    assert find(store, "train").status().state == "COMPLETED"

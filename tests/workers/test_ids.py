@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
-from latchwork.store.steps import Signal
+from latchwork.primitives.waiting import Patience
+from latchwork.store.steps import Signal, run
 from latchwork.testing.faults import FaultyStore
 from latchwork.workers import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
 from latchwork.workers.keys import JobKeys
@@ -36,6 +37,45 @@ def test_threads_of_one_process_join_one_after_the_other():
     door.leave(turns[0])
     door.leave(turns[0])
     assert turns[2].is_set()
+
+
+def test_who_keeps_its_turn_is_told_once_nobody_stands_behind_it():
+    door, turns = Doorway(), [Signal() for _ in range(3)]
+    for turn in turns:
+        door.line_up(turn)
+    assert [door.behind(turn) for turn in turns] == [2, 1, 0]
+    emptied = door.keep(turns[0], 7.0)
+    assert (door.behind(turns[0]), door.ours_until, turns[1].is_set()) == (0, 7.0, True)
+    door.leave(turns[2])
+    assert not emptied.is_set()
+    door.leave(turns[1])
+    assert emptied.is_set()
+
+
+def test_of_many_in_each_of_two_processes_only_some_draw_a_ticket_and_all_have_an_id(connect, all_at_once, store):
+    """One of each keeps its turn for those behind it."""
+    count, stores = 16, [FaultyStore(connect()) for _ in range(2)]
+    members = [
+        Worker(each, "train", workers=2 * count, key=f"{name}{number}", session=each.open_session(30.0))
+        for name, each in zip("ab", stores, strict=True)
+        for number in range(count)
+    ]
+    infos = all_at_once(lambda one: one.join(60.0), members)
+    assert sorted(info.id for info in infos) == list(range(2 * count))
+    tickets = [call for each in stores for call in each.calls if call.op == "create" and "joining" in str(call.keys)]
+    assert len(tickets) < count, tickets
+    assert not store.list(f"workers/jobs/train/runs/{members[0].run_id}/joining")
+    for each in (*members, *stores):
+        each.close()
+
+
+def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store):
+    one = Worker(store, "train", key="a")
+    joining, first = one._core._joining, Signal()
+    joining._door.line_up(first)
+    joining._place = "a ticket"
+    run(joining._line_up(None, Patience(store.clock, 60.0)))
+    assert not joining._door.behind(first)
 
 
 def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):

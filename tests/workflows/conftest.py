@@ -1,5 +1,6 @@
 """Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares."""
 
+import os
 import shutil
 import uuid
 
@@ -12,6 +13,7 @@ from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.installation import initialize
 from latchwork_testbed.binaries import ServerMissing
 from latchwork_testbed.postgres import PostgresServer, find_postgres
+from levels import LONG
 from workflows.hands import Stage
 
 
@@ -20,6 +22,8 @@ def postgres():
     try:
         find_postgres()
     except ServerMissing as error:
+        if LONG or os.environ.get("CI"):
+            pytest.fail(str(error))
         pytest.skip(str(error))
     with PostgresServer(settings={"fsync": "off"}) as server:
         yield server

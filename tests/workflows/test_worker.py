@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
@@ -17,6 +18,8 @@ from latchwork.types import Put
 from latchwork.workflows.bundles import pack
 from latchwork.workflows.logs import LogStoreMismatch, open_logs
 from latchwork.workflows.state import Outcome
+from latchwork.workflows.types import Command, TaskTypes
+from latchwork.workflows.types.shell import ShellParams
 from latchwork.workflows.worker import Secrets
 from patience import eventually
 
@@ -254,6 +257,12 @@ def test_flood_of_output_that_is_no_text_neither_stops_the_task_nor_fills_the_di
     assert "left out, its end follows" in text
     assert text.endswith("\x1b[2Jend of it\n[latchwork] success, exit code 0\n")
     assert logs.size(found.log_ref) < 200_000
+
+
+def test_noop_has_succeeded_once_it_is_taken_without_a_log(store, logs, worker):
+    found = result(store, put(store, 1, {}, type="noop"))
+    assert (found.outcome, found.log_ref, found.pid) == (Outcome.SUCCESS, "", None)
+    assert Backlog(store, KEYS.backlog).items() == []
 
 
 def test_program_that_is_not_there_is_a_failure_that_names_it(store, logs, worker):
@@ -506,4 +515,60 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
     assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+    made.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_disk_of_logs_ends_no_task_takes_no_other_and_is_told_in_the_log_once_there_is_room(store, small_disk):
+    logs = working.begun(store, small_disk)
+    made = working.worker(store, small_disk, work_dir=Path(tempfile.mkdtemp()))
+    (filler := small_disk / "filler").write_bytes(b"x" * 2_900_000)
+    script = f"echo begun; head -c 2500000 /dev/zero | tr '\\0' y; rm {filler}; sleep 2; echo at the end"
+    found = result(store, shell(store, 1, script))
+    text = log_of(logs, found)
+    assert found.outcome is Outcome.SUCCESS
+    assert text.startswith("begun\nyyyy")
+    assert "bytes missing here: OSError: [Errno 28] No space left on device" in text
+    for each in (small_disk / "logs" / "7").rglob("*.log*"):
+        each.unlink()
+    assert result(store, shell(store, 2, "echo fine")).outcome is Outcome.SUCCESS
+    made.close()
+    shutil.rmtree(made.options.work_dir)
+
+
+class _Broken:
+    """A task type of somebody's, which raises, and tells what it should not."""
+
+    name, params, quoted = "broken", ShellParams, frozenset()
+
+    def command(self, params, _run):
+        if params.script == "argv":
+            return Command(("sh", 3))
+        raise RuntimeError(f"cannot run {params.script}")
+
+
+def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, tmp_path):
+    secrets = Secrets(environ={"LATCHWORK_SECRET_X": "hunter2!"}, providers=())
+    made = working.worker(store, tmp_path, secrets=secrets, types=TaskTypes([_Broken()]))
+    put(store, 1, {"script": "with ${secret:x}"}, type="broken")
+    put(store, 2, {"script": "argv"}, type="broken")
+    put(store, 3, {"script": "true"}, env={"A": "hunter2!\0${secret:x}"})
+    told = result(store, "1.1")
+    assert told.outcome is Outcome.FAILURE
+    assert "cannot run with ***" in told.error
+    assert result(store, "2.1").outcome is Outcome.FAILURE
+    nul = result(store, "3.1")
+    assert "zero byte" in nul.error
+    assert "hunter2" not in nul.error
     made.close()

@@ -61,6 +61,10 @@ def twin(kind: type, by_hand: type[Twin] = Twin, hidden: Collection[str] = ()) -
         target = _SPECIAL.get(name, name)
         if (name.startswith("_") and target == name) or name in hidden or hasattr(by_hand, target):
             continue
+        if name == "__iter__" and not hasattr(
+            kind, "__next__"
+        ):  # over what is there, as of a mapping: nothing to await
+            continue
         member = _member(name, inspect.getattr_static(kind, name))
         if member is not None:
             body[target] = member

@@ -21,10 +21,12 @@ from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, 
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
 from latchwork.tasks import (
@@ -62,6 +64,8 @@ class PlanHooks(FeederHooks):
         failed: told of each try that raised: plan, task, and what.
         children: plans that tasks have started.
         limits: the places of limited plans.
+        mates: the other workers.
+        handing: takes along what becomes ready.
         stop: set when the worker closes.
     """
 
@@ -76,6 +80,8 @@ class PlanHooks(FeederHooks):
         failed: Callable[[str, str, Failure], object],
         children: Children,
         limits: Limits,
+        mates: Mates,
+        handing: Handing,
         stop: Signal,
     ) -> None:
         self._place = place
@@ -86,12 +92,13 @@ class PlanHooks(FeederHooks):
         self._failed = failed
         self._children = children
         self._limits = limits
+        self._mates = mates
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
-        self._ends = Ends(place, progress, self._end_task, stop)
+        self._ends = Ends(place, progress, self._end_task, stop, handing)
 
     def close(self) -> None:
         """Decide on no further ends. Twice is fine."""
@@ -105,6 +112,10 @@ class PlanHooks(FeederHooks):
         """All items are in one lane."""
         self._limits.next_look()
         return (LANE,)
+
+    def share(self, lane: str) -> Share:  # noqa: ARG002 - there is one
+        """What of the items is ours first."""
+        return self._mates.share()
 
     def accept(self, item: BacklogItem) -> bool:
         """Items of control; those of tasks of a plan that is ready, and of one that has ended, to remove them."""
@@ -202,7 +213,7 @@ class PlanHooks(FeederHooks):
         stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
         results = {each: Outcome.of(data).payload for each, data in stored.items()}
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
-        self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known[1], found)
+        self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known, found)
         return call
 
     # Ending
@@ -244,7 +255,8 @@ class PlanHooks(FeederHooks):
                 return await self._hand_over(claim, plan_id, name, outcome)
             if outcome.is_success and begun.is_call and begun.is_together:
                 result = await self._stored(claim, plan_id, outcome)
-                end = End(claim, plan_id, name, outcome, result, begun.plan, begun.task)
+                entry, plan = begun.plan or (None, None)
+                end = End(claim, plan_id, name, outcome, result, plan, begun.task, entry)
                 self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
                 return self._ends.add(end)
             return await self._end_task(claim, plan_id, name, outcome)

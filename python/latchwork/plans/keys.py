@@ -8,6 +8,7 @@ Keys:  <name>/plans/<plan>                 a plan: state, options, failures; wha
        <name>/drafts/<plan>                its builder lives (session-bound)
        <name>/adds/<plan>                  rewritten by each task that is added to a started plan
        <name>/running/<plan>/<number>      a place of a plan of which only so many tasks run at a time (session-bound)
+       <name>/workers/<session>            a worker is there, so that each takes its share (session-bound)
        <name>/data/<plan>/...              what is too large for a record
        <name>/backlog/...                  what can be taken
 
@@ -55,6 +56,7 @@ class Keys:
         self.drafts = f"{name}/drafts"
         self.data = f"{name}/data"
         self.places = f"{name}/running"
+        self.workers = f"{name}/workers"
         self.backlog = f"{name}/backlog"
         #: Below these each plan has a key of its id.
         self.roots = [f"{name}/{each}" for each in ("tasks", "in", "todo", "results", "data", "adds")]

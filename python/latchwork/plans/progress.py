@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from latchwork.errors import OwnershipLost
+from latchwork.errors import Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.handing import NOBODY, Along, Taker
 from latchwork.plans.running.waking import wake
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
 from latchwork.primitives import BacklogClaim
 from latchwork.store.steps import ask
-from latchwork.types import Delete
+from latchwork.types import Committed, Delete
 
-#: So many successors are looked at together.
-_TOGETHER = 200
+#: So many successors are looked at together, and made ready together: each of these costs up to four writes.
+_TOGETHER, _READY_TOGETHER = 200, 22
 
 
 class Progress:
@@ -41,24 +43,48 @@ class Progress:
                     pass
         await self.look(plan_id, plan, succ)
 
-    async def look(self, plan_id: str, plan: PlanRecord, names: Sequence[str]) -> None:
-        """Make those ready that wait for nothing."""
+    async def look(self, plan_id: str, plan: PlanRecord, names: Sequence[str], taker: Taker | None = None) -> None:
+        """Make those ready that wait for nothing; some are taken along."""
         for at in range(0, len(names), _TOGETHER):
             tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
             others = await self._place.not_done(plan_id, waiting)
             free = [each for each in waiting if each.name not in others]
-            for first in range(0, len(free), MOST_TOGETHER):
-                await self._make_ready(plan_id, plan, free[first : first + MOST_TOGETHER])
+            for first in range(0, len(free), _READY_TOGETHER):
+                await self._make_ready(plan_id, plan, free[first : first + _READY_TOGETHER], taker)
 
-    async def _make_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task]) -> None:
-        """Together, or one by one where one of them was rewritten."""
-        edits = [self._place.edges.made_ready(plan_id, plan, each) for each in tasks]
-        together = Edit([c for each in edits for c in each.checks], [op for each in edits for op in each.ops])
-        if await self._place.commit(Edit(together.checks, list(dict.fromkeys(together.ops)))):
+    async def _make_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], taker: Taker | None) -> None:
+        """Together; without those that others were faster with; one by one where one was rewritten."""
+        along = NOBODY if taker is None else taker.along(tasks)
+        try:
+            done = await self._ready_together(plan_id, plan, tasks, along)
+        except (Conflict, OutcomeUnknown) as error:
+            if taker is not None and isinstance(error, OutcomeUnknown):
+                taker.unsure(along)
+        else:
+            if taker is not None:
+                taker.landed(along, done)
             return
-        for each in tasks:
+        before = {each.name: each.entry.version for each in tasks}
+        found = [
+            each for each in await self._place.tasks(plan_id, list(before)) if each.record.state is TaskState.WAITING
+        ]
+        same = [each for each in found if each.entry.version == before[each.name]]
+        with suppress(Conflict, OutcomeUnknown):
+            if same:
+                await self._ready_together(plan_id, plan, same, NOBODY)
+                found = [each for each in found if each not in same]
+        for each in found:
             await self._try_ready(plan_id, plan, each)
+
+    async def _ready_together(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], along: Along) -> Committed:
+        """All or none."""
+        items = along.items()
+        edits = [self._place.edges.made_ready(plan_id, plan, each, items.get(each.name)) for each in tasks]
+        checks = [*along.checks, *(check for each in edits for check in each.checks)]
+        ops = list(dict.fromkeys(op for each in edits for op in each.ops))
+        done: Committed = await ask(self._place.store.commit, checks, ops)
+        return done
 
     async def _try_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
         found = [task]

@@ -46,11 +46,8 @@ class Edges:
     # Items
 
     def item(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
-        """The item of a task that is ready. It has what is needed before the task is read."""
-        value = json.dumps({"timeout_s": task.timeout_s, "from": task.args_from}).encode()
-        if len(value) > _MOST_ITEM:
-            value = json.dumps({"timeout_s": task.timeout_s}).encode()
-        return self._put_item(self.shelf(plan, task), item_id(plan_id, name), value)
+        """The item of a task that is ready."""
+        return self._put_item(self.shelf(plan, task), item_id(plan_id, name), item_value(task))
 
     def shelf(self, plan: PlanRecord, task: TaskRecord) -> str:
         """Where the item of a task is."""
@@ -102,25 +99,35 @@ class Edges:
 
     # Running
 
-    def made_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> Edit:
-        """A task that waits for nothing more. That never becomes false again, so anybody may try it."""
-        ready = task.record.now(TaskState.READY)
-        return Edit(
-            [At(task.entry)],
-            [Put(task.entry.key, ready.to_bytes()), *self.item(plan_id, plan, task.name, task.record)],
-        )
+    def made_ready(self, plan_id: str, plan: PlanRecord, task: Task, item: Sequence[Op] | None = None) -> Edit:
+        """A task that waits for nothing more. That never becomes false again, so anybody may try it.
 
-    def finished(self, plan_id: str, plan: PlanRecord, task: Task, result: bytes, last_of: Sequence[Task]) -> Edit:
+        ``item`` puts its item another way: taken already.
+        """
+        ready = task.record.now(TaskState.READY)
+        put = self.item(plan_id, plan, task.name, task.record) if item is None else item
+        return Edit([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
+
+    def finished(
+        self,
+        plan_id: str,
+        plan: PlanRecord,
+        task: Task,
+        result: bytes,
+        last_of: Sequence[Task],
+        *,
+        items: Mapping[str, Sequence[Op]] | None = None,
+    ) -> Edit:
         """A task is done, and with it the wait of those that it was the last of. The caller adds the claim's fence.
 
-        Of more than ``MOST_TOGETHER`` successors none is touched.
+        Of more than ``MOST_TOGETHER`` successors none is touched. ``items`` has what puts their items another way.
         """
         edit = self.done(plan_id, task, result)
         if len(task.record.succ) > MOST_TOGETHER:
             return edit
         edit.ops.extend(Delete(self.keys.edge(plan_id, each, task.name)) for each in task.record.succ)
         for each in last_of:
-            more = self.made_ready(plan_id, plan, each)
+            more = self.made_ready(plan_id, plan, each, (items or {}).get(each.name))
             edit.checks.extend(more.checks)
             edit.ops.extend(more.ops)
         return Edit(edit.checks, list(dict.fromkeys(edit.ops)))
@@ -136,6 +143,7 @@ class Edges:
         others: Mapping[str, str],
         another: str | None,
         gone: Sequence[str] = (),
+        items: Mapping[str, Sequence[Op]] | None = None,
     ) -> Edit | None:
         """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
 
@@ -145,7 +153,7 @@ class Edges:
         ``waiting`` are the successors that wait, as they were read; ``others`` has, by successor, a task that it waits
         for besides this one, and none where this is the last; ``another`` is a task of the plan that has not ended,
         asked for where nobody waits for this one; ``gone`` are edges that ends on their way delete, without which a
-        successor would not be ready. None where who ends this one has to look himself.
+        successor would not be ready; ``items`` is as for ``finished``. None where who ends this one has to look.
         """
         if len(task.record.succ) > MOST_TOGETHER:
             return None
@@ -154,7 +162,7 @@ class Edges:
         witness = behind[0] if behind else another
         if not ready and witness is None:
             return None
-        edit = self.finished(plan_id, plan, task, result, ready)
+        edit = self.finished(plan_id, plan, task, result, ready, items=items)
         edit.checks.extend(Absent(each) for each in gone)
         edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)
         if not ready and witness is not None:
@@ -315,3 +323,9 @@ class Edges:
         told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
         made = Create(self.keys.plan(plan_id), told.to_bytes())
         return Edit([], [made, *self.control(plan_id, "remove", told.turn)])
+
+
+def item_value(task: TaskRecord) -> bytes:
+    """What the item of a task has: what is needed before the task is read."""
+    value = json.dumps({"timeout_s": task.timeout_s, "from": task.args_from}).encode()
+    return value if len(value) <= _MOST_ITEM else json.dumps({"timeout_s": task.timeout_s}).encode()

@@ -85,6 +85,7 @@ class PlanWorker(Starts):
         self._stop = Signal()
         self._plans: Mirror | None = None
         self._taken: Mirror | None = None
+        self._workers: Mirror | None = None
         self._shift: Shift | None = None
         self._counts: Counter[str] = Counter()
         self._news = Bell()
@@ -114,6 +115,7 @@ class PlanWorker(Starts):
                 plans.close()
                 return
             self._taken = self._store.mirror(self._place.keys.places)
+            self._workers = self._store.mirror(self._place.keys.workers)
             self._threads.append(Background(self._live, f"latchwork-plans-{self._way.label}"))
             self._threads.append(Background(self._keep, f"latchwork-plans-results-{self._way.label}"))
             plans.on_change(self._plans_changed)
@@ -148,7 +150,7 @@ class PlanWorker(Starts):
         with self._news.mutex:
             self._news.ring()
         with self._mutex:
-            threads, shift, mirrors = list(self._threads), self._shift, (self._plans, self._taken)
+            threads, shift, mirrors = list(self._threads), self._shift, (self._plans, self._taken, self._workers)
         left = shift.end(timeout_s) if shift is not None else []
         for each in threads:
             each.block()
@@ -178,7 +180,9 @@ class PlanWorker(Starts):
         session = await ask(self._store.open_session, self._ttl_s)
         assert self._plans is not None
         assert self._taken is not None
-        shift = Shift(self._store, self._place, self._plans, self._taken, self._way, session=session, stop=self._stop)
+        assert self._workers is not None
+        mirrors = (self._plans, self._taken, self._workers)
+        shift = Shift(self._store, self._place, mirrors, self._way, session=session, stop=self._stop)
         ended = Signal()
         cancel = session.on_end(ended.set)
         with self._mutex:
@@ -186,6 +190,7 @@ class PlanWorker(Starts):
         try:
             if self._stop.is_set():
                 return
+            await shift.mates.join(self._store)
             shift.begin()
             backoff.reset()
             take_back = self._stop.call_when_set(ended.set)

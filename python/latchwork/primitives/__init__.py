@@ -1,5 +1,10 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
+from latchwork.primitives.backlog.backlog import Backlog
+from latchwork.primitives.backlog.claim import BacklogClaim, BacklogEnding
+from latchwork.primitives.backlog.handing import PutTaken
+from latchwork.primitives.backlog.items import BacklogItem
+from latchwork.primitives.backlog.pages import Share
 from latchwork.primitives.fair.election import Election, Term
 from latchwork.primitives.fair.latch import LeaderLatch
 from latchwork.primitives.fair.leader import Candidate, Leader, Observer
@@ -21,10 +26,6 @@ from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
-from latchwork.primitives.queue.backlog import Backlog
-from latchwork.primitives.queue.backlog_claim import BacklogClaim, BacklogEnding
-from latchwork.primitives.queue.backlog_items import BacklogItem
-from latchwork.primitives.queue.backlog_pages import Share
 from latchwork.primitives.queue.claim import Claim
 from latchwork.primitives.queue.items import Item
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
@@ -55,6 +56,7 @@ __all__ = [
     "Once",
     "PersistentLock",
     "PriorityQueue",
+    "PutTaken",
     "Queue",
     "RateLimiter",
     "ReadWriteLock",

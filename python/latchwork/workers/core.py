@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from latchwork.errors import (
     BarrierBroken,
@@ -19,21 +17,21 @@ from latchwork.errors import (
 )
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Waits
-from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, called, steps_of
+from latchwork.store.steps import OnInterrupt, Signal, ask, called, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers import plans
-from latchwork.workers.errors import JobFaulty, JobTerminated, Removed, RestartsExceeded
+from latchwork.workers.errors import JobFaulty, JobTerminated, RestartsExceeded
 from latchwork.workers.events import Events
 from latchwork.workers.keys import FINAL, INIT, JobKeys
 from latchwork.workers.meeting import Attempt, who_broke
 from latchwork.workers.membership import Joining, Seat
-from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
-from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch
-from latchwork.workers.watching import Watching, faulty, why_out, why_refused
+from latchwork.workers.own_record import OwnRecord
+from latchwork.workers.plans import Scene, read_members
+from latchwork.workers.records import COMPLETED, WorkerInfo, read_epoch
+from latchwork.workers.watching import Watching, faulty, why_refused
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +56,7 @@ class Core:
         self._joining = joining
         self._lock = mutex()
         self._seat: Seat | None = None
+        self._record: OwnRecord | None = None
         self._attempt: Attempt | None = None
         self._watching: Watching | None = None
         self._events: Events | None = None
@@ -77,6 +76,12 @@ class Core:
     def out(self) -> LatchworkError | None:
         """Why we are not in the job any more; None while we are."""
         return self._out
+
+    @property
+    def _own(self) -> OwnRecord:
+        self.joined()
+        assert self._record is not None
+        return self._record
 
     @property
     def events(self) -> Events:
@@ -118,6 +123,7 @@ class Core:
         assert entry is not None
         with self._lock:
             self._seat = seat
+            self._record = OwnRecord(self.store, seat, self.what, self.lost)
             self.is_done = seat.info.status == COMPLETED
             self._events = Events(self.store, seat)
             self._attempt = Attempt(self.store, seat, entry)
@@ -134,7 +140,7 @@ class Core:
     def _undo_join(self) -> None:
         """An interrupt has ended ``join``: we are not in the job, or will not be soon. It may be joined again."""
         watching, attempt, events = self._watching, self._attempt, self._events
-        self._seat = self._watching = self._attempt = self._events = None
+        self._seat = self._watching = self._attempt = self._events = self._record = None
 
         async def undo() -> None:
             if attempt is not None:
@@ -153,58 +159,23 @@ class Core:
             raise JobTerminated(f"{self.what}: the job is no more")
         return entry
 
-    async def _end_with(self, status: str, plan: Callable[[Scene, Entry], Plan], epoch: int | None) -> None:
-        """Have a status, as a plan says."""
-        seat, backoff = self.joined(), Backoff()
-        while True:
-            scene = await self.scene()
-            member = await ask(self.store.get, seat.keys.member(seat.info.key))
-            if member is None:
-                raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
-            info = WorkerInfo.of(member)
-            if info.status == status and info.incarnation == seat.info.incarnation:
-                return
-            planned = plan(scene, member)
-            try:
-                await ask(self.store.commit, planned.checks, planned.ops)
-            except (Conflict, OutcomeUnknown):
-                await self._refuse(seat, epoch)
-                await Pause(self.store.clock, self.lost, backoff.next_s())
-            else:
-                return
-
     async def complete(self) -> None:
         """Our part is done, in the epoch we are in."""
         if self.is_done:
             return
         attempt = self.now()
-        await self._end_with(
-            COMPLETED, lambda scene, member: plans.completed(scene, member, attempt.fence, attempt.epoch), attempt.epoch
-        )
+        await self._own.complete(attempt.fence, attempt.epoch)
         self.is_done = True
 
     async def fail(self, why: str) -> None:
         """We cannot go on."""
-        fence = self.joined().fence(self.store)
-        await self._end_with(FULLY_FAILED, lambda scene, member: plans.failed(scene, member, fence, why[:1000]), None)
+        await self._own.fail(self.joined().fence(self.store), None, why)
 
     async def leave(self) -> None:
         """Leave; the last one of a job that has ended removes it."""
-        seat, backoff = self._seat, Backoff()
-        if seat is None or self._out is not None:
+        if self._seat is None or self._out is not None:
             return
-        while await why_out(self.store, seat) is None:
-            scene = await self.scene()
-            live = [entry.key for entry in await ask(self.store.list, seat.keys.live)]
-            plan = plans.left(scene, seat.info.id, live, seat.fence(self.store))
-            try:
-                await ask(self.store.commit, plan.checks, plan.ops)
-            except (Conflict, OutcomeUnknown):
-                await Pause(self.store.clock, self.lost, backoff.next_s())
-                continue
-            if plan.head is None:
-                await ask(self.store.delete_tree, seat.keys.folder)
-            break
+        await self._own.leave()
         self._be_out(Closed(f"{self.what} has left; make another one"))
 
     async def close(self) -> None:
@@ -232,23 +203,12 @@ class Core:
 
     async def tell(self, info: WorkerInfo) -> None:
         """Say something else of ourselves."""
-        seat, attempt, backoff = self.joined(), self.now(), Backoff()
-        while True:
-            member = await ask(self.store.get, seat.keys.member(seat.info.key))
-            if member is None:
-                raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
-            plan = plans.told(seat.keys, member, replace(info, key=seat.info.key), attempt.fence)
-            try:
-                await ask(self.store.commit, plan.checks, plan.ops)
-            except (Conflict, OutcomeUnknown):
-                await self._refuse(seat, attempt.epoch)
-                await Pause(self.store.clock, self.lost, backoff.next_s())
-            else:
-                return
+        attempt = self.now()
+        await self._own.tell(info, attempt.fence, attempt.epoch)
 
     async def check(self) -> None:
         """Ask the store whether we are in the job, and the epoch goes on."""
-        await self._refuse(self.joined(), self.now().epoch)
+        await self._own.refuse(self.now().epoch)
 
     # Meeting
 
@@ -264,7 +224,7 @@ class Core:
             except (Closed, Conflict, SessionLost) as error:
                 if not isinstance(error, Conflict):
                     raise await self._why(attempt, error) from error
-                await self._refuse(seat, attempt.epoch)
+                await self._own.refuse(attempt.epoch)
 
     async def _why(self, attempt: Attempt, error: LatchworkError) -> LatchworkError:
         """Why a wait was called off."""
@@ -284,7 +244,7 @@ class Core:
             attempt = self._attempt
         if before is not None:
             before.end()
-        await self._refuse(seat, attempt.epoch)
+        await self._own.refuse(attempt.epoch)
         return attempt
 
     async def _tell_healthy(self, attempt: Attempt) -> None:
@@ -337,41 +297,31 @@ class Core:
 
     async def count_execution(self) -> None:
         """The function is run once more; raises when that is too often."""
-        seat, attempt = self.joined(), self.now()
-        scene = await self.scene()
-        member = await ask(self.store.get, seat.keys.member(seat.info.key))
-        if member is None:
-            raise await why_out(self.store, seat) or Removed(f"{self.what} was removed")
-        if WorkerInfo.of(member).executions >= scene.head.max_executions:
-            why = f"worker {seat.info.id} ({seat.info.key}) was run again more than {scene.head.max_executions} times"
+        attempt = self.now()
+        why = await self._own.count_execution(attempt.fence, attempt.epoch)
+        if why:
             await self.fail(why)
             raise RestartsExceeded(f"{why}: job {self.keys.job!r} has failed; find out why workers are lost")
-        plan = plans.executed_again(seat.keys, member, attempt.fence)
-        try:
-            await ask(self.store.commit, plan.checks, plan.ops)
-        except Conflict:
-            await self._refuse(seat, attempt.epoch)
 
     async def give_up(self, why: str) -> None:
-        """We have failed for good."""
-        with suppress(LatchworkError):
-            await self.fail(why)
+        """We have failed for good, unless the epoch is over, or nobody can be told.
+
+        Raises:
+            JobFaulty: another worker was lost before: whatever failed here is to be done again.
+        """
+        try:
+            attempt = self.now()
+            await self._own.fail(attempt.fence, attempt.epoch, why)
+        except JobFaulty:
+            raise
+        except LatchworkError as error:
+            _log.info("%s: that it has failed is not told: %s", self.what, error)
 
     # Below
 
     async def scene(self) -> Scene:
         """The head as it is now, for a transaction."""
-        seat = self.joined()
-        entry = await ask(self.store.get, seat.keys.head)
-        if entry is None or head_or_none(entry, seat.keys.run) is None:
-            raise await why_out(self.store, seat) or JobTerminated(f"{self.what}: the job is no more")
-        return Scene(seat.keys, entry, time.time())
-
-    async def _refuse(self, seat: Seat, epoch: int | None) -> None:
-        """Raise why a write was refused, if that is for good."""
-        error = await (why_out(self.store, seat) if epoch is None else why_refused(self.store, seat, epoch))
-        if error is not None:
-            raise error
+        return await self._own.scene()
 
     def _on_epoch(self, entry: Entry) -> None:
         attempt = self._attempt

@@ -167,10 +167,10 @@ class JobMaster(Closes):
                 now = picture.head
                 if now is None or now.is_final:
                     return
-                due, _ = losses.due(picture.lost(), 0, self._store.clock.now())
+                due, next_s = losses.due(picture.lost(), 0, self._store.clock.now())
                 for member in due:
                     await tell_loss(self._store, keys, member)
-                await self._bell.rung(rings, self._store.clock, 0.2 if due else _AGAIN_S)
+                await self._bell.rung(rings, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S))
         finally:
             picture.close()
 

@@ -6,12 +6,17 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from latchwork.errors import OutcomeUnknown, SessionLost, Unavailable
 from latchwork.store.steps import called
 from latchwork.workers.errors import JobFaulty, JobTerminated, Removed
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: What is no failure of a function: the store could not be reached, or our session ended. As when its process dies, the
+#: worker comes back by its key, and all begin again.
+PASSING = (Unavailable, OutcomeUnknown, SessionLost)
 
 
 class ComesBack(Exception):
@@ -34,7 +39,7 @@ class Runs(Protocol):
         """The function is run once more; raises when that is too often."""
 
     async def give_up(self, why: str) -> None:
-        """This worker has failed for good."""
+        """This worker has failed for good; raises ``JobFaulty`` if the epoch is over, and that does not count."""
 
 
 async def run_through(
@@ -62,7 +67,7 @@ async def run_through(
 async def _run(worker: Runs, call: Callable[[], T]) -> T:
     try:
         return await called(call)
-    except (JobFaulty, JobTerminated, Removed, ComesBack):
+    except (JobFaulty, JobTerminated, Removed, ComesBack, *PASSING):
         raise
     except Exception as error:
         await worker.give_up(f"{type(error).__name__}: {error}")

@@ -19,7 +19,7 @@ from latchwork.workers.keys import FINAL, INIT
 from latchwork.workers.membership import Joining, check_key
 from latchwork.workers.plans import head_or_none
 from latchwork.workers.records import Event, Head, WorkerInfo, read_key, shown
-from latchwork.workers.running import run_through
+from latchwork.workers.running import PASSING, run_through
 from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
 
@@ -86,7 +86,7 @@ class Worker(Closes):
             if self._core.out is None and self._core.seat is not None:
                 if exc is None:
                     await self._core.complete()
-                elif isinstance(exc, Exception) and not isinstance(exc, JobFaulty):
+                elif isinstance(exc, Exception) and not isinstance(exc, (JobFaulty, *PASSING)):
                     with suppress(LatchworkError):
                         await self._core.fail(f"{type(exc).__name__}: {exc}")
         finally:
@@ -322,8 +322,10 @@ class Worker(Closes):
         """Go to the start line, call ``main(self)``, meet all at the finish, and complete; again after a fault.
 
         Args:
-            main: is called again in each epoch, at most ``max_executions`` times more. What it raises, but for
-                ``JobFaulty``, fails the job.
+            main: is called again in each epoch, at most ``max_executions`` times more. What it raises fails the job,
+                unless another worker was lost before that: then it is called again. That the store could not be
+                reached (``Unavailable``, ``OutcomeUnknown``) or that our session ended (``SessionLost``) is raised
+                and fails nothing: join again.
             final_barrier: whether all meet before they complete, so that a worker that is lost late has the others run
                 again, too. It has no deadline.
             prepare: is called before the start line of each epoch: what it tells, all know when ``main`` is called.

@@ -16,6 +16,7 @@ from trials.interrupts.plays_of_executor import executor
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
 from trials.interrupts.plays_of_plans import plans
 from trials.interrupts.plays_of_tasks import tasks
+from trials.interrupts.plays_of_watchers import keepers, mirrors, observers
 from trials.interrupts.plays_of_workers import workers
 
 if TYPE_CHECKING:
@@ -345,6 +346,9 @@ def of_protocols() -> list[Play]:
         *groups(),
         *numbers(),
         *_store(),
+        *keepers(),
+        *mirrors(),
+        *observers(),
     ]
 
 

@@ -7,7 +7,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from latchwork.plans import NoSuchPlan, Plans, PlanState, PlanWorker
-from latchwork.tasks import Functions
+from latchwork.plans.keys import LANE
+from latchwork.plans.place import Place
+from latchwork.plans.progress import Progress
+from latchwork.plans.records import result_value
+from latchwork.plans.running.ends import End, Ends
+from latchwork.store.steps import Signal, run
+from latchwork.tasks import Done, Functions, Outcome, Payloads
 from trials.interrupts.play import Play
 from trials.interrupts.plays_of_many import _until
 
@@ -104,5 +110,37 @@ def _handles() -> list[Play]:
     return [Play("PlanHandle.add", started, add, added), Play("PlanHandle.cancel", started, cancel, cancelled)]
 
 
+class _Ended:
+    """A task that has run, and what decides on its end."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        place = Place(store, name)
+        _builder(store, name).start()
+        _, plan = run(place.plan("p"))
+        progress = Progress(place)
+        run(progress.look("p", plan, ["t00000"]))
+        claim = next(each for each in place.backlog.try_take([LANE], limit=2) if each.item.id == "p~t00000")
+        (task,) = run(place.tasks("p", ["t00000"]))
+        outcome = Outcome(Payloads().encode(1, "one"))
+        self.end = End(claim, "p", "t00000", outcome, result_value(outcome.to_bytes()), plan, task)
+        self.ends = Ends(place, progress, None, Signal())  # type: ignore[arg-type]
+        self.label = f"latchwork-plans-ends-{name}"
+
+
+def _ends() -> list[Play]:
+    def use(made: _Ended, *_: object) -> None:
+        made.ends.add(made.end)
+        made.ends.close()
+
+    def after(made: _Ended, *_: object) -> None:
+        made.ends.close()
+        _until(lambda: not _threads(made.label), "a thread that decides on ends is left")
+        assert not made.ends._waiting, "an end is left that nobody decides on"
+        if made.end.ending.done():
+            assert isinstance(made.end.ending.result(), Done)
+
+    return [Play("Ends.add", _Ended, use, after)]
+
+
 def plans() -> list[Play]:
-    return [*_workers(), *_builders(), *_handles()]
+    return [*_workers(), *_builders(), *_handles(), *_ends()]

@@ -22,7 +22,7 @@ import through_loop
 from latchwork import primitives
 from levels import LONG
 from patience import eventually
-from trials.interrupts import plays, plays_of_many
+from trials.interrupts import plays, plays_of_many, plays_of_watchers
 
 #: Awaits from one that is tried to the next; after so many days each had its turn.
 STEP = 1 if LONG else 11
@@ -127,7 +127,7 @@ def loop(monkeypatch):
     vars(namespace).update(vars(primitives))
     monkeypatch.setattr(through_loop, "Loop", CancellingLoop)
     made = through_loop.install([namespace], monkeypatch)
-    for module in (plays, plays_of_many):
+    for module in (plays, plays_of_many, plays_of_watchers):
         monkeypatch.setattr(module, "p", namespace)
     yield made
     made.close()

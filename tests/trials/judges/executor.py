@@ -195,12 +195,15 @@ def _writes(told: list[Mapping[str, Any]]) -> dict[tuple[str, int], int]:
 def _judge_overlaps(verdict: Verdict, runs: list[Run], held_up: _HeldUp, wrote: Mapping[tuple[str, int], int]) -> None:
     for number, before in enumerate(runs):
         for after in runs[number + 1 :]:
-            late = wrote.get((before.task, before.token), 0)
-            if after.token <= before.token:
+            newer, older = (before, after) if after.token < before.token else (after, before)
+            late = wrote.get((older.task, older.token), 0)
+            if after.token == before.token:
+                verdict.violations.append(f"{after.task} ran twice with one claim: {before} and then {after}")
+            elif late > newer.token:
+                verdict.violations.append(f"{after.task}: {older} wrote at {late}, after {newer} had it")
+            elif after is older and not held_up(after.pid, after.start, after.start):
                 verdict.violations.append(f"{after.task} went back to an older token: {before} and then {after}")
-            elif late > after.token:
-                verdict.violations.append(f"{after.task}: {before} wrote at {late}, after {after} had it")
-            elif after.start < before.end and not held_up(before.pid, before.start, before.end):
+            elif after is newer and after.start < before.end and not held_up(before.pid, before.start, before.end):
                 verdict.violations.append(f"{after.task} ran twice at a time: {before} and {after}")
-            elif after.start < before.end:
+            elif after is older or after.start < before.end:
                 verdict.forgiven += 1

@@ -109,3 +109,14 @@ def test_a_write_of_an_earlier_run_after_the_later_one_had_the_task_is_never_for
 def test_tokens_grow_from_run_to_run():
     log = (submitted(), start(1.0, 1, 20), end(1.5, 1, 20), start(2.0, 2, 10), end(3.0, 2, 10), over(3.1))
     assert "older token" in violations(*log)[0]
+    assert (
+        "one claim" in violations(*log[:2], event("end", 1.5, 1, token=20), start(2.0, 1, 20), end(3.0), over(3.1))[0]
+    )
+
+
+def test_a_frozen_process_may_begin_with_an_older_token_but_write_nothing():
+    log = (submitted(), start(1.0, 1, 20), end(1.5, 1, 20), start(2.0, 2, 10), end(3.0, 2, 10), over(3.1))
+    frozen = [Fault("freeze runner", 0.5, 1.9, 2)]
+    assert violations(*log, faults=frozen) == []
+    assert "wrote at 21" in violations(*log, event("wrote", 2.5, 2, token=10, commit=21), faults=frozen)[0]
+    assert "older token" in violations(*log, faults=[Fault("freeze runner", 0.5, 1.9, 1)])[0]

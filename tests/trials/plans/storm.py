@@ -17,7 +17,7 @@ import latchwork
 from latchwork.plans import Plans, PlanState, TaskState, WrongState
 from latchwork.plans.records import PlanRecord
 from patience import Deadline
-from plans.work import what_is_left
+from plans.work import KINDS, what_is_left
 from trials.fault import frozen, held, refused
 from trials.plans.node import BIG, FUNCTIONS, MODULUS, SESSION_TTL_S
 from trials.remote import Remote
@@ -275,8 +275,18 @@ class Storm:
     def remove(self):
         for each in self.made:
             each.handle.remove()
-        until = Deadline(GRACE_S)
-        while (left := what_is_left(self.store)) and not until.has_passed:
-            self.sleep(0.5)
-            self.plans.sweep()
-        self.report.violations.extend(f"{key} is left after removal" for key in left[:20])
+        left, until = self._left(), Deadline(GRACE_S)
+        while any(left) and not until.has_passed:
+            self.sleep(2.0)
+            with contextlib.suppress(latchwork.Unavailable, latchwork.OutcomeUnknown):
+                self.plans.sweep()
+                before, left = left, self._left()
+                until = Deadline(GRACE_S) if left != before else until
+        if any(left):
+            self.report.violations.extend(f"{key} is left after removal" for key in what_is_left(self.store)[:20])
+
+    def _left(self):
+        """The plans that are left, and of what else is something; what all of it is takes long to read."""
+        roots = [f"plans/{kind}" for kind in KINDS]
+        kinds = [root for root in roots if self.store.list(root, recursive=True, limit=1)]
+        return self.store.children("plans/plans"), kinds or what_is_left(self.store)

@@ -49,6 +49,10 @@ MUTANTS = {
     "a quick end does not check that a task is left": "the last two leave the end of the plan to each other",
     "a quick end does not check the successor that it makes ready": "an added task's link is written over",
     "a quick end counts on a successor that may be skipped": "nobody looks whether the plan is complete",
+    "what is taken along does not check the plan": "a task starts after the plan was cancelled",
+    "what is taken along by a lost answer is forgotten": "it is claimed, and nobody runs it",
+    "what is taken along has no item": "its taker dies, and nobody hears of it",
+    "what is taken along is not checked to be as it was": "a task that is ready, or cancelled, is made ready again",
 }
 
 
@@ -225,6 +229,9 @@ class PlanModel:
 
     def work(self, session):
         while session in self.store.alive:
+            claims = self.store.list("claims")
+            forgotten = [key for key, entry in claims if entry[2] == session and "@" not in key]
+            assert not forgotten, ("claimed, and nobody runs it", forgotten)
             items = yield ("list", "items")
             claimed = yield ("children", "claims")
             free = [(key[len("items/") :], entry) for key, entry in items if key[len("items/") :] not in claimed]
@@ -281,6 +288,7 @@ class PlanModel:
         fence = self._fence(session, i, claim)
         entry = yield ("get", f"t/{i}")
         state, deps, _, attempts = entry[0]
+        along = []
         if state == "READY":
             for d in deps:
                 assert self.store.get(f"res/{d}") is not None, ("runs before what it depends on", i, d)
@@ -295,27 +303,57 @@ class PlanModel:
                 if not (yield from self._fail(fence, i)):
                     return
             else:
-                outcome = yield from self._finish(session, fence, i, entry)
+                outcome, along = yield from self._finish(session, fence, i, entry)
                 if outcome != "look":
+                    yield from self._run_along(session, along, turn)
                     return
         entry = yield ("get", f"t/{i}")
         if entry[0][0] == "DONE" and self.mutant != "nobody looks after a finish":
-            yield from self._propagate(entry[0][2])
+            along = yield from self._propagate(entry[0][2], session)
             if not entry[0][2] or self.mutant != "only sinks look whether the plan is complete":
                 yield from self._complete()
         elif entry[0][0] == "FAILED" and not (yield from self._skip(fence, i, claim, turn)):
             return
         yield from self._acknowledge(session, i, claim)
+        yield from self._run_along(session, along, turn)
+
+    # What an end makes ready, and its worker has at once.
+
+    def _along(self, session, j, entry):
+        """Checks and writes that make a task ready, and ours; as it would be claimed the plan is checked too."""
+        plan = yield ("get", "plan")
+        if session is None or plan[0][0] != "READY" or self.random.random() < 0.5:
+            return [], self._made_ready(j, entry), []
+        unfenced = self.mutant == "what is taken along does not check the plan"
+        ops = [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"claims/{j}", session, session)]
+        if self.mutant != "what is taken along has no item":
+            ops.append(("create", f"items/{j}", 1))
+        return [] if unfenced else [("at", "plan", plan[1])], ops, [j]
+
+    def _run_along(self, session, along, turn):
+        """Run what was taken along, whether its answer came or not: what may land late has landed, or never will."""
+        for j in along:
+            claim = yield ("get", f"claims/{j}")
+            if claim is not None and claim[0] == session:
+                yield from self._task_item(session, j, claim[1], turn)
 
     def _release(self, fence, i, entry):
         state, deps, succ, attempts = entry[0]
         checks = [*fence, ("at", f"t/{i}", entry[1])]
         ops = [("put", f"t/{i}", (state, deps, succ, attempts + 1)), ("delete", f"claims/{i}")]
-        if not (yield from self._try(checks, ops, lambda: True)):
-            yield from self._try(fence, [("delete", f"claims/{i}")], lambda: True)
+        while True:
+            try:
+                yield ("commit", checks, ops)
+            except Unknown:
+                continue
+            except Conflict:
+                if len(checks) > len(fence):
+                    checks, ops = fence, ops[1:]  # it was rewritten: this try does not count
+                    continue
+            return
 
     def _finish(self, session, fence, i, entry):
-        """Look: done, successors are to be looked at; else the claim is over, one way or the other."""
+        """Look: done, successors are to be looked at; else the claim is over. And what was taken along."""
         quick = yield from self._pass_on(session, fence, i, entry)
         if quick is not None:
             return quick
@@ -324,7 +362,7 @@ class PlanModel:
             entry = yield ("get", f"t/{i}")
             state, _, succ, _ = entry[0]
             if state == "DONE" and self.mutant != "two may finish":
-                return "look"
+                return "look", []
             checks = list(fence) if fenced else []
             if self.mutant != "two may finish":
                 checks.append(("at", f"t/{i}", entry[1]))
@@ -336,11 +374,11 @@ class PlanModel:
                 yield ("commit", checks, ops)
             except Conflict:
                 if fenced and not (yield from self._holds(i, fence[0][2])):
-                    return "lost"
+                    return "lost", []
             except Unknown:
                 pass
             else:
-                return "over" if over else "look"
+                return "over" if over else "look", []
 
     def _done(self, session, i, entry):
         done = ("put", f"t/{i}", ("DONE", *entry[0][1:]))
@@ -353,7 +391,7 @@ class PlanModel:
         checks = [] if unfenced else list(fence)
         if self.mutant != "a quick end does not check its own task":
             checks.append(("at", f"t/{i}", entry[1]))
-        ops, ready, behind = self._done(session, i, entry), False, False
+        ops, ready, behind, along = self._done(session, i, entry), False, False, []
         for j in succ:
             ops.append(("delete", f"in/{j}/{i}"))
             other = yield ("get", f"t/{j}")
@@ -370,7 +408,9 @@ class PlanModel:
                 ready = True
                 if self.mutant != "a quick end does not check the successor that it makes ready":
                     checks.append(("at", f"t/{j}", other[1]))
-                ops += self._made_ready(j, other)
+                more, writes, taken = yield from self._along(session, j, other)
+                checks, along = [*checks, *more], along + taken
+                ops += writes
         if not ready and not behind:
             others = [each for each in (yield ("children", "todo")) if each != str(i)]
             if not others:
@@ -386,31 +426,39 @@ class PlanModel:
                 yield ("commit", checks, ops)
             except Conflict:
                 if not unfenced and not (yield from self._holds(i, fence[0][2])):
-                    return "over"
+                    forgets = self.mutant == "what is taken along by a lost answer is forgotten"
+                    return "over", [] if forgets else along
                 return None
             except Unknown:
                 continue
-            return "over"
+            return "over", along
 
     def _made_ready(self, j, entry):
         return [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"items/{j}", 0)]
 
-    def _propagate(self, succ):
-        """Readiness never becomes false again, so this needs no fence."""
+    def _propagate(self, succ, session=None):
+        """Readiness never becomes false again, so this needs no fence. What was taken along by this session."""
+        along = []
         for j in succ:
             while True:
                 entry = yield ("get", f"t/{j}")
                 if entry[0][0] != "WAITING" or (yield ("children", f"in/{j}")):
                     break
+                checks, ops, taken = yield from self._along(session, j, entry)
+                if not taken or self.mutant != "what is taken along is not checked to be as it was":
+                    checks.append(("at", f"t/{j}", entry[1]))
                 try:
-                    yield ("commit", [("at", f"t/{j}", entry[1])], self._made_ready(j, entry))
+                    yield ("commit", checks, ops)
                 except Conflict:
                     if self.mutant == "a conflict ends the look":
                         break
                 except Unknown:
-                    pass
+                    if self.mutant != "what is taken along by a lost answer is forgotten":
+                        along += taken
                 else:
+                    along += taken
                     break
+        return along
 
     def _complete(self):
         while True:

@@ -9,6 +9,7 @@ Keys: shard (the hold of an owner), items/x, running/x (dies with its worker), r
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from latchwork.workflows.errors import WrongState
@@ -117,9 +118,11 @@ class WorkflowModel:
                 assert run == self.db.instance.run, ("a task of an earlier run is begun", x)
                 assert task.state in IN_HANDS, ("a task that nobody has in hand is begun", x, task)
                 assert task.n == number(x), ("another attempt is begun", x, task)
+                assert f"cancels/{x}" not in self.store.entries, ("a task that was stopped is begun", x)
             if kind == "results" and op[0] == "create":
-                self.ends[x] = self.ends.get(x, 0) + 1
-                assert self.ends[x] == 1, ("one attempt ended twice", x)
+                assert x not in self.ends, ("one attempt ended twice", x)
+                assert before.get(f"running/{x}"), ("who ends it has it no more", x)
+                self.ends[x] = op[2]
 
     def stored(self, x):
         run, _, rest = x.partition("-")
@@ -133,6 +136,9 @@ class WorkflowModel:
             if was is None or before.run != after.run:
                 continue
             assert was.n <= task.n, ("an earlier attempt is written", name, was, task)
+            ended = self.ends.get(f"{after.run}-{name}.{was.n}")
+            if was.state is TaskState.SUBMITTED and task.state is TaskState.PAUSED:
+                assert ended is None, ("what has ended is taken back", name, was, task)
             if task.state is TaskState.SUCCESS and was.state is not TaskState.SUCCESS:
                 assert self.ends.get(f"{after.run}-{name}.{task.n}"), ("success without a result", name, task)
 
@@ -188,7 +194,8 @@ class WorkflowModel:
     def hold(self, session):
         while session in self.store.alive:
             try:
-                return (yield ("commit", [("absent", "shard"), ("session", session)], [("create", "shard", "", session)]))
+                free = [("absent", "shard"), ("session", session)]
+                return (yield ("commit", free, [("create", "shard", "", session)]))
             except Conflict:
                 yield ("pause",)
             except Unknown:
@@ -211,10 +218,8 @@ class WorkflowModel:
         yield from self.dispatched(fence, snapshot if self.without("dispatch from before the results") else known)
         for name in known.to_kill:
             x = name_of(known, name)
-            try:
+            with contextlib.suppress(Conflict, Unknown):
                 yield ("commit", [*fence, ("exists", f"items/{x}")], [("put", f"cancels/{x}", "")])
-            except (Conflict, Unknown):
-                pass
         return (yield from self.advanced(version, known, (yield from self.removed(fence, known))))
 
     def advanced(self, version, known, events):
@@ -317,7 +322,8 @@ class WorkflowModel:
         wanted = [] if self.without("a claim does not look for a cancel") else [("absent", f"cancels/{x}")]
         checks = [("at", f"items/{x}", entry[1]), ("session", session), *wanted]
         try:
-            return (yield ("commit", checks, [("put", f"items/{x}", entry[0] + 1), ("create", f"running/{x}", "", session)]))
+            ops = [("put", f"items/{x}", entry[0] + 1), ("create", f"running/{x}", "", session)]
+            return (yield ("commit", checks, ops))
         except Conflict:
             return None
         except Unknown:

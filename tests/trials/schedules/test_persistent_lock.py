@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from latchwork.primitives import LockKeeper, PersistentLock
 from trials.schedules.harness import LOCK_TTL_S, PATIENCE_S, Model, action, check
 
@@ -69,6 +67,5 @@ class PersistentLockModel(Model):
             lock.close()
 
 
-@pytest.mark.threads  # through a loop it does not come to its end in time, and nobody has found out why yet
 def test_persistent_lock_keeps_its_rules_under_random_schedules():
     check(PersistentLockModel)

@@ -180,11 +180,17 @@ def _job(job: JobState, most: int | None) -> list[Line]:
 
 
 def _locks(state: ClusterState) -> list[Line]:
-    """How many locks who has; those of holders that do not live count apart, for nobody holds them."""
-    held, left = Counter[str](), Counter[str]()
+    """How many locks who has; those of dead nodes count apart, for nobody holds them, and those of other programs."""
+    held, left, others = Counter[str](), Counter[str](), Counter[str]()
     for lock in state.locks:
-        (held if state.holder_lives(lock) else left)[lock.holder.label] += 1
+        holder = lock.holder
+        if holder.label:
+            (held if state.holder_lives(lock) else left)[holder.label] += 1
+        else:
+            others[f"{holder.host}:{holder.pid}"] += 1
     found = [Line(f"locks held: {held.total():,}{_owners(held)}")]
+    if others:
+        found.append(Line(f"locks of processes that are no nodes: {others.total():,}{_owners(others)}"))
     if left:
         when = "they run out by themselves"
         found.append(Line(f"locks left by holders that are gone: {left.total():,}{_owners(left)}; {when}", "yellow"))

@@ -96,5 +96,6 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
     cells = {name: "" if value is None else str(value) for name, value in row.items()}
     if "holder_lives" in row:
         del cells["holder_lives"]
-        cells["the holder"] = "lives" if row["holder_lives"] else "is gone, it runs out"
+        dead = "is gone, it runs out" if row["holder"] else "is no node"
+        cells["the holder"] = "lives" if row["holder_lives"] else dead
     return cells

@@ -195,7 +195,7 @@ class Lanes(FeederHooks):
             found = task_of(item.value)
         except BadRecord:
             return (), ()
-        return (), self._over(found, Outcome.failed(_died(found, item)), keep=item.id)
+        return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)
 
     def refused(self, item: BacklogItem) -> None:
         """Its submitter is gone: a chore removes what there is of it."""
@@ -281,6 +281,18 @@ class Lanes(FeederHooks):
         """It is not ours any more."""
         self.over(claim.item.path, claim.item.id)
 
+    def why(self, claim: BacklogClaim, why: str) -> str:
+        """With how many tries have failed, which the item says and nothing else: whoever gives it back."""
+        return said_with_tries(tries_of(_why(claim)), why)
+
+    def at_last(self, claim: BacklogClaim, why: str) -> Sequence[Op]:
+        """The outcome of a task that no node could end, for who waits for it."""
+        try:
+            item = task_of(claim.value)
+        except BadRecord:
+            return ()
+        return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)
+
     def _home_of(self, claim: BacklogClaim) -> str | None:
         """Where a task goes that is given back: from a lane that nobody watches to that of all."""
         lane = claim.item.path.partition("/")[0]
@@ -322,11 +334,9 @@ def _is_there(keys: Keys, sid: str) -> Check:
     return Exists(keys.sub(sid))
 
 
-def _died(item: TaskItem, stored: BacklogItem) -> TaskDied:
+def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
     what = f"task {item.id} of {item.function!r}" if item.function else f"task {item.id}"
-    return TaskDied(
-        f"{what} was taken {stored.attempts} times and ended never; the last: {stored.why or 'its node died'}"
-    )
+    return TaskDied(f"{what} was taken {attempts} times and ended never; the last: {why or 'its node died'}")
 
 
 def is_retried(item: TaskItem, outcome: Outcome) -> bool:
@@ -342,6 +352,11 @@ def tries_of(why: str) -> int:
     """How many tries have failed, as what was said at the last of them has it."""
     found = _TRIED.match(why)
     return int(found.group(1)) if found is not None else 0
+
+
+def said_with_tries(tries: int, why: str) -> str:
+    """A reason to give a task back, so that the tries that have failed are not forgotten. Pure."""
+    return f"try {tries} failed; then {why or 'given back'}" if tries > tries_of(why) else why
 
 
 def _why(claim: BacklogClaim) -> str:

@@ -81,7 +81,7 @@ class Collector:
                     self._take(entry)
             except LatchworkError as error:
                 _log.info("%s: not all are read: %s", self._what, error)
-                if self._store.clock.now() >= until:
+                if isinstance(error, Closed) or self._store.clock.now() >= until:
                     return
                 await Pause(self._store.clock, Signal(), backoff.next_s())
             else:

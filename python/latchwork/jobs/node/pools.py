@@ -1,9 +1,10 @@
 """Work pools: read again every check period, on a thread of their own, since they are user code and may take long.
 
-An unchanged pool is no write. A failed read keeps the last good pool and is reported. The last read wins: a read
-replaces what was stored before it began, and nothing else. What another node stored since comes from a read that may be
-later than ours: it stays, and ours is made again at once. So a read that was long under way, waited for the node to
-join, or is as old as the last check, never takes a newer one back.
+An unchanged pool is no write, nor a read that a quorum confirms: on ZooKeeper that is a transaction, and each node
+would make two for each job and check. A failed read keeps the last good pool and is reported. The last read wins: a
+read replaces what was stored before it began, and nothing else. What another node stored since comes from a read that
+may be later than ours: it stays, and ours is made again at once. So a read that was long under way, waited for the
+node to join, or is as old as the last check, never takes a newer one back.
 """
 
 from __future__ import annotations
@@ -33,10 +34,17 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A pool as its job gave it; ``seen`` is the version of the stored pool before that, or as it was written since."""
+    """A pool as its job gave it.
+
+    Attributes:
+        items: all its items.
+        seen: the version of the stored pool before that, or as it was written since.
+        is_stored: whether that version has these items.
+    """
 
     items: tuple[str, ...]
     seen: Hashable
+    is_stored: bool = False
 
 
 class Pools:
@@ -171,8 +179,9 @@ class Pools:
         due = self._read_at[job_id] + period_s if period_s > 0 else math.inf
         return min(due, self._retry_at.get(job_id, math.inf))
 
-    def _read(self, job: Job) -> _Reading:
-        seen = pool_version(self._store, job.id)  # first: what is stored from now on may come from a later read
+    def _read(self, job: Job, *, stale_ok: bool = False) -> _Reading:
+        # First: what is stored from now on may come from a later read. An older version than there is refuses ours.
+        seen = pool_version(self._store, job.id, stale_ok=stale_ok)
         began = self._clock.now()
         items: tuple[str, ...] | None = None
         try:
@@ -185,7 +194,9 @@ class Pools:
     def _check(self, job: Job) -> bool:
         """Read one pool and store what changed; False when the store has to be tried again."""
         try:
-            reading = self._read(job)
+            reading = self._read(job, stale_ok=True)
+            if self._is_unchanged(job.id, reading):
+                return True
         except (WorkPoolFailed, InvalidJob) as error:
             log.error("%s; its last good items are kept", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's stack
             return True
@@ -213,6 +224,17 @@ class Pools:
             log.info("work pool of job %s changed: %s", job.id, _difference(stored, reading.items))
         return True
 
+    def _is_unchanged(self, job_id: str, reading: _Reading) -> bool:
+        """Whether it is what we stored, and nobody stored another since. Reads that write nothing on any server."""
+        with self._mutex:
+            known = self._good.get(job_id)
+        return (
+            known is not None
+            and known.is_stored
+            and (known.items, known.seen) == (reading.items, reading.seen)
+            and pool_version(self._store, job_id, stale_ok=True) == known.seen
+        )
+
     def _write(self, registration: Registration, job_id: str, reading: _Reading) -> tuple[str, ...]:
         """Store a pool if ours is the last read; return the items that it replaced, or ours if it was not stored."""
         written = registration.write_pool(job_id, reading.items, reading.seen)
@@ -222,7 +244,7 @@ class Pools:
             return reading.items
         with self._mutex:
             if self._good.get(job_id) is reading:
-                self._good[job_id] = replace(reading, seen=written.version)
+                self._good[job_id] = replace(reading, seen=written.version, is_stored=True)
         return written.before
 
     def _report_disagreement(self, job_id: str, stored: tuple[str, ...], items: tuple[str, ...]) -> None:

@@ -34,9 +34,9 @@ class WrittenPool:
     is_ours: bool
 
 
-def pool_version(store: Store, job: str) -> Hashable:
+def pool_version(store: Store, job: str, *, stale_ok: bool = False) -> Hashable:
     """The version of a stored work pool, to be read before the pool itself is; None for one that is absent."""
-    head = store.get(keys.pool(job))
+    head = store.get(keys.pool(job), stale_ok=stale_ok)
     return None if head is None else head.version
 
 

@@ -30,7 +30,7 @@ class Begun:
     is_call: bool = False
     trouble: str = ""
     is_together: bool = False
-    plan: PlanRecord | None = None
+    plan: tuple[Entry, PlanRecord] | None = None
     task: Task | None = None
     result: bytes = b""
     child: tuple[str, Entry] | None = None

@@ -9,16 +9,19 @@ What is remembered of a plan chooses which task an end relies on, and saves read
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.handing import NOBODY, Along, Handing
+from latchwork.plans.running.known import Known
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff
@@ -26,12 +29,10 @@ from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Done, Ending, Outcome, Release
-from latchwork.types import Check
+from latchwork.types import Check, Committed, Entry
 
-#: So many plans, and of each so many tasks, are remembered.
-_PLANS, _TASKS = 32, 20_000
-#: So many rounds an end is taken to be on its way.
-_ROUNDS = 4
+#: So many plans are remembered.
+_PLANS = 32
 #: So many of what a task waits for are asked for at first; then more.
 _FIRST_LOOK, _LONGER = 2, 8
 #: Of so many tasks that have not ended one is chosen that others rely on.
@@ -48,6 +49,7 @@ class End:
         outcome: what it returned.
         result: the same as it is stored.
         plan, task: as they were when it began; None: read them, and look.
+        entry: the plan's, as this worker knows it; None: what becomes ready is not taken along.
         ending: how its claim ends.
     """
 
@@ -58,6 +60,7 @@ class End:
     result: bytes
     plan: PlanRecord | None = None
     task: Task | None = None
+    entry: Entry | None = None
     ending: Future[Ending] = field(default_factory=Future)
 
     def end(self, ending: Ending) -> None:
@@ -71,58 +74,6 @@ class End:
             self.ending.set_exception(error)
 
 
-@dataclass(eq=False, slots=True)
-class Known:
-    """What a worker remembers of one plan, since its start or its last recover.
-
-    Attributes:
-        tasks: successors, as they were read.
-        waits: by successor what it waits for, without the last ones that are known to be done.
-        done: tasks that are done: they stay so.
-        last: a task that had not ended, and may be the last to.
-        flying: ends of the rounds before, on their way.
-    """
-
-    tasks: dict[str, Task] = field(default_factory=dict)
-    waits: dict[str, list[str]] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
-    last: str | None = None
-    flying: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
-
-    def learn(self, tasks: Iterable[Task]) -> None:
-        """Successors that were read."""
-        if len(self.tasks) > _TASKS:
-            self.tasks.clear()
-            self.waits.clear()
-        for task in tasks:
-            self.tasks[task.name] = task
-            self.waits[task.name] = list(task.record.deps)
-
-    def forget(self, names: Iterable[str]) -> None:
-        """Successors that may have been rewritten."""
-        for name in names:
-            self.tasks.pop(name, None)
-            self.waits.pop(name, None)
-
-    def is_waiting(self, name: str) -> bool:
-        """Whether a successor waits."""
-        task = self.tasks.get(name)
-        return task is not None and task.record.state is TaskState.WAITING
-
-    def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
-        """What a successor may wait for, the last first, without what is done or on its way."""
-        waits = self.waits[name]
-        while waits and waits[-1] in self.done:
-            waits.pop()
-        found: list[str] = []
-        for dep in reversed(waits):
-            if dep not in self.done and not away(dep):
-                found.append(dep)
-                if len(found) >= most:
-                    break
-        return found
-
-
 class Ends:
     """Decides on ends, in a thread of its own. Safe to share between threads.
 
@@ -131,6 +82,7 @@ class Ends:
         progress: what follows.
         alone: ends one task by itself, in whatever state it is found.
         stop: set when the worker closes.
+        handing: takes along what becomes ready; None: nothing is.
     """
 
     def __init__(
@@ -139,6 +91,7 @@ class Ends:
         progress: Progress,
         alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
+        handing: Handing | None = None,
     ) -> None:
         self._place = place
         self._progress = progress
@@ -150,6 +103,8 @@ class Ends:
         self._thread: Background | None = None
         self._is_closed = False
         self._plans: OrderedDict[tuple[str, int, int], Known] = OrderedDict()
+        self._handing = handing
+        self._landed: list[tuple[Along, Committed | None]] = []
 
     def add(self, end: End) -> Future[Ending]:
         """Decide on an end, soon. Returns at once.
@@ -160,10 +115,10 @@ class Ends:
         with self._bell.mutex:
             if self._is_closed:
                 raise Closed("the worker of this plan was closed")
+            if self._thread is None:  # first: an interrupt behind it leaves nothing that nobody decides on
+                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
             self._waiting.append(end)
             self._bell.ring()
-            if self._thread is None:
-                self._thread = Background(self._run, f"latchwork-plans-ends-{self._place.keys.name}")
         return end.ending
 
     def close(self) -> None:
@@ -179,10 +134,15 @@ class Ends:
         while True:
             with self._bell.mutex:
                 rings, ends, self._waiting = self._bell.rings, self._waiting, []
-                is_over = self._is_closed and not ends
+                landed, self._landed = self._landed, []
+                is_over = self._is_closed and not ends and not landed
             if is_over:
                 return
+            for along, done in landed:
+                self._begin(along.taken(done))
             if not ends:
+                if landed:
+                    continue
                 await self._bell.rung(rings, self._clock, None)
                 continue
             by_plan: dict[str, list[End]] = {}
@@ -208,10 +168,20 @@ class Ends:
     async def _decide_once(self, plan_id: str, ends: Sequence[End]) -> None:
         again = [end for end in ends if end.task is None]
         first = [end for end in ends if end.task is not None]
-        if first:
-            again += await self._pass_on(plan_id, first)
         if again:
             await self._end_and_look(plan_id, again)
+        if first and (left := await self._pass_on(plan_id, first)):
+            await self._end_and_look(plan_id, left)
+
+    def _begin(self, claims: Sequence[BacklogClaim]) -> None:
+        if self._handing is not None and claims:
+            self._handing.begin(claims)
+
+    def _note_landed(self, along: Along, done: Committed | None) -> None:
+        """In the thread of the group commit: quick."""
+        with self._bell.mutex:
+            self._landed.append((along, done))
+            self._bell.ring()
 
     async def _drop_lost(self, ends: Sequence[End]) -> None:
         for end in ends:
@@ -225,12 +195,14 @@ class Ends:
         plan = ends[0].plan
         assert plan is not None
         known = self._known(plan_id, plan)
+        if known.is_wary(len(ends)):
+            return list(ends)
         own = {end.name: at for at, end in enumerate(ends)}
         before = frozenset().union(*known.flying)
         others = await self._others(plan_id, known, ends, lambda name: name in own or name in before)
         left: list[End] = []
         seen: dict[str, list[str]] = {}
-        behind = _last_of(ends)
+        behind, had = _last_of(ends), 0
         for at, end in enumerate(ends):
             assert end.task is not None
             waiting = [known.tasks[each] for each in end.task.record.succ if known.is_waiting(each)]
@@ -246,15 +218,31 @@ class Ends:
                     gone += [self._place.keys.edge(plan_id, each.name, d) for d in (*flying, *seen.get(each.name, ()))]
                 seen.setdefault(each.name, []).append(end.name)
             another = None if waiting else await self._another(plan_id, known, own, before)
+            along = self._along(end, [each for each in waiting if each.name not in relies], had)
             edit = self._place.edges.passed_on(
-                plan_id, plan, end.task, end.result, waiting=waiting, others=relies, another=another, gone=gone
+                plan_id,
+                plan,
+                end.task,
+                end.result,
+                waiting=waiting,
+                others=relies,
+                another=another,
+                gone=gone,
+                items=along.items(),
             )
             if edit is None:
                 left.append(end)
             else:
-                end.end(Done(tuple(edit.checks), tuple(edit.ops)))
+                had += len(along.puts)
+                landed = partial(self._note_landed, along) if along.puts else bool
+                end.end(Done((*edit.checks, *along.checks), tuple(edit.ops), landed))
         known.flying.append(frozenset(own))
         return left
+
+    def _along(self, end: End, tasks: Sequence[Task], had: int) -> Along:
+        if self._handing is None or end.entry is None or end.plan is None:
+            return NOBODY
+        return self._handing.along(end.plan_id, (end.entry, end.plan), tasks, had=had)
 
     async def _others(
         self, plan_id: str, known: Known, ends: Sequence[End], away: Callable[[str], bool]
@@ -297,32 +285,39 @@ class Ends:
     async def _end_and_look(self, plan_id: str, ends: Sequence[End]) -> None:
         """Write results, then look at all that comes after them, then the items go."""
         try:
-            _, plan = await self._place.plan(plan_id)
+            entry, plan, found = await self._seen(plan_id, ends)
         except NoSuchPlan:  # removed meanwhile
             for end in ends:
                 end.end(Done())
             return
-        found = {task.name: task for task in await self._place.tasks(plan_id, [end.name for end in ends])}
-        known = self._known(plan_id, plan)
-        known.last = None
-        simple: list[tuple[End, Task]] = []
-        for end in ends:
-            task = found.get(end.name)
-            if task is not None:
-                known.forget(task.record.succ)
-            if task is not None and _is_simple(plan, task):
-                simple.append((end, task))
-            else:
-                await self._end_alone(end)
         ended: list[tuple[End, Task]] = []
+        simple = [(end, found[end.name]) for end in ends if end.name in found and _is_simple(plan, found[end.name])]
         for some in _together(simple):
             ended += await self._write(plan_id, plan, some)
+        for end in ends:
+            if all(end is not each for each, _ in simple):
+                await self._end_alone(end)
         if ended:
             succ = dict.fromkeys(each for _, task in ended for each in task.record.succ)
-            await self._progress.look(plan_id, plan, list(succ))
+            takes = None if self._handing is None or entry is None else self._handing.of(plan_id, entry, plan)
+            await self._progress.look(plan_id, plan, list(succ), takes)
             await self._progress.complete(plan_id)
+            if self._handing is not None:
+                self._handing.settle(plan_id)
         for end, _ in ended:
             end.end(Done())
+
+    async def _seen(self, plan_id: str, ends: Sequence[End]) -> tuple[Entry | None, PlanRecord, dict[str, Task]]:
+        """The plan and the tasks of these: as they began at the first try, read anew at the second."""
+        known = {end.name: end.task for end in ends if end.task is not None}
+        if ends[0].plan is not None and len(known) == len(ends):
+            return ends[0].entry, ends[0].plan, known
+        entry, plan = await self._place.plan(plan_id)
+        found = {task.name: task for task in await self._place.tasks(plan_id, [end.name for end in ends])}
+        remembered = self._known(plan_id, plan)
+        remembered.refused()
+        remembered.forget([each for task in found.values() for each in task.record.succ])
+        return entry, plan, found
 
     async def _write(self, plan_id: str, plan: PlanRecord, some: list[tuple[End, Task]]) -> list[tuple[End, Task]]:
         """Write these results, all or none; of which that is known. The others were ended one by one."""

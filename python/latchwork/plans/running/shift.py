@@ -15,7 +15,9 @@ from latchwork.plans.keys import split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.running.children import Children
+from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.waking import ends
 from latchwork.primitives import Backlog
 from latchwork.store import Mirror, Session, Store
@@ -56,17 +58,24 @@ class Shift:
     Args:
         store: the store.
         place: where the plans are.
-        plans: a mirror of their records; the worker's.
-        taken: a mirror of the places of limited plans; the worker's.
+        mirrors: of the records of plans, of the places of limited ones, and of who works; the worker's.
         way: how we work.
         session: what we live by; closed at the end.
         stop: set when the worker closes.
     """
 
     def __init__(
-        self, store: Store, place: Place, plans: Mirror, taken: Mirror, way: Way, *, session: Session, stop: Signal
+        self,
+        store: Store,
+        place: Place,
+        mirrors: tuple[Mirror, Mirror, Mirror],
+        way: Way,
+        *,
+        session: Session,
+        stop: Signal,
     ) -> None:
         self._place = place
+        plans, taken, workers = mirrors
         self._plans = plans
         self.session = session
         self.limits = Limits(place.keys, taken, session, store.clock)
@@ -84,6 +93,8 @@ class Shift:
         backlog = Backlog(store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
+        self.mates = Mates(place.keys, workers, session)
+        handing = Handing(place, backlog, session)
         self._hooks = hooks = PlanHooks(
             place,
             plans,
@@ -93,12 +104,15 @@ class Shift:
             children=children,
             failed=way.failed,
             limits=self.limits,
+            mates=self.mates,
+            handing=handing,
             stop=stop,
         )
         self.feeder = Feeder(
             backlog, self._slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
         )
         self.limits.poke = self.feeder.poke
+        handing.spare, handing.begin = self.feeder.spare, self.feeder.begin_taken
         self._ended = False
 
     def begin(self) -> None:

@@ -93,6 +93,7 @@ class Group(Participant):
         self._listening = mutex()
         self._views: Views | None = None
         self._unsubscribe: Callable[[], Background | None] | None = None
+        self._ending: Background | None = None
         self._view_error: LatchworkError | None = None
         self._forget_session: Callable[[], None] = lambda: None
         self._view = View()
@@ -141,11 +142,13 @@ class Group(Participant):
         if background is not None and not background.is_mine:
             await background
         with self._listening:
-            unsubscribe, self._unsubscribe = self._unsubscribe, None
-        follower = unsubscribe() if unsubscribe is not None else None
+            if self._unsubscribe is not None:
+                self._ending, self._unsubscribe = self._unsubscribe(), None
+            follower = self._ending  # who closes at the same time waits for it too
         if follower is not None and not follower.is_mine:
             await follower
         await self._announcer.settle(self._store.clock, _SETTLE_S)
+        self._announcer.close()
         self._dispatcher.close()
 
     @driven

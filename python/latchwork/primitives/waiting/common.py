@@ -186,6 +186,7 @@ class Announcer:
         self._changed = Bell()
         self._posts: deque[Callable[[], None]] = deque()
         self._runner: object = None
+        self._is_closed = False
         self._lane = dispatcher.lane(self._drain, label)
 
     def post(self, *calls: Callable[[], None]) -> None:
@@ -193,8 +194,17 @@ class Announcer:
         if not calls:
             return
         with self._changed.mutex:
+            if self._is_closed:
+                return
             self._posts.extend(calls)
         self._lane.signal()
+
+    def close(self) -> None:
+        """Call nothing more but what is being called: what was posted is dropped, and nobody waits for it."""
+        with self._changed.mutex:
+            self._is_closed = True
+            self._posts.clear()
+            self._changed.ring()
 
     @property
     def is_mine(self) -> bool:

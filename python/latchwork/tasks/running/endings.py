@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Why a run is told to stop before others may have its item.
+SESSION_ENDS = "the session of its node was about to end"
 #: Pauses before an end is tried again, in seconds.
 _FIRST_S, _MOST_S = 0.05, 2.0
 #: After so many refusals of its own checks a claim is given back.
@@ -152,18 +154,23 @@ class Endings:
             self._commit(task, ending)
         elif isinstance(ending, Release):
             after_s = 0.0 if self._hurries else ending.after_s
-            release = partial(self._release, task.claim, ending)
-            task.hurry = self._pauses.later(after_s, partial(self._try, task, release, "released"))
-            if task.is_hurried:  # told before the pause was there
+            task.hurry = self._pauses.later(after_s, partial(self._try, task, ending))
+            if task.is_hurried or self._hurries:  # told before the pause was there
                 task.hurry()
         else:
-            self._pauses.later(0.0, partial(self._try, task, partial(self._bury, task.claim, ending), "buried"))
+            self._pauses.later(0.0, partial(self._try, task, ending))
 
-    def _release(self, claim: BacklogClaim, ending: Release) -> None:
-        claim.release(ending.why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim))
+    def _release(self, claim: BacklogClaim, ending: Release) -> str:
+        if ending.count and claim.is_last:
+            why = ending.why or f"given back {claim.attempts} times"
+            return self._bury(claim, Bury(why, tuple(self._hooks.at_last(claim, why))))
+        why = self._hooks.why(claim, ending.why)
+        claim.release(why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim))
+        return "released"
 
-    def _bury(self, claim: BacklogClaim, ending: Bury) -> None:
+    def _bury(self, claim: BacklogClaim, ending: Bury) -> str:
         claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)])
+        return "buried"
 
     # Done
 
@@ -186,6 +193,7 @@ class Endings:
         error = future.exception()
         if error is None:
             part.committed()
+            done.landed(future.result())
             self._over(task, "done")
             return
         if isinstance(error, (OwnershipLost, Closed)):
@@ -203,19 +211,18 @@ class Endings:
 
     # Given back, or buried
 
-    def _try(self, task: Taken, step: Callable[[], None], how: str) -> None:
+    def _try(self, task: Taken, ending: Release | Bury) -> None:
         task.tries += 1
         try:
-            step()
+            how = self._release(task.claim, ending) if isinstance(ending, Release) else self._bury(task.claim, ending)
         except (OwnershipLost, Closed):
             self._lose(task)
         except Conflict as error:
-            _log.info("item %s was not %s as wished: %s", task.claim.item.path, how, error)
-            again = partial(self._release, task.claim, Release(count=False))
-            self._again(task, partial(self._try, task, again, "released"))
+            _log.info("item %s does not end as wished: %s", task.claim.item.path, error)
+            self._again(task, partial(self._try, task, _instead(task.claim, ending)))
         except LatchworkError as error:
-            _log.warning("item %s is not %s yet: %s", task.claim.item.path, how, error)
-            self._again(task, partial(self._try, task, step, how))
+            _log.warning("item %s does not end yet: %s", task.claim.item.path, error)
+            self._again(task, partial(self._try, task, ending))
         else:
             self._over(task, how)
 
@@ -231,3 +238,10 @@ class Endings:
             self._hooks.lost(task.claim)
         except (Exception, SystemExit):
             _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
+
+
+def _instead(claim: BacklogClaim, ending: Release | Bury) -> Release | Bury:
+    """What to do with an item whose end was refused because of what goes with it. Pure."""
+    if isinstance(ending, Release) and ending.count and claim.is_last:
+        return Bury(ending.why)
+    return Release(ending.why, count=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,12 +28,11 @@ from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.choosing import Choosing
-from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_taken
+from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_lost, tell_taken
 from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, share_of
+from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, context_of, share_of
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -44,6 +43,8 @@ _log = logging.getLogger(__name__)
 BATCH = 20
 #: Seconds after which a node that found nothing looks again: reads only.
 LOOK_S = 10.0
+#: A node that has not looked for so many seconds claims nothing without a look.
+UNSEEN_S = 0.25
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 0.2
 
@@ -93,10 +94,10 @@ class Feeder(Starts):
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
-        self._takes, self._is_started = True, False
+        self._takes, self._is_started, self._is_over = True, False, False
         self._is_poked = self._is_hungry = self._wants_room = self._leaves_traces = False
         self._looks = self._last_found = self._asks_until = 0
-        self._counts: Counter[str] = Counter()
+        self._looked_at, self._counts = -math.inf, Counter[str]()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = Choosing(hooks, self._clock, node_id)
         self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
@@ -144,6 +145,17 @@ class Feeder(Starts):
         task.end_pause()
         return True
 
+    def spare(self) -> int:
+        """How many items may be claimed without a look now: none when the last one is long ago, others come first."""
+        with self._bell.mutex:
+            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
+
+    def begin_taken(self, claims: Sequence[BacklogClaim]) -> None:
+        """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
+        tell_taken(self._hooks, claims, self._node_id)
+        for claim in claims:
+            self._begin(claim)
+
     def running(self) -> list[str]:
         """The paths of the items that this node has claimed, sorted."""
         with self._bell.mutex:
@@ -162,8 +174,8 @@ class Feeder(Starts):
             self._ring_all()
         while True:
             with self._bell.mutex:
-                if not self._tasks:
-                    return True
+                if not self._tasks or self._is_over:  # another thread's close did not wait so long
+                    return not self._tasks
                 rings = self._ends.rings
             left_s = None if until is None else until - self._clock.now()
             if (left_s is not None and left_s <= 0.0) or not self._ends.rung(rings, self._clock, left_s).block():
@@ -199,6 +211,9 @@ class Feeder(Starts):
                 thread.block()
         self.drain(timeout_s)  # what came meanwhile
         self._endings.close()
+        with self._bell.mutex:
+            self._is_over = True
+            self._ring_all()
         return self.running()
 
     async def _feed(self) -> None:
@@ -235,9 +250,7 @@ class Feeder(Starts):
         )
         with self._bell.mutex:
             self._leaves_traces = had or bool(claims)
-        tell_taken(self._hooks, claims, self._node_id)
-        for claim in claims:
-            self._begin(claim)
+        self.begin_taken(claims)
         return len(claims)
 
     def _room(self) -> int:
@@ -250,6 +263,7 @@ class Feeder(Starts):
             self._looks += 1
             self._last_found = found or 0
             self._arrivals.note(found)
+            self._looked_at = self._looked_at if found is None else self._clock.now()
             self._is_hungry = found == 0 and not (self._takes and self._arrivals.come_again)
             if self._is_hungry or self._looks <= self._asks_until:
                 self._news.ring()
@@ -333,15 +347,8 @@ class Feeder(Starts):
         left_s = claim.remaining_s()
         margin_s = left_s / 10 if self._margin_s is None else self._margin_s
         task.run, task.margin_s = run, margin_s
-        task.context = TaskContext(
-            run.task_id,
-            attempt=claim.attempts if run.attempt is None else run.attempt,
-            fence=lambda: claim.fence,
-            store=self._store,
-            node_id=self._node_id,
-            context=self._context,
-            remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
-            clock=self._clock,
+        task.context = context_of(
+            run, claim, margin_s, store=self._store, node_id=self._node_id, context=self._context, clock=self._clock
         )
         self._guard.follow(claim.session)
         if claim.session.lost.is_set():
@@ -357,14 +364,8 @@ class Feeder(Starts):
 
     def _drop(self, task: Taken, why: str) -> None:
         """Give back what has not begun."""
-        self._tell_lost(task)
+        tell_lost(self._hooks, task.claim, self._node_id)
         self._endings.end(task, Release(why=why, count=False))
-
-    def _tell_lost(self, task: Taken) -> None:
-        try:
-            self._hooks.lost(task.claim)
-        except (Exception, SystemExit):
-            _log.exception("node %s: what was to be done about item %s failed", self._node_id, task.claim.item.path)
 
     def _ended(self, task: Taken, outcome: Outcome) -> None:
         """In the slot's thread, which is free again."""
@@ -373,7 +374,7 @@ class Feeder(Starts):
         if ours is not None and outcome.failure is not None and outcome.failure.is_refusal:
             self._choosing.leave_to_others(task.claim.item)
         if ours is not None:
-            self._tell_lost(task)
+            tell_lost(self._hooks, task.claim, self._node_id)
             self._endings.end(task, ours)
         else:
             self._endings.finish(task)

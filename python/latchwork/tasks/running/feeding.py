@@ -15,7 +15,7 @@ from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
-from latchwork.types import Check, Op
+from latchwork.types import Check, Committed, Op
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +42,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End the claim, and its item, in one transaction with these."""
+    """End the claim, and its item, in one transaction with these.
+
+    Attributes:
+        checks: must hold too.
+        ops: written in the same transaction.
+        landed: called once it was written, with what was, or None if that is not known. Quick, and raises nothing.
+    """
 
     checks: tuple[Check, ...] = ()
     ops: tuple[Op, ...] = ()
+    landed: Callable[[Committed | None], object] = bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,14 @@ class FeederHooks(ABC):
         """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
         return ()
 
+    def why(self, claim: BacklogClaim, why: str) -> str:  # noqa: ARG002 - likewise
+        """What is kept in an item that is given back, for a reason of the system's or the feeder's. Asks no store."""
+        return why
+
+    def at_last(self, claim: BacklogClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - likewise
+        """Writes that go with the dead letter of an item that was given back once too often. It may ask the store."""
+        return ()
+
     def claim_over(self, claim: BacklogClaim) -> bool:  # noqa: ARG002 - likewise
         """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
         return False
@@ -164,6 +179,14 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str)
     except (Exception, SystemExit) as error:
         text = "node %s did not prepare %d items: %s"
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
+
+
+def tell_lost(hooks: FeederHooks, claim: BacklogClaim, node_id: str) -> None:
+    """Tell a system that a claim will not be ended by it here."""
+    try:
+        hooks.lost(claim)
+    except (Exception, SystemExit):
+        _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
 
 
 def decided(outcome: Outcome, cut_short: str) -> Release | None:

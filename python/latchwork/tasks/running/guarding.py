@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from latchwork.clock import Clock
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import called
-from latchwork.tasks.running.endings import Taken
+from latchwork.tasks.running.endings import SESSION_ENDS, Taken
 
 if TYPE_CHECKING:
     from latchwork.store import Session
@@ -72,7 +72,7 @@ class Guard:
             moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in self._held() if task.runs]
             for moment, task in moments:
                 if moment <= now:
-                    await called(task.cut_short, "the session of its node was about to end")
+                    await called(task.cut_short, SESSION_ENDS)
             due: float = await called(self._give_back, now)
             soonest = min([due, *(moment for moment, _ in moments if moment > now)])
             with self._bell.mutex:

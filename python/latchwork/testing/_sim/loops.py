@@ -10,6 +10,10 @@ from latchwork.testing._sim.tasks import hide
 
 hide(__file__)
 
+#: However short a wait, time goes on: who has a rounding error of its lease left would wait for it again and again.
+#: More than the resolution of a loop's clock, within which a timer is due.
+_LEAST_DELAY_S = 2e-9
+
 
 class SimSelector:
     """What a loop waits by: nothing comes from outside, only wake-ups."""
@@ -35,6 +39,12 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._selector = SimSelector()
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Have it called at a moment of virtual time, which is later than now."""
+        return super().call_at(max(when, self.time() + _LEAST_DELAY_S), callback, *args, context=context)
 
     def _process_events(self, _events: list[Any]) -> None:
         """There are none."""

@@ -1,4 +1,7 @@
-"""The doorway of a job: the threads of one process join one after the other, and each tells the next how the job is."""
+"""The doorway of a job: the threads of one process join one after the other, and each tells the next how the job is.
+
+Of many, one draws a ticket among all processes, and keeps its turn for a moment for those that stand behind it.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,14 @@ class Doorway:
     Attributes:
         head: the job's head, as the last to join has written it; a hint, it may have changed.
         epoch: the epoch, as one of them has read it; a hint, too: what was over by then is refused, and told.
+        ours_until: by the store's clock, until when one of us keeps its turn for all of us.
     """
 
     def __init__(self, on_empty: Callable[[Doorway], object] = bool) -> None:
         self.head: Entry | None = None
         self.epoch: Entry | None = None
+        self.ours_until = 0.0
+        self._emptied = Signal()
         self._on_empty = on_empty
         self._lock = mutex()
         self._line: list[Signal] = []
@@ -44,7 +50,20 @@ class Doorway:
         for each in first:
             each.set()
         if not first:
+            self._emptied.set()
             self._on_empty(self)
+
+    def behind(self, turn: Signal) -> int:
+        """How many stand behind us; 0 if we do not stand in line."""
+        with self._lock:
+            return len(self._line) - 1 - self._line.index(turn) if turn in self._line else 0
+
+    def keep(self, turn: Signal, until: float) -> Signal:
+        """Go, and keep the turn that we have among all processes for those behind us; set once there are none."""
+        emptied = self._emptied = Signal()
+        self.ours_until = until
+        self.leave(turn)
+        return emptied
 
 
 _doorways: WeakKeyDictionary[Store, dict[str, Doorway]] = WeakKeyDictionary()

@@ -2,7 +2,8 @@
 
 Many that join at once all write the head. Those of one process that share a store go one after the other, and each
 tells the next how the head is now. Of several processes, who finds the head changed draws a ticket and waits for its
-turn; the join deletes the ticket, so that the next one is told by it.
+turn, and so does who has many behind it; it keeps its turn for those for a moment, so that each needs one transaction.
+The join of the last one deletes the ticket, so that the next process is told by it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: After an interrupt a join that was on its way may land for so many seconds: looked at then.
 _SETTLES_S = (0.5, 2.0, 10.0)
+#: With so many behind it in its process, who has no turn draws a ticket; and for so long it is the turn of all of them.
+_MANY_BEHIND, _KEEPS_S = 3, 0.25
 
 
 class Joining:
@@ -83,6 +86,9 @@ class Joining:
             while True:
                 await self._line_up(waiter, patience)
                 hint = self._hint()
+                if hint is not None and self._needs_turn():
+                    await self._take_turn(self._job.of_run(self._read(hint).run), waiter, patience)
+                    hint = self._door.head = None
                 entry = hint
                 if entry is None:
                     entry = await waiter.keep_trying(partial(self._find, waiter, patience), patience)
@@ -91,11 +97,14 @@ class Joining:
                 seat = await waiter.keep_trying(partial(self._try, scene, waiter, patience, is_new=is_new), patience)
                 if seat is not None:
                     await waiter.keep_trying(partial(self._read_epoch, seat), patience)
+                    await self._let_others_in()
                     return seat
                 self._door.head = None
                 if hint is not None:
                     continue
                 self._refuse_over(patience, waiter, "the others kept joining")
+                if self._is_turn_kept:
+                    continue
                 if self._place is not None:  # those without a ticket are not told by ours
                     await waiter.pause(patience.left_s(backoff.next_s()))
                 await self._take_turn(scene.keys, waiter, patience)
@@ -113,9 +122,27 @@ class Joining:
             raise JobTerminated(f"{self._what}: the job is no more")
         self.epoch = known
 
+    @property
+    def _is_turn_kept(self) -> bool:
+        """Whether one of our process keeps its turn for us."""
+        return self._store.clock.now() < self._door.ours_until
+
+    def _needs_turn(self) -> bool:
+        """Whether so many stand behind us that we draw a ticket before anybody is in our way."""
+        return self._place is None and not self._is_turn_kept and self._door.behind(self._turn) >= _MANY_BEHIND
+
+    async def _let_others_in(self) -> None:
+        """We have joined: those behind us in our process have our turn for a moment; then our ticket goes."""
+        if self._place is not None:
+            emptied = self._door.keep(self._turn, self._store.clock.now() + _KEEPS_S)
+            await Pause(self._store.clock, emptied, _KEEPS_S)
+
     async def _line_up(self, waiter: Waiter, patience: Patience) -> None:
-        """Wait for those of our process that came before us; who has no more time does not, and tries once."""
-        if self._turn.is_set() or patience.is_over:
+        """Wait for those of our process that came before us; who has no more time does not, and tries once.
+
+        Nor does who has a ticket: one before us may wait for ours to go.
+        """
+        if self._turn.is_set() or self._place is not None or patience.is_over:
             return
         self._door.line_up(self._turn)
         take_back = waiter.off.call_when_set(self._turn.set)
@@ -219,8 +246,12 @@ class Joining:
                 f"all {head.n} ids of {self._what} are taken, and none by {self._info.key!r}; scale it up first"
             )
         info = joined_as(self._info, head.next, self._info.key, self._info.incarnation)
-        ticket = () if self._place is None else (self._place.ticket.key,)
-        return await self._commit(scene, plans.joined(scene, info, session, ticket), info, session, is_new=True)
+        is_last = self._place is not None and not self._door.behind(self._turn)
+        ticket = (self._place.ticket.key,) if self._place is not None and is_last else ()
+        seat = await self._commit(scene, plans.joined(scene, info, session, ticket), info, session, is_new=True)
+        if seat is not None and ticket:
+            self._place = None  # its ticket is gone
+        return seat
 
     async def _submit(self, head: Head, old: Entry | None) -> bool:
         """Create the job, in place of one that has ended and that nobody is in; False if another was faster."""
@@ -259,8 +290,6 @@ class Joining:
         except Conflict:
             session.ensure_usable()
             return None
-        if is_new:
-            self._place = None  # its ticket is gone
         self._door.head = done.entries[0] if done.entries[0].key == self._job.head else None
         written = {entry.key: entry for entry in done.entries}
         info = WorkerInfo.of(written[scene.keys.member(info.key)])

@@ -13,7 +13,7 @@ from latchwork.interrupts import mutex
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
-from latchwork.store.steps import Signal
+from latchwork.store.steps import Pause, Signal
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers.keys import RunKeys
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 #: A loss that was told is looked for again after so long; what the mirrors do not show yet, too.
 _AGAIN_S, _BEHIND_S = 0.2, 0.5
+#: For many workers it looks at most so often: each look is at all of them, and while they join each join is a change.
+_FEW, _BREATH_S = 4, 0.01
 
 
 class Looks(Protocol):
@@ -106,6 +108,8 @@ class Lookout:
                     pause_s = backoff.next_s()
                 if self._closed.is_set():
                     return
+                if len(self._workers) > _FEW:
+                    await Pause(self._store.clock, self._closed, _BREATH_S)
                 await self._bell.rung(rings, self._store.clock, pause_s)
         finally:
             self.picture.close()

@@ -14,9 +14,13 @@ from latchwork.types import Entry
 from latchwork.workers import plans
 from latchwork.workers.keys import RunKeys
 from latchwork.workers.membership import standing_of
+from latchwork.workers.observing.picture import Missing
 from latchwork.workers.plans import Scene, head_or_none
 
 _log = logging.getLogger(__name__)
+
+#: Seconds after which somebody whose lease we have never seen is believed to have none.
+_NEVER_SEEN_S = 0.5
 
 
 class Losses:
@@ -25,13 +29,16 @@ class Losses:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def due(self, lost: list[Entry], rank: int, now: float) -> tuple[list[Entry], float | None]:
+    def due(self, lost: list[Missing], rank: int, now: float) -> tuple[list[Entry], float | None]:
         """The losses that are due, and seconds until the next one is; None when there is none."""
-        keys = {f"{entry.key} {entry.version}": entry for entry in lost}
-        self._since = {name: self._since.get(name, now) for name in keys}
-        at = {name: since + delay_s(rank) for name, since in self._since.items()}
+        found = {f"{each.member.key} {each.member.version}": each for each in lost}
+        self._since = {name: self._since.get(name, now) for name in found}
+        at = {
+            name: since + delay_s(rank) + (0.0 if found[name].had_one else _NEVER_SEEN_S)
+            for name, since in self._since.items()
+        }
         later = [moment - now for moment in at.values() if moment > now]
-        return [keys[name] for name, moment in at.items() if moment <= now], min(later, default=None)
+        return [found[name].member for name, moment in at.items() if moment <= now], min(later, default=None)
 
 
 async def tell_loss(store: Store, keys: RunKeys, member: Entry) -> None:

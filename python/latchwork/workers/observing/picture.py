@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from latchwork.store.driving.bell import Bell
 from latchwork.store.mirror import Mirror
@@ -17,10 +18,24 @@ from latchwork.store.watch import Batch
 from latchwork.types import Entry
 from latchwork.workers.keys import RunKeys
 from latchwork.workers.plans import head_or_none
-from latchwork.workers.records import Head, WorkerInfo
+from latchwork.workers.records import Head, WorkerInfo, read_incarnation
 
 #: Seconds for which the first state is waited for, again and again.
 _FIRST_STATE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """One that is at work and has no lease.
+
+    Attributes:
+        member: its record.
+        had_one: whether we have seen that it had a lease, and that it went. Otherwise our picture of the leases may be
+            behind that of the members, which come on their own: both are written in one transaction.
+    """
+
+    member: Entry
+    had_one: bool
 
 
 class Roll:
@@ -31,6 +46,7 @@ class Roll:
         self._leases: dict[str, Entry] = {}
         self._members: dict[str, tuple[str, Entry]] = {}
         self._by_lease: dict[str, str] = {}
+        self._went: dict[str, str] = {}
 
     def see_member(self, key: str, entry: Entry | None) -> None:
         """A member's record is this now; one that is no member's is none."""
@@ -46,7 +62,9 @@ class Roll:
     def see_lease(self, key: str, entry: Entry | None) -> None:
         """A lease is this now."""
         if entry is None:
-            self._leases.pop(key, None)
+            lease = self._leases.pop(key, None)
+            if lease is not None:
+                self._went[key] = read_incarnation(lease)
         else:
             self._leases[key] = entry
 
@@ -59,10 +77,11 @@ class Roll:
         first = min(keys & self._leases.keys(), default=None)
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
 
-    def lost(self) -> list[Entry]:
+    def lost(self) -> list[Missing]:
         """Those that are at work and have no lease, by id."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
-        return [self._members[self._by_lease[lease]][1] for lease in missing]
+        members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
+        return [Missing(each, self._went.get(lease) == read_incarnation(each)) for lease, each in members]
 
 
 class Picture:
@@ -124,7 +143,7 @@ class Picture:
         with self._bell.mutex:
             return self._roll.rank(keys)
 
-    def lost(self) -> list[Entry]:
+    def lost(self) -> list[Missing]:
         """The workers that have no lease, and should; by id."""
         with self._bell.mutex:
             return self._roll.lost()

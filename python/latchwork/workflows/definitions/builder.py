@@ -20,12 +20,15 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import date, datetime
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
+
+if TYPE_CHECKING:
+    from latchwork.workflows.trying import TestRun
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -275,6 +278,23 @@ class Workflow:
     def name(self) -> str:
         """Unique in its project."""
         return self.definition.name
+
+    def test(self, *, schedule_time: float | None = None, **params: Any) -> TestRun:
+        """Run all of it in this process: no database, no store, and the clock jumps to whatever is waited for.
+
+        Python tasks are called here: a debugger stops in them, and a test may replace what they use.
+
+        Args:
+            schedule_time: that times count from, in seconds since the epoch; None: now.
+            params: values instead of the workflow's.
+        Returns:
+            What became of it and of each task; ``check()`` raises unless it succeeded.
+        Raises:
+            LatchworkError: it has no such parameter.
+        """
+        from latchwork.workflows.trying import try_out
+
+        return try_out(self.definition, self.order, params, schedule_time)
 
     def __repr__(self) -> str:
         return f"<Workflow {self.definition.key}, {len(self.order)} tasks>"

@@ -154,7 +154,9 @@ def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
         kind.params.model_validate(task.params)
     except ValidationError as error:
         for each in error.errors():
-            if not (isinstance(each.get("input"), str) and "${" in each["input"] and each["type"] != "extra_forbidden"):
+            owner = each["loc"][0] if each["loc"] else ""
+            is_filled_in = each["type"] != "extra_forbidden" and owner not in kind.quoted
+            if not (is_filled_in and isinstance(each.get("input"), str) and "${" in each["input"]):
                 yield _of_pydantic({**each, "loc": ("params", *each["loc"])})
 
 

@@ -31,6 +31,7 @@ class RunInfo:
         python: path of the interpreter.
         bundle: path of the unpacked code bundle; None where the code is installed.
         values: what ``${name}`` stands for.
+        tag: what jobs of a cluster are found by: the same for all attempts of the task.
     """
 
     instance: int
@@ -40,6 +41,7 @@ class RunInfo:
     python: str
     bundle: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class TaskType(Protocol):
         params: the model of its parameters; its JSON schema makes the form, its checks the validation.
         quoted: parameters in whose text ``${name}`` is not filled in: a value could be code there. The type hands
             values over otherwise (a shell gets them as variables).
+
+    A type may have ``is_instant = True``: then it has succeeded once a worker has it, and no process is started; and
+    ``quoting``, a mapping of parameters to what makes a value a part of their text.
     """
 
     name: ClassVar[str]

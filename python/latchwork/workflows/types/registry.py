@@ -7,8 +7,12 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from latchwork.workflows.types.base import TaskType
+from latchwork.workflows.types.cluster import MapReduce, Spark
+from latchwork.workflows.types.http import Http
+from latchwork.workflows.types.noop import NoOp
 from latchwork.workflows.types.python import Python
 from latchwork.workflows.types.shell import Shell
+from latchwork.workflows.types.sql import Sql, StoredProcedure
 
 GROUP = "latchwork.workflow_tasks"
 
@@ -25,7 +29,7 @@ class TaskTypes:
     """
 
     def __init__(self, more: Iterable[TaskType] = ()) -> None:
-        ours: tuple[TaskType, ...] = (Shell(), Python())
+        ours: tuple[TaskType, ...] = (Shell(), Python(), Sql(), StoredProcedure(), Http(), Spark(), MapReduce(), NoOp())
         self._types = {each.name: each for each in (*ours, *more)}
         self._entries = {each.name: each for each in entry_points(group=GROUP)}
 
@@ -33,6 +37,11 @@ class TaskTypes:
     def names(self) -> list[str]:
         """All of them, sorted."""
         return sorted({*self._types, *self._entries})
+
+    @property
+    def loaded(self) -> list[str]:
+        """Ours, and those that were asked for; sorted."""
+        return sorted(self._types)
 
     def get(self, name: str) -> TaskType:
         """The type of this name.

@@ -35,6 +35,7 @@ from latchwork.workflows.exchange import Head, Result, Running
 from latchwork.workflows.keys import Item, Keys
 from latchwork.workflows.logs import Health
 from latchwork.workflows.state import Outcome as Word
+from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker.attempt import Attempt, result_of
 from latchwork.workflows.worker.attempt import Ending as RunEnding
 from latchwork.workflows.worker.options import MOST_CLAIMS, WorkerOptions
@@ -54,7 +55,7 @@ class Lanes(FeederHooks):
         keys: the keys.
         session: what the marks of running tasks live by.
         options: of the worker.
-        types: the names of the task types that can be run here.
+        types: the task types that can be run here.
         health: of the log store: while it takes nothing, neither do we.
         performing: runs attempts.
         cancels: which attempts are cancelled, as far as is known here.
@@ -67,7 +68,7 @@ class Lanes(FeederHooks):
         session: Session,
         options: WorkerOptions,
         *,
-        types: frozenset[str],
+        types: TaskTypes,
         health: Health,
         performing: Performing,
         cancels: Mapping[str, object],
@@ -76,7 +77,8 @@ class Lanes(FeederHooks):
         self._keys = keys
         self._session = session
         self._options = options
-        self._types = types
+        self._types = frozenset(types.names)
+        self._instant = frozenset(name for name in types.loaded if getattr(types.get(name), "is_instant", False))
         self._health = health
         self._performing = performing
         self._cancels = cancels
@@ -144,6 +146,8 @@ class Lanes(FeederHooks):
             last = f"; the last one said: {claim.item.why}" if claim.item.why else ""
             why = RunEnding(Word.FATAL, f"it has killed its worker {MOST_CLAIMS} times{last}")
             return self._ended(attempt, why)
+        if head.type in self._instant:
+            return self._ended(attempt, RunEnding(Word.SUCCESS))
         with self._lock:
             self._attempts[head.x] = attempt  # from here on we hear of its cancel
         if self._keys.cancel(head.x) in self._cancels:

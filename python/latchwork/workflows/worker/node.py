@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
+from latchwork.interrupts import Finally
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
+from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.words import reason
 from latchwork.workflows.definitions.model import NAME_PATTERN
@@ -95,6 +97,7 @@ class Worker:
         self._types = types or TaskTypes()
         self._secrets = secrets or Secrets()
         self._host = socket.gethostname()
+        self._home = Home(f"worker {self.name!r}")
         self._changed = threading.Condition()
         self._stop = Signal()
         self._is_draining = self._is_ready = False
@@ -120,11 +123,17 @@ class Worker:
         Raises:
             Closed: it was closed.
         """
-        with self._changed:
+        self._home.check()  # first: a child of a fork may find the lock held for ever
+        with Finally(self._unless_started), self._changed:
             if self._stop.is_set():
                 raise Closed(f"worker {self.name!r} was closed; make another one")
             if self._background is None:
                 self._background = Background(self._live, f"latchwork-flows-worker-{self.name}")
+
+    def _unless_started(self) -> None:
+        """After an interrupt in it: what has begun unseen ends."""
+        if self._background is None:
+            self._stop.set()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until it takes tasks.
@@ -146,6 +155,7 @@ class Worker:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take nothing more, and wait for what runs; False when the time is over. ``close`` then."""
+        self._home.check()
         with self._changed:
             self._is_draining = True
             shift = self._shift
@@ -157,6 +167,8 @@ class Worker:
         Args:
             timeout_s: seconds to wait for tasks; by default as long as they may take to end.
         """
+        if self._home.is_foreign:
+            return
         self._close_s = self.options.stop_grace_s + 10.0 if timeout_s is None else timeout_s
         self._stop.set()
         with self._changed:

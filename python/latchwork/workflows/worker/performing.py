@@ -106,8 +106,8 @@ class Performing:
             return self._unless_released(attempt, context, None, log)
         try:
             child = self._start(prepared, attempt)
-        except (CannotStart, ValueError) as error:
-            return Ending(Outcome.FAILURE, str(error))
+        except (CannotStart, ValueError, TypeError) as error:
+            return Ending(Outcome.FAILURE, log.mask.text(str(error)))
         attempt.pid = child.pid
         try:
             end = self._heard_to_the_end(child, attempt, context, log)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import ValidationError
 
@@ -27,6 +29,10 @@ from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.secrets import SecretMissing, Secrets
 from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
 
+_log = logging.getLogger(__name__)
+
+#: What values of stored connections are called: mappings with ``url``, and ``secret``, the name of the password.
+CONNECTION = "connection:"
 #: A value of more characters is no environment variable.
 _MOST_VARIABLE = 100_000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -71,7 +77,7 @@ class Prepared:
     too_long: list[str] = field(default_factory=list)
 
 
-class _Known:
+class _Known(Mapping[str, Any]):
     """What ``${name}`` stands for, secrets among it, which are noted."""
 
     def __init__(self, values: Mapping[str, Any], secrets: Secrets) -> None:
@@ -85,6 +91,12 @@ class _Known:
         found = self._secrets.get(name[len(SECRET) :])
         self.used.append(found)
         return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Preparing:
@@ -105,8 +117,21 @@ class Preparing:
         Raises:
             CannotRun: it cannot be started, and why.
         """
+        known = _Known(spec.values, self._secrets)
         try:
-            return self._prepared(attempt, spec, folder)
+            return self._said_why(attempt, spec, folder, known)
+        except CannotRun as error:
+            raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
+        except Exception as error:  # of a task type of somebody's
+            _log.exception("task %s of type %s could not be prepared", spec.head.x, spec.head.type)
+            text = Mask(known.used).text(reason(error))
+            raise CannotRun(f"the worker could not prepare it: {text}", is_final=False) from error
+
+    def _said_why(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+        try:
+            return self._prepared(attempt, spec, folder, known)
+        except ZoneInfoNotFoundError:
+            raise CannotRun(f"this machine knows no time zone {spec.tz!r}: install tzdata", is_final=False) from None
         except KeyError as error:
             name = error.args[0]
             raise CannotRun(
@@ -119,30 +144,32 @@ class Preparing:
             raise CannotRun(f"with its values filled in the task cannot be run: {wrong}", is_final=True) from None
         except (UnknownType, SecretMissing, NoTenant, BadBundle) as error:
             raise CannotRun(str(error), is_final=False) from None
-        except OSError as error:
-            raise CannotRun(f"the worker could not prepare it: {reason(error)}", is_final=False) from error
 
-    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
         kind = self._types.get(spec.head.type)
         user = user_of(spec.head.tenant)
-        known = _Known(spec.values, self._secrets)
-        moment = datetime.fromtimestamp(spec.schedule_time, timezone.utc)
+        moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
+        quoting = getattr(kind, "quoting", {})
         filled = {
-            name: value if name in kind.quoted else fill(value, known, moment)  # type: ignore[arg-type]
-            for name, value in spec.params.items()
+            name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
+            for name, value in _connected(spec).items()
         }
-        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}  # type: ignore[arg-type]
+        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
         path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
         self._make(folder, user)
         run = RunInfo(
-            spec.head.instance, spec.head.name, spec.head.n, str(folder), self._options.python, path, spec.values
+            spec.head.instance,
+            spec.head.name,
+            spec.head.n,
+            str(folder),
+            self._options.python,
+            path,
+            spec.values,
+            f"latchwork-{spec.head.task}",
         )
-        try:
-            command = kind.command(params, run)
-        except Exception as error:
-            raise CannotRun(f"task type {kind.name!r} made no command: {reason(error)}", is_final=False) from error
+        command = kind.command(params, run)
         output = _written(folder / "output", b"", user)
         stdin = _written(folder / "stdin", command.stdin, user) if command.stdin else None
         for name, data in command.files.items():
@@ -158,12 +185,27 @@ class Preparing:
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
         env = {**base, **variables, **told, **command.env, **ours}
+        if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first, and not instead
+            env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
         return Prepared(command, env, folder, output, stdin, user, Mask(known.used), too_long)
 
     def _make(self, folder: Path, user: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         hand_over(folder, user)
+
+
+def _connected(spec: Spec) -> Mapping[str, Any]:
+    """The parameters, with a stored connection that they name in its place."""
+    name = spec.params.get("connection")
+    if not isinstance(name, str) or "://" in name or "${" in name:
+        return spec.params
+    found = spec.values.get(f"{CONNECTION}{name}")
+    if not isinstance(found, Mapping) or not isinstance(found.get("url"), str):
+        raise CannotRun(f"there is no connection {name!r}; store one of this name, or give its URL", is_final=True)
+    secret = found.get("secret")
+    password = {"password": f"${{{SECRET}{secret}}}"} if secret and not spec.params.get("password") else {}
+    return {**spec.params, "connection": found["url"], **password}
 
 
 def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

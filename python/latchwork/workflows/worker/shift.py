@@ -102,7 +102,7 @@ class Shift:
             keys,
             session,
             options,
-            types=names,
+            types=types,
             health=self.health,
             performing=performing,
             cancels=self._cancels,

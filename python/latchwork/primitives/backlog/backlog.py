@@ -1,6 +1,6 @@
 """A backlog: a queue of named items, in lanes and shelves, of which every step can be a part of a caller's transaction.
 
-Keys:   see ``backlog_items``
+Keys:   see ``items``
 Order:  lanes as the taker lists them; in a lane by shelf, in a shelf by id, as text. Puts wait for nobody: the key that
         those into one shelf share is written without a condition.
 Claim:  a session-bound key for the item. When its taker dies the claim vanishes, and the item is where it was.
@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
-from latchwork.primitives.queue.backlog_pages import Share
-from latchwork.primitives.queue.backlog_records import Records
-from latchwork.primitives.queue.backlog_taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
-from latchwork.primitives.queue.backlog_waiting import Waiting
+from latchwork.primitives.backlog.claim import BacklogClaim, Holding
+from latchwork.primitives.backlog.handing import PutTaken
+from latchwork.primitives.backlog.items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
+from latchwork.primitives.backlog.pages import Share
+from latchwork.primitives.backlog.records import Records
+from latchwork.primitives.backlog.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
+from latchwork.primitives.backlog.waiting import Waiting
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waits, check_member
@@ -87,6 +88,22 @@ class Backlog(Records):
             check_inline(value, self._what)
             creates.append(self._create(lane, shelf, BacklogItem.made(item_id, value)))
         return [shelf_op(self._names, lane, shelf), *creates] if creates else []
+
+    def put_taken(self, lane: str, shelf: str, item_id: str, value: bytes, *, session: Session) -> PutTaken:
+        """The writes that put an item which is taken by us at once, for a transaction of yours. Does no I/O.
+
+        Args:
+            lane: as for ``put_ops``.
+            shelf: likewise.
+            item_id: likewise.
+            value: up to 4,096 bytes.
+            session: the session that the claim lives by.
+        Raises:
+            InvalidKey: a name is no segment of a key.
+            ValueTooLarge, TypeError: of a value.
+        """
+        check_place(lane, shelf, item_id)
+        return self._taking.put_taken(lane, shelf, item_id, check_inline(value, self._what), session)
 
     def _create(self, lane: str, shelf: str, item: BacklogItem) -> Create:
         return Create(self._names.item(lane, shelf, item.id), item.to_bytes())

@@ -28,8 +28,8 @@ from typing import Any
 
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
-from latchwork.primitives.queue.backlog_claim import Holding
-from latchwork.primitives.queue.backlog_items import Names
+from latchwork.primitives.backlog.claim import Holding
+from latchwork.primitives.backlog.items import Names
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry

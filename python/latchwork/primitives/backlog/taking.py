@@ -1,9 +1,9 @@
 """Taking items from a backlog: the first that nobody has claimed, many in one transaction.
 
-Keys:  see ``backlog_items``
+Keys:  see ``items``
 Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
 
-What is free is read page by page; see ``backlog_pages``.
+What is free is read page by page; see ``pages``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives.fair.tickets import read_body, write_body
-from latchwork.primitives.queue.backlog_claim import BacklogClaim, Holding
-from latchwork.primitives.queue.backlog_items import (
+from latchwork.primitives.backlog.claim import BacklogClaim, Holding
+from latchwork.primitives.backlog.handing import PutTaken
+from latchwork.primitives.backlog.items import (
     BacklogItem,
     letter_op,
     new_number,
     other_letter,
     shown,
 )
-from latchwork.primitives.queue.backlog_pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
+from latchwork.primitives.backlog.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
+from latchwork.primitives.fair.tickets import read_body, write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
@@ -217,6 +218,12 @@ class Taking:
                 await self._take_of(_from_anywhere(others)[:FEW], wish, session, claims)
             if len(claims) > had:
                 return
+
+    def put_taken(self, lane: str, shelf: str, item_id: str, value: bytes, session: Session) -> PutTaken:
+        """An item that is put and taken at once."""
+        key = self._names.item(lane, shelf, item_id)
+        item = BacklogItem(item_id, 1, size=len(value), value=value, lane=lane, shelf=shelf, key=key)
+        return PutTaken(self._held, self._doubts, item, self._about, session=session)
 
     def _give_up(self, claims: Iterable[BacklogClaim], session: Session) -> None:
         self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001

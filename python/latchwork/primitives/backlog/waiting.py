@@ -7,12 +7,12 @@ not wait for it, because one of them may accept the item.
 from __future__ import annotations
 
 from latchwork.errors import BadRecord
+from latchwork.primitives.backlog.claim import Holding
+from latchwork.primitives.backlog.items import BacklogItem, Names, place_of
+from latchwork.primitives.backlog.pages import Pages
+from latchwork.primitives.backlog.taking import Accept
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.queue.backlog_claim import Holding
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, place_of
-from latchwork.primitives.queue.backlog_pages import Pages
-from latchwork.primitives.queue.backlog_taking import Accept
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.steps import ask

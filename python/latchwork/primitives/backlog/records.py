@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork.errors import Conflict, KeyExists
+from latchwork.primitives.backlog.items import BacklogItem, Names, check_place, place_of, shelf_op, shown
+from latchwork.primitives.backlog.pages import tidy
+from latchwork.primitives.backlog.waiting import Waiting
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, check_place, place_of, shelf_op, shown
-from latchwork.primitives.queue.backlog_pages import tidy
-from latchwork.primitives.queue.backlog_waiting import Waiting
 from latchwork.primitives.waiting.common import Closes
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.steps import ask, driven

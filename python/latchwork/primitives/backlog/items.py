@@ -190,8 +190,8 @@ class BacklogItem(Stored):
         )
 
     def revived(self) -> BacklogItem:
-        """With all attempts before it."""
-        return replace(self, attempts=0, nonce="")
+        """With all attempts before it, and nothing said of those that it had."""
+        return replace(self, attempts=0, why="", nonce="")
 
     def not_taken(self) -> BacklogItem:
         """As if the last attempt had not been."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.queue.backlog_items import BacklogItem, Names, letter_op, other_letter, shelf_op
+from latchwork.primitives.backlog.items import BacklogItem, Names, letter_op, other_letter, shelf_op
 from latchwork.primitives.queue.doubts import delete_claim
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
@@ -67,6 +67,11 @@ class BacklogClaim(Taken):
     def __repr__(self) -> str:
         return f"<BacklogClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the item has had all its attempts: given back, and counted, it becomes a dead letter."""
+        return self.attempts >= self._held.most
+
     @driven
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
         """The item is done: remove it, in one transaction with writes of yours if you like.
@@ -108,7 +113,7 @@ class BacklogClaim(Taken):
             LockLost, Unavailable, OutcomeUnknown: as for ``ack``.
         """
         check_text(why, "the reason")
-        if count and self.attempts >= self._held.most:
+        if count and self.is_last:
             await steps_of(self.bury)(why or f"given back {self.attempts} times", ops, timeout_s=timeout_s)
             return
         await self._end([*self._give(why, count=count, lane=lane), *ops], (), timeout_s)

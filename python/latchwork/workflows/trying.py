@@ -1,0 +1,229 @@
+"""A whole run of a workflow in this process, for tests and the first minute: ``flow.test(day="2026-11-22")``.
+
+No database, no store, no waiting: the same rules decide (``advance``), values and parameters are filled in as for a
+worker, and the clock jumps to whatever is waited for next. Python tasks are called here, so that a debugger stops in
+them and a test replaces what they use; other tasks are started as a worker starts them, but under no supervision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from latchwork.errors import LatchworkError
+from latchwork.workflows.bundles import BundleCache
+from latchwork.workflows.definitions.model import Definition, plan_of
+from latchwork.workflows.definitions.specs import spec_of
+from latchwork.workflows.definitions.templates import fill
+from latchwork.workflows.definitions.values import Run
+from latchwork.workflows.exchange import Spec
+from latchwork.workflows.logs import open_logs
+from latchwork.workflows.state import Claimed, Ended, Instance, InstanceState, Outcome, Start, TaskState, advance
+from latchwork.workflows.state.records import OVER
+from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.worker import Secrets, WorkerOptions
+from latchwork.workflows.worker.attempt import Attempt
+from latchwork.workflows.worker.outputs import BadOutput, outputs_of
+from latchwork.workflows.worker.preparing import CannotRun, Preparing
+
+if TYPE_CHECKING:
+    from latchwork.primitives import BacklogClaim
+
+#: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
+_MOST_ROUNDS = 100_000
+
+
+@dataclass(slots=True)
+class TaskTried:
+    """What became of one task.
+
+    Attributes:
+        state: such as ``success``.
+        attempts: how often it was run.
+        outputs: what it handed on.
+        log: what all its attempts wrote.
+        error: of the last attempt that failed.
+    """
+
+    state: str = "waiting"
+    attempts: int = 0
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class TestRun:
+    """What became of a run.
+
+    Attributes:
+        state: ``success`` or ``failure``.
+        tasks: by name, in the order of the definition.
+        took_s: seconds by the clock of the run, in which nobody waited.
+    """
+
+    __test__ = False  # pytest collects what begins with Test
+
+    state: str
+    tasks: Mapping[str, TaskTried]
+    took_s: float
+
+    @property
+    def outputs(self) -> dict[str, Mapping[str, Any]]:
+        """Of each task that succeeded, by name."""
+        return {name: each.outputs for name, each in self.tasks.items() if each.state == "success"}
+
+    def check(self) -> TestRun:
+        """Itself, if it succeeded.
+
+        Raises:
+            LatchworkError: with the first task that failed, and the end of what it wrote.
+        """
+        if self.state != "success":
+            name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", TaskTried()))
+            end = "\n".join(task.log.splitlines()[-20:])
+            raise LatchworkError(f"the run ended as {self.state}: task {name!r}: {task.error}\n{end}")
+        return self
+
+
+class Trying:
+    """One run. One thread only."""
+
+    def __init__(
+        self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
+    ) -> None:
+        self._run = Run(definition, 1, now, params)
+        self._plan = plan_of(definition, order)
+        self._types = TaskTypes()
+        self._rows = {name: number for number, name in enumerate(order, 1)}
+        self._tried = {each.name: TaskTried() for each in definition.tasks}
+        self._outputs: dict[str, Mapping[str, Any]] = {}
+        self._folder = folder
+        self._secrets = Secrets()
+        bundles = BundleCache(folder / "bundles")
+        self._preparing = Preparing(
+            WorkerOptions(work_dir=folder), self._types, self._secrets, bundles, open_logs(folder / "logs")
+        )
+        self._now = self._began = now
+
+    def run(self) -> TestRun:
+        """The run from its start to its end."""
+        known = advance(self._plan, Instance(), [Start()], self._now)
+        for _ in range(_MOST_ROUNDS):
+            if known.state in OVER:
+                break
+            known = self._round(known)
+        for name, task in known.tasks.items():
+            self._tried[name].state = task.state.value
+        return TestRun(known.state.value, self._tried, self._now - self._began)
+
+    def _round(self, known: Instance) -> Instance:
+        submitted = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
+        for name in submitted:
+            n = known.tasks[name].n
+            known = advance(self._plan, known, [Claimed(name, n)], self._now)
+            outcome = self._attempt(name, n)
+            known = advance(self._plan, known, [Ended(name, n, outcome)], self._now)
+            if known.state is not InstanceState.RUNNING or known.ending:
+                break
+        if not submitted or known.ending:
+            self._now = max(self._now, known.wake_at or self._now)
+            left = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
+            events = [Ended(name, known.tasks[name].n, Outcome.KILLED) for name in left if known.ending]
+            known = advance(self._plan, known, events, self._now)
+        return known
+
+    def _attempt(self, name: str, n: int) -> Outcome:
+        tried = self._tried[name]
+        tried.attempts += 1
+        began = time.monotonic()
+        try:
+            spec = spec_of(self._run, self._run.tasks[name], self._rows[name], n, self._outputs, place=(0, 1, 1))
+            outcome, outputs = self._called(spec, tried) if self._is_here(spec) else self._started(spec, tried)
+        except KeyError as error:
+            outcome, outputs = Outcome.FATAL, {}
+            tried.error = f"nothing has the name {error.args[0]!r}"
+        except (CannotRun, BadOutput, LatchworkError, ValueError) as error:
+            is_final = getattr(error, "is_final", False)
+            outcome, outputs = Outcome.FATAL if is_final else Outcome.FAILURE, {}
+            tried.error = str(error)
+        self._now += time.monotonic() - began
+        if outcome is Outcome.SUCCESS:
+            self._outputs[name] = tried.outputs = outputs
+        return outcome
+
+    def _is_here(self, spec: Spec) -> bool:
+        return spec.head.type == "python" and "bundle" not in spec.params
+
+    def _called(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+        """A Python task, called in this process; what it prints is its log."""
+        args = fill(spec.params.get("args", {}), spec.values, self._run.moment)
+        module, _, path = spec.params["function"].partition(":")
+        function: Any = import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+        function = getattr(function, "__wrapped__", function)
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out):
+                result = function(**args)
+        except Exception as error:
+            tried.log += out.getvalue() + traceback.format_exc()
+            tried.error = f"{type(error).__name__}: {error}"
+            return Outcome.FAILURE, {}
+        tried.log += out.getvalue()
+        return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
+
+    def _started(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+        """A task of another type, in a process of its own."""
+        folder = self._folder / f"{spec.head.task}.{spec.head.n}"
+        attempt = Attempt(cast("BacklogClaim", None), spec.head, spec.head.n)
+        made = self._preparing.prepare(attempt, spec, folder)
+        try:
+            done = subprocess.run(  # noqa: S603 - what the definition says
+                made.command.argv,
+                input=made.command.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(made.env),
+                cwd=made.folder,
+                timeout=spec.head.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            tried.log += (error.stdout or b"").decode("utf-8", "replace")
+            tried.error = f"it took longer than {spec.head.timeout_s:g} s"
+            return Outcome.FAILURE, {}
+        tried.log += done.stdout.decode("utf-8", "replace")
+        if done.returncode:
+            tried.error = f"exit code {done.returncode}"
+            return Outcome.FAILURE, {}
+        return Outcome.SUCCESS, outputs_of(made.output.read_bytes())
+
+
+def try_out(
+    definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], schedule_time: float | None = None
+) -> TestRun:
+    """Run a workflow here, from its start to its end.
+
+    Raises:
+        LatchworkError: the workflow has no such parameter.
+    """
+    unknown = sorted(params.keys() - definition.params.keys())
+    if unknown:
+        has = ", ".join(definition.params) or "none"
+        raise LatchworkError(f"{definition.key} has no parameter {unknown[0]!r}; it has {has}")
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="latchwork-try-") as folder:
+        now = time.time() if schedule_time is None else schedule_time
+        return Trying(definition, order, params, Path(folder), now).run()

@@ -1,0 +1,74 @@
+"""The process of a task that submits a job to a cluster: kills what its task has left there, submits, and waits.
+
+Imports nothing of ours.
+"""
+
+# ruff: noqa: T201 - what it prints is the log of the task
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+_JOB = re.compile(r"application_\d+_\d+")
+#: Seconds for a list of jobs, and for the end of one.
+_YARN_S = 60
+
+
+class Told(Exception):
+    """We are told to end."""
+
+
+def main(path: str) -> int:
+    """Submit the job that the file has."""
+    sys.path.pop(0)  # the folder of this file, which has names of other programs
+    call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
+    kill_tagged(call["yarn"], call["tag"], "left by an attempt before this one")
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        raise Told
+
+    signal.signal(signal.SIGTERM, tell)
+    print("+", " ".join(call["argv"]), flush=True)
+    try:
+        code = subprocess.run(call["argv"], check=False).returncode  # noqa: S603 - what it is for
+    except OSError as error:
+        print(f"{call['argv'][0]!r} cannot be started: {error}", file=sys.stderr)
+        return 127
+    except Told:  # the program that submits was told, too: it is of our process group
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        kill_tagged(call["yarn"], call["tag"], "stopped with its task")
+        return 143
+    return code if code >= 0 else 128 - code
+
+
+def kill_tagged(yarn: str | None, tag: str, why: str) -> None:
+    """Kill the jobs of the cluster that have a tag."""
+    if yarn is None:
+        return
+    states = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
+    listed = called([yarn, "application", "-list", "-appTags", tag, "-appStates", states])
+    for job in dict.fromkeys(_JOB.findall(listed)):
+        print(f"killing {job}, {why}", flush=True)
+        called([yarn, "application", "-kill", job])
+
+
+def called(argv: list[str]) -> str:
+    """What a program says; nothing when it cannot be asked, which is said."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_YARN_S, check=False)  # noqa: S603 - likewise
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"{argv[0]!r} could not be asked about jobs of this task: {error}", file=sys.stderr, flush=True)
+        return ""
+    if done.returncode:
+        print(f"{' '.join(argv[:3])} failed: {done.stderr.strip()[:500]}", file=sys.stderr, flush=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,95 @@
+"""The process of an ``sql`` or ``procedure`` task: reads its statements from a file, and runs them in one transaction.
+
+Imports nothing of ours.
+"""
+
+# ruff: noqa: T201 - what it prints is the log of the task
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+#: Cells are shown up to so many characters.
+_CELL = 60
+
+
+def main(path: str) -> int:
+    """Run the statements that the file has."""
+    sys.path.pop(0)  # the folder of this file, which has names of other programs
+    call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
+    Path(path).unlink()  # it has the password
+    import sqlalchemy as sa
+    from sqlalchemy.engine import make_url
+
+    try:
+        url = make_url(call["url"])
+        if call["password"] and url.password is None:
+            url = url.set(password=call["password"])
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+        with engine.begin() as connection:
+            outputs: dict[str, Any] = {}
+            for number, text in enumerate(call["statements"], 1):
+                outputs = run(sa, connection, text, call, f"statement {number} of {len(call['statements'])}")
+    except (sa.exc.SQLAlchemyError, ImportError) as error:
+        first = str(getattr(error, "orig", None) or error).strip().splitlines()
+        print(f"{type(error).__name__}: {first[0] if first else error}", file=sys.stderr)
+        return 1
+    with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
+        file.write(f"#json {json.dumps(outputs, default=str)}\n")
+    return 0
+
+
+def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
+    """Run one statement; what it says of itself."""
+    statement = sa.text(text)
+    wanted = set(statement._bindparams)  # noqa: SLF001 - the only place that has the names
+    missing = sorted(wanted - call["bound"].keys())
+    if missing:
+        raise sa.exc.ArgumentError(f"{what} binds :{missing[0]}, and no parameter or output is called so")
+    result = connection.execute(statement, {name: call["bound"][name] for name in wanted})
+    if not result.returns_rows:
+        count = max(result.rowcount, 0)
+        print(f"{what}: {count} rows changed")
+        return {"rows": count}
+    names = list(result.keys())
+    first: dict[str, Any] = {}
+    shown: list[list[str]] = []
+    count = 0
+    for row in result:
+        count += 1
+        if count == 1:
+            first = dict(zip(names, row, strict=True))
+        if len(shown) < call["rows"]:
+            shown.append([cell(each) for each in row])
+    print(f"{what}: {count} rows")
+    for line in table(names, shown) if shown else []:
+        print(line)
+    return {"rows": count, "first": {name: value_of(each) for name, each in first.items()}}
+
+
+def table(names: list[str], rows: list[list[str]]) -> list[str]:
+    """Rows as lines of text."""
+    widths = [max(len(each[at]) for each in [names, *rows]) for at in range(len(names))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)) for each in [names, *rows]]
+    return [line.rstrip() for line in (lines[0], "  ".join("-" * width for width in widths), *lines[1:])]
+
+
+def cell(value: object) -> str:
+    """A value in one line."""
+    text = " ".join(("" if value is None else str(value)).split())
+    return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+
+
+def value_of(value: object) -> Any:
+    """A value as JSON has it: numbers, texts and truth stay, all else is text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value if not isinstance(value, str) else value[:10_000]
+    return str(value)[:10_000]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""What an end makes ready is taken along by its worker: when it is, when it is not, and when the answer is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from latchwork.errors import Conflict
+from latchwork.plans import Plans, PlanWorker, TaskState
+from latchwork.plans.keys import LANE
+from latchwork.plans.running.ends import Ends
+from latchwork.plans.running.handing import Handing
+from latchwork.primitives import Backlog
+from latchwork.store.steps import Signal
+from plans.test_ends import FUNCTIONS as ECHO
+from plans.test_ends import Bench, echo
+from plans.work import FUNCTIONS, WAIT_S, wait_until
+
+
+class Taking(Bench):
+    """A worker with so much room, whose ends are committed by hand."""
+
+    def __init__(self, store, build, room=1, **options):
+        super().__init__(store, build, **options)
+        self.room, self.begun = room, []
+        self.backlog = Backlog(store, "plans/backlog", session=store.session)
+        handing = Handing(self.place, self.backlog, store.session)
+        handing.spare, handing.begin = lambda: self.room, self.begun.extend
+        self.ends = Ends(self.place, self.progress, None, Signal(), handing)
+
+    def commit(self, name, done):
+        part = self.claims[name].ack_part(done.ops)
+        try:
+            self.landed = self.store.commit([*part.checks, *done.checks], part.ops)
+        except Conflict:
+            part.given_up()
+            return False
+        part.committed()
+        return True
+
+    def tell(self, done, answer):
+        """What the thread of the ends does when it hears of a transaction."""
+        done.landed(answer)
+        for along, written in self.ends._landed:
+            self.begun.extend(along.taken(written))
+        self.ends._landed.clear()
+
+
+def pair(plan):
+    plan.add(echo, plan.add(echo, 1, name="one"), name="two")
+
+
+def test_what_an_end_makes_ready_is_ours_in_the_same_transaction(store):
+    bench = Taking(store, pair)
+    (one,) = bench.decide("one")
+    assert bench.commit("one", one)
+    assert bench.place.backlog.try_take([LANE]) == []  # nobody sees it free
+    bench.tell(one, bench.landed)
+    (claim,) = bench.begun
+    assert (claim.item.id, claim.attempts, claim.is_held) == ("p~two", 1, True)
+    assert bench.state("two") is TaskState.READY
+    claim.release(count=False)
+    assert [each.item.id for each in bench.place.backlog.try_take([LANE])] == ["p~two"]
+
+
+def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
+    bench = Taking(store, pair)
+    (one,) = bench.decide("one")
+    assert bench.commit("one", one)
+    bench.tell(one, None)
+    assert bench.begun == []
+    assert [each.item.id for each in bench.backlog.try_take([LANE])] == ["p~two"]
+
+
+def test_nothing_is_taken_along_once_the_plan_is_not_as_it_was(store):
+    bench = Taking(store, pair)
+    (one,) = bench.decide("one")
+    Plans(store, functions=ECHO).get("p").cancel()
+    assert not bench.commit("one", one)
+    assert bench.state("two") is TaskState.WAITING
+
+
+@pytest.mark.parametrize(("room", "options"), [(0, {}), (1, {"max_parallel": 2})], ids=["full", "limited"])
+def test_a_worker_without_room_and_a_plan_with_places_leave_it_free(store, room, options):
+    bench = Taking(store, pair, room, **options)
+    (one,) = bench.decide("one")
+    assert bench.commit("one", one)
+    bench.tell(one, bench.landed)
+    assert bench.begun == []
+    assert [each.item.id for each in bench.place.backlog.try_take([LANE])] == ["p~two"]
+
+
+def test_an_end_that_looks_itself_takes_along_what_it_finds(store):
+    bench = Taking(store, pair)
+    (one,) = bench.decide("one", again=True)
+    (claim,) = bench.begun
+    assert claim.item.id == "p~two"
+    assert bench.commit("one", one)
+    assert claim.is_held
+
+
+def test_a_chain_does_not_keep_what_comes_first_waiting(store):
+    with PlanWorker(store, functions=FUNCTIONS) as worker:
+        plans = Plans(store, functions=FUNCTIONS)
+        with plans.new() as long:
+            ref = long.add("same", 0)
+            for _ in range(300):
+                ref = long.add("moment", ref)
+        wait_until(lambda: worker.stats().get("done", 0) > 10)
+        with plans.new(priority=9) as urgent:
+            answer = urgent.add("same", 1)
+        assert urgent.handle.result(answer, WAIT_S) == 1
+        assert not long.handle.completed()
+        long.handle.cancel()
