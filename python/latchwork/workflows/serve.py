@@ -19,7 +19,7 @@ from latchwork.workflows.installation import initialize, join
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master
-from latchwork.workflows.site import LOCAL, admin_link, make_site
+from latchwork.workflows.site import LOCAL, admin_link, check_reach, make_site
 from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,9 @@ class Serve:
         if options.has_pages:
             cluster = StoreCluster(store, keys)
             stack.callback(cluster.close)
-            app = make_site(database, logs=logs, cluster=cluster, hosts=options.names)
+            cookie = f"latchwork-{found.id[:8]}"  # browsers do not tell ports apart
+            app = make_site(database, logs=logs, cluster=cluster, hosts=options.names, cookie=cookie)
+            check_reach(app, options.host)
             server = HttpServer(app, options.host, options.port)
             server.start()
             stack.callback(server.close)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from typing import Any
 
 from fastapi import FastAPI
 
+from latchwork.errors import LatchworkError
 from latchwork.web import Hub, Role, Site, make_app
 from latchwork.workflows.api import routers
 from latchwork.workflows.api.models import ProblemDocument
@@ -77,6 +79,27 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
     accounts: DatabaseAccounts = app.state.parts.accounts
     accounts.ensure(name, Role.ADMIN)
     return f"{base_url}/sign-in?link={accounts.new_link(name)}"
+
+
+def check_reach(app: FastAPI, host: str) -> None:
+    """Refuse to be reached from other machines while nobody has a password: a link alone is for whoever sits here.
+
+    Raises:
+        LatchworkError: nobody has one, and this host is not this machine alone.
+    """
+    accounts: DatabaseAccounts = app.state.parts.accounts
+    if not _is_local(host) and not accounts.has_password():
+        raise LatchworkError(
+            f"--host {host} lets other machines ask, and no account has a password yet: serve on 127.0.0.1 first, and "
+            "set one on the page of your account"
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any]:

@@ -25,13 +25,16 @@ def site(seeds):
     return make_site(seeds.database, logs=seeds.logs, hosts=["testserver"])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ask(site, seeds):
     """A program: `ask("viewer-of-default")` has that account's token."""
+    clients = {}
 
     def client(name=None):
-        headers = {"Authorization": f"Bearer {seeds.tokens[name]}"} if name else {}
-        return TestClient(site, headers=headers, follow_redirects=False)
+        if name not in clients:
+            headers = {"Authorization": f"Bearer {seeds.tokens[name]}"} if name else {}
+            clients[name] = TestClient(site, headers=headers, follow_redirects=False)
+        return clients[name]
 
     return client
 

@@ -1,6 +1,5 @@
 """Rows for pages: a site with people, workflows and runs, made by the functions that masters use."""
 
-import threading
 import time
 from itertools import count
 
@@ -53,6 +52,7 @@ class Seeds:
     def __init__(self, database, folder=None):
         self.database = database
         self.claims = count(1)
+        self.files = {}
         self.logs = open_logs(folder) if folder is not None else None
         with database.write() as connection:
             connection.execute(sa.insert(shard), [{"id": each, "owner": "master-1"} for each in range(4)])
@@ -70,6 +70,7 @@ class Seeds:
             self.accounts.create(name, None, by="test")
             self.accounts.set_role(name, "default", role, by="test")
         self.accounts.create("nobody", None, by="test")
+        self.accounts.create("pupil", None, by="test")
         self.accounts.create("stranger", None, by="test")
         self.accounts.set_role("stranger", "billing", Role.ADMIN, by="test")
         return {
@@ -124,22 +125,18 @@ class Seeds:
             }
             kind = "first" if event.n == 1 else "retry"
             connection.execute(sa.insert(attempt).values(**row, kind=kind, started_at=now, log_ref=ref))
-            self.write(ref, f"starting {event.task}\nread 1,200 rows\n")
+            if self.logs is not None:
+                self.files[ids[event.task], event.n] = file = self.logs.create(ref)
+                file.append(f"starting {event.task}\nread 1,200 rows\n".encode())
         elif isinstance(event, Ended):
             mine = sa.and_(attempt.c.task == ids[event.task], attempt.c.n == event.n)
             failed = event.outcome is Outcome.FAILURE
             values = {"ended_at": now, "outcome": event.outcome.value, "exit_code": int(failed)}
             values["error"] = "exit code 1: no space left on device" if failed else None
             connection.execute(sa.update(attempt).where(mine).values(values))
-
-    def write(self, ref, text):
-        """A log that has ended."""
-        if self.logs is None:
-            return
-        file = self.logs.create(ref)
-        file.append(text.encode() if isinstance(text, str) else text)
-        file.end()
-        file.close()
+            if file := self.files.pop((ids[event.task], event.n), None):
+                file.end()
+                file.close()
 
 
 def works(task, n=1, took_s=4.0, outcome=Outcome.SUCCESS):
@@ -171,10 +168,3 @@ HALF = [
     *works("clean", took_s=30.0),
     (0.5, [Claimed("load", 1)]),
 ]
-
-
-def in_thread(fn):
-    """The call, on a thread of its own."""
-    thread = threading.Thread(target=fn, daemon=True)
-    thread.start()
-    return thread

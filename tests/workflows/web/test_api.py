@@ -1,8 +1,18 @@
-"""The API: what it answers, to whom, and what a wrong question is told."""
+"""The API: what it writes, what it shows, and what a wrong question is told."""
+
+import json
 
 import pytest
+import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
-from workflows.web.seeds import BAD, GOOD, HALF
+from latchwork.web import Role
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.tables import attempt, command, event, instance, schedule
+from latchwork.workflows.state import InstanceState
+from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
+
+START = "/api/v1/workflows/default/nightly:start"
 
 
 @pytest.fixture(scope="module")
@@ -10,9 +20,274 @@ def made(seeds):
     return {"good": seeds.run(GOOD), "bad": seeds.run(BAD), "half": seeds.run(HALF)}
 
 
-def test_smoke(ask, made):
-    admin = ask("admin")
-    for path in ("workflows", "instances", f"instances/{made['half']}", "schedules", "users", "tokens", "audit"):
-        answer = admin.get(f"/api/v1/{path}")
-        assert answer.status_code == 200, (path, answer.text)
-    print(admin.get(f"/api/v1/instances/{made['half']}").json())
+def rows(seeds, query):
+    with seeds.database.read() as connection:
+        return connection.execute(query).all()
+
+
+def test_a_start_is_a_command_and_no_run(ask, seeds):
+    before = len(rows(seeds, sa.select(instance.c.id)))
+    given = {"params": {"region": "us"}, "start_from": ["load"], "scope": "only", "priority": "high", "dry": True}
+    answer = ask("operator-of-default").post(START, json=given)
+    assert answer.status_code == 202
+    found = rows(seeds, sa.select(command).where(command.c.id == answer.json()["command"]))[0]
+    assert (found.type, found.by, found.done_at, found.instance) == ("start", "operator-of-default", None, None)
+    assert {**found.args, "code": 0} == {**given, "code": 0, "version": 1, "schedule_time": None}
+    assert len(rows(seeds, sa.select(instance.c.id))) == before
+
+
+def test_a_repeated_key_starts_nothing_more_also_after_the_run(ask, seeds):
+    key = {"Idempotency-Key": "nightly-2026-11-22"}
+    first = ask("admin").post(START, headers=key).json()
+    with seeds.database.write() as connection:
+        connection.execute(sa.update(command).where(command.c.id == first["command"]).values(done_at=1.0, instance=1))
+    again = ask("admin").post(START, headers=key).json()
+    assert (first["is_new"], again["is_new"], again["command"], again["instance"]) == (True, False, first["command"], 1)
+    other = ask("admin").post(START, headers=key, json={"params": {"region": "us"}})
+    assert other.status_code == 409
+    assert "was used for command" in other.json()["detail"]
+
+
+def test_a_repeated_stop_is_answered_as_the_first_although_the_run_has_ended_since(ask, seeds):
+    run, key = seeds.run(HALF), {"Idempotency-Key": "stop-it"}
+    first = ask("admin").post(f"/api/v1/instances/{run}:stop", headers=key)
+    with seeds.database.write() as connection:
+        connection.execute(sa.update(instance).where(instance.c.id == run).values(state="stopped", active=False))
+    again = ask("admin").post(f"/api/v1/instances/{run}:stop", headers=key)
+    assert (again.status_code, again.json()["command"]) == (202, first.json()["command"])
+    assert ask("admin").post(f"/api/v1/instances/{run}:stop").status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("which", "action", "possible"),
+    [
+        ("good", "pause", ["rerun"]),
+        ("good", "recover", ["rerun"]),
+        ("bad", "resume", ["recover", "rerun"]),
+        ("half", "recover", ["pause", "stop"]),
+    ],
+)
+def test_a_command_that_the_state_does_not_take_is_a_conflict_that_names_what_is_possible(
+    ask, made, which, action, possible
+):
+    answer = ask("admin").post(f"/api/v1/instances/{made[which]}:{action}")
+    assert answer.status_code == 409
+    assert answer.json()["possible"] == possible
+    assert answer.json()["state"] in answer.json()["detail"]
+
+
+def test_what_is_told_to_be_possible_is_taken(ask, seeds, made):
+    for run in made.values():
+        for action in ask("admin").get(f"/api/v1/instances/{run}").json()["possible"]:
+            assert ask("admin").post(f"/api/v1/instances/{run}:{action}").status_code == 202
+
+
+@pytest.mark.parametrize("action", ["wake", "failover", "waiting-thread", "timer"])
+def test_what_masters_tell_each_other_is_refused(ask, made, seeds, action):
+    before = len(rows(seeds, sa.select(command.c.id)))
+    answer = ask("admin").post(f"/api/v1/instances/{made['half']}:{action}")
+    assert answer.status_code == 403
+    assert "masters" in answer.json()["detail"]
+    assert len(rows(seeds, sa.select(command.c.id))) == before
+
+
+def test_a_wrong_start_names_each_field(ask):
+    given = {"params": {"dya": "x"}, "start_from": ["laod"]}
+    answer = ask("admin").post(START, json=given).json()
+    assert [each["path"] for each in answer["errors"]] == ["params.dya", "start_from[0]"]
+    assert "day, region" in answer["errors"][0]["message"]
+    answer = ask("admin").post(START, json={"scope": "sideways", "prioriti": 1}).json()
+    assert {each["path"] for each in answer["errors"]} == {"body.scope", "body.prioriti"}
+
+
+def test_every_problem_of_a_definition_is_named_by_its_place(ask):
+    broken = {**NIGHTLY, "on_failure": "explode", "tasks": [{"name": "a b", "type": "shell", "params": {}}]}
+    answer = ask("editor-of-default").post("/api/v1/workflows", json={"definition": broken})
+    assert answer.status_code == 422
+    assert {each["path"] for each in answer.json()["errors"]} == {"on_failure", "tasks[0].name"}
+    answer = ask("viewer-of-default").post("/api/v1/workflows:validate", json={"yaml": "name: x\ntasks: [: ]"})
+    assert answer.json()["ok"] is False
+    assert answer.json()["errors"][0]["path"].startswith("line 2")
+
+
+def test_an_editor_who_did_not_see_the_newest_version_overwrites_nothing(ask, seeds):
+    given = {**BILLING, "name": "shared"}
+    for base, description, status in ((0, "one", 200), (1, "two", 200), (1, "mine", 409), (2, "mine", 200)):
+        body = {"definition": {**given, "description": description}, "base": base}
+        answer = ask("stranger").post("/api/v1/workflows", json=body)
+        assert answer.status_code == status, answer.text
+    assert ask("stranger").get("/api/v1/workflows/billing/shared/diff?old=2&new=3").text.splitlines()[-2:]
+    assert ask("stranger").get("/api/v1/workflows/billing/shared").json()["definition"]["description"] == "mine"
+    assert [each["version"] for each in ask("stranger").get("/api/v1/workflows/billing/shared/versions").json()] == [
+        3,
+        2,
+        1,
+    ]
+
+
+def test_a_workflow_that_is_offline_is_not_started(ask, seeds):
+    apply(seeds.database, {**NIGHTLY, "name": "sleeping"}, online=False)
+    answer = ask("admin").post("/api/v1/workflows/default/sleeping:start")
+    assert (answer.status_code, "offline" in answer.json()["detail"]) == (409, True)
+
+
+def test_a_schedule_that_is_switched_on_again_owes_nothing_of_the_time_in_between(ask, seeds):
+    path = "/api/v1/workflows/default/nightly/schedule"
+    mine = schedule.c.code == seeds.codes["nightly"]
+    assert ask("admin").put(path, json={"enabled": False}).status_code == 204
+    with seeds.database.write() as connection:
+        connection.execute(sa.update(schedule).where(mine).values(cursor=5.0))
+    assert ask("admin").get("/api/v1/schedules").json()[0]["next_at"] is None
+    assert ask("admin").put(path, json={"enabled": True}).status_code == 204
+    assert rows(seeds, sa.select(schedule.c.cursor).where(mine))[0].cursor > 1e9
+    assert ask("admin").put("/api/v1/workflows/billing/close/schedule", json={"enabled": True}).status_code == 404
+
+
+def test_lists_go_by_key_and_miss_nothing(ask, seeds):
+    for _ in range(5):
+        seeds.run([], name="close", given=BILLING)
+    for query in ("", "&project=billing", "&state=running", "&project=billing&workflow=close&state=running"):
+        seen, before = [], ""
+        while True:
+            part = ask("admin").get(f"/api/v1/instances?limit=2{query}{before}").json()
+            if not part:
+                break
+            seen += [each["id"] for each in part]
+            before = f"&before={seen[-1]}"
+        whole = [each["id"] for each in ask("admin").get(f"/api/v1/instances?limit=500{query}").json()]
+        assert seen == whole == sorted(whole, reverse=True)
+        assert len(whole) >= 5
+    names, after = [], ""
+    while part := ask("admin").get(f"/api/v1/workflows?limit=1{after}").json():
+        names.append(f"{part[0]['project']}.{part[0]['name']}")
+        after = f"&after={names[-1]}"
+    assert names == sorted(names)
+    assert len(names) >= 2
+
+
+def test_nobody_sees_runs_of_a_project_that_is_not_theirs(ask, seeds):
+    seeds.run([], name="close", given=BILLING)
+    for path in ("/api/v1/instances?limit=500", "/api/v1/workflows?limit=500"):
+        assert {each["project"] for each in ask("viewer-of-default").get(path).json()} == {"default"}
+        assert {each["project"] for each in ask("stranger").get(path).json()} == {"billing"}
+        assert ask("nobody").get(path).json() == []
+
+
+def test_a_log_is_read_by_part_and_whole_and_not_in_the_middle_of_a_letter(ask, seeds):
+    run = seeds.run([])
+    task = ask("admin").get(f"/api/v1/instances/{run}").json()["tasks"][0]
+    letters = "é" * 40_000 + "\x1b[2Jend\n"
+    log = attempt_with(seeds, run, task, letters.encode())
+    text, offset = "", 0
+    for _ in range(20):
+        part = ask("admin").get(f"/api/v1/attempts/{log}/log?offset={offset}&limit=10001").json()
+        text, offset = text + part["text"], part["next"]
+        if part["ended"]:
+            break
+    assert text == letters.replace("\x1b", "\\x1b")
+    whole = ask("admin").get(f"/api/v1/attempts/{log}/log/download")
+    assert whole.content == letters.encode()
+    assert whole.headers["content-disposition"] == f'attachment; filename="attempt-{log}.log"'
+    assert whole.headers["content-security-policy"] == "sandbox"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+
+
+def attempt_with(seeds, run, task, data, n=1):
+    claim = next(seeds.claims) + 10_000
+    ref = f"1/{run}/{task['id']}/{n}.{claim}.log"
+    row = {
+        "task": task["id"],
+        "n": n,
+        "claim": claim,
+        "kind": "first",
+        "worker": "w",
+        "started_at": 1.0,
+        "log_ref": ref,
+    }
+    with seeds.database.write() as connection:
+        connection.execute(sa.insert(attempt).values(**row))
+    file = seeds.logs.create(ref)
+    file.append(data)
+    file.end()
+    file.close()
+    return f"{task['id']}.{n}.{claim}"
+
+
+def test_a_log_that_is_not_there_yet_is_empty_and_one_without_a_store_is_said_so(ask, seeds, site):
+    run = seeds.run(HALF)
+    task = ask("admin").get(f"/api/v1/instances/{run}").json()["tasks"][0]
+    with seeds.database.write() as connection:
+        row = {"task": task["id"], "n": 9, "claim": 99_999, "kind": "retry", "worker": "w", "started_at": 1.0}
+        connection.execute(sa.insert(attempt).values(**row, log_ref=f"1/{run}/{task['id']}/9.99999.log"))
+    path = f"/api/v1/attempts/{task['id']}.9.99999/log"
+    assert ask("admin").get(path).json() == {"text": "", "offset": 0, "next": 0, "ended": False}
+    logs, site.state.parts.logs = site.state.parts.logs, None
+    try:
+        assert ask("admin").get(path).status_code == 503
+    finally:
+        site.state.parts.logs = logs
+
+
+def test_a_task_says_why_it_is_where_it_is(ask, seeds):
+    half, bad = seeds.run(HALF), seeds.run(BAD)
+    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/instances/{half}").json()["tasks"]}
+    assert "waits for 'load'" in ask("admin").get(f"/api/v1/tasks/{by_name['report']}").json()["why"]
+    assert "queued" in ask("admin").get(f"/api/v1/tasks/{by_name['archive']}").json()["why"]
+    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/instances/{bad}").json()["tasks"]}
+    failed = ask("admin").get(f"/api/v1/tasks/{by_name['extract-orders']}").json()
+    assert "3 attempts of 3" in failed["why"]
+    assert [each["n"] for each in failed["attempts"]] == [3, 2, 1]
+    assert "'extract-orders', which failed" in ask("admin").get(f"/api/v1/tasks/{by_name['clean']}").json()["why"]
+
+
+def test_every_change_is_told_with_who_made_it(ask, seeds):
+    run = seeds.run(HALF)
+    ask("operator-of-default").post(f"/api/v1/instances/{run}:pause")
+    newest = ask("admin-of-default").get("/api/v1/audit?limit=1").json()[0]
+    assert (newest["by"], newest["kind"], newest["instance"], newest["project"]) == (
+        "operator-of-default",
+        "pause",
+        run,
+        "default",
+    )
+    assert {each["project"] for each in ask("stranger").get("/api/v1/audit").json()} <= {"billing"}
+    assert all(each["by"] == "stranger" for each in ask("admin").get("/api/v1/audit?by=stranger").json())
+    with seeds.database.read() as connection:
+        told = json.dumps([tuple(row) for row in connection.execute(sa.select(event.c.details))])
+    for secret in seeds.tokens.values():
+        assert secret not in told
+
+
+def test_a_token_may_do_less_than_its_account(ask, seeds, site):
+    weak = TestClient(site, headers={"Authorization": f"Bearer {seeds.token('admin', role=Role.VIEWER)}"})
+    assert weak.get("/api/v1/workflows/default/nightly").status_code == 200
+    assert weak.post(START).status_code == 403
+    old = TestClient(site, headers={"Authorization": f"Bearer {seeds.token('admin', lasts_s=-1.0)}"})
+    assert old.get("/api/v1/workflows").status_code == 401
+
+
+def test_a_database_that_is_away_is_said_so_and_says_when_to_come_back(ask, site, monkeypatch):
+    def away():
+        raise DatabaseUnavailable("database sqlite:///x: disk I/O error")
+
+    monkeypatch.setattr(site.state.parts.database, "read", away)
+    answer = ask("admin").get("/api/v1/workflows")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert ask("admin").get("/healthz").status_code == 503
+    page = ask("admin").get("/workflows", headers={"Accept": "text/html"})
+    assert (page.status_code, "disk I/O error" in page.text) == (503, True)
+
+
+def test_states_that_the_api_takes_are_those_that_there_are(ask):
+    for each in InstanceState:
+        assert ask("admin").get(f"/api/v1/instances?state={each.value}").status_code == 200
+    assert ask("admin").get("/api/v1/instances?state=gone").status_code == 422
+
+
+def test_a_large_workflow_is_taken_and_one_that_is_too_large_is_refused(ask):
+    tasks = [shell(f"t{number}", [f"t{number - 1}"] if number else []) for number in range(400)]
+    given = {"name": "wide", "project": "big", "tasks": tasks}
+    assert ask("admin").post("/api/v1/workflows", json={"definition": given}).status_code == 200
+    answer = ask("admin").post("/api/v1/workflows", content=b"{" + b" " * 5_100_000)
+    assert answer.status_code == 413
+    assert answer.json()["status"] == 413

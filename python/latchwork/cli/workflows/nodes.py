@@ -43,6 +43,9 @@ Groups = Annotated[
         help="A worker group whose tasks are run here; may be given several times.  [unless given: default]",
     ),
 ]
+SessionTtl = Annotated[
+    float, typer.Option(min=1.0, help="Seconds after which tasks of a dead worker are another's, or run again.")
+]
 TakeOrder = Annotated[
     str,
     typer.Option(
@@ -77,6 +80,7 @@ def serve(
     ] = None,
     slots: Slots = None,
     groups: Groups = None,
+    session_ttl_s: SessionTtl = 30.0,
     order: TakeOrder = "instance",
     home: HomeDir = None,
     database: DatabaseUrl = None,
@@ -94,7 +98,8 @@ def serve(
 
     _logs()
     names = tuple(name) if name else LOCAL
-    options = ServeOptions(host, port, _order(order), names, _worker(slots, groups))
+    worker_options = _worker(slots, groups, session_ttl_s=session_ttl_s)
+    options = ServeOptions(host, port, _order(order), names, worker_options)
     stop = _until_signal()
     with Serve(where, options) as served:
         say(f"workflows of {where.folder} at {served.url}")
@@ -201,9 +206,7 @@ def worker(
     ] = None,
     slots: Slots = None,
     groups: Groups = None,
-    session_ttl_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which others have the tasks of a dead worker.")
-    ] = 30.0,
+    session_ttl_s: SessionTtl = 30.0,
     on_disconnect: Annotated[
         str,
         typer.Option(

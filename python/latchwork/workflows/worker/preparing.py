@@ -185,6 +185,8 @@ class Preparing:
             "LATCHWORK_ATTEMPT": str(spec.head.n),
         }
         env = {**base, **variables, **told, **command.env, **ours}
+        if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first, and not instead
+            env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
         return Prepared(command, env, folder, output, stdin, user, Mask(known.used), too_long)
 
     def _make(self, folder: Path, user: str | None) -> None:

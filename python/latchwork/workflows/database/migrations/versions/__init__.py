@@ -1,1 +1,4 @@
-"""One file for each step; files that were released do not change."""
+"""One file for each step; files that were released do not change.
+
+A step adds, and a later release removes what nothing reads any more.
+"""

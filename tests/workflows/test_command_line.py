@@ -1,0 +1,245 @@
+"""`latchwork workflows`: what each command prints, as text and as JSON, and how it ends; on a server in this test."""
+
+import json
+import logging
+import re
+import sys
+
+import pytest
+
+from latchwork.cli.main import app
+from latchwork.workflows.client import WorkflowClient
+from latchwork.workflows.home import Home
+from latchwork.workflows.serve import Serve, ServeOptions
+from latchwork.workflows.worker import WorkerOptions
+from patience import eventually
+
+NIGHTLY = """
+name: nightly
+params: {day: "${business_date}"}
+schedule: {cron: "0 3 * * *", tz: Europe/Berlin}
+tasks:
+  - name: extract
+    type: shell
+    params: {script: 'echo "extracting $day"; echo rows=17 >> "$LATCHWORK_OUTPUT"'}
+  - name: load
+    type: shell
+    after: [extract]
+    params: {script: 'echo "loading $rows rows"'}
+"""
+HOLDS = """
+name: holds
+tasks:
+  - {name: first, type: shell, params: {script: 'while [ ! -e "$go" ]; do sleep 0.1; done; test ! -e "$fails"'}}
+  - {name: second, type: shell, after: [first], params: {script: 'true'}}
+params: {go: none, fails: none}
+"""
+FLOWS = """
+from latchwork.workflows.definitions.builder import task, workflow
+
+@task
+def count(text: str) -> dict:
+    print("counting", text)
+    return {"letters": len(text)}
+
+@workflow
+def letters(text: str = "abc"):
+    count(text)
+"""
+
+
+class Told:
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+    def refused(self, code, *words):
+        assert self.code == code, self.out + self.err
+        (line,) = [each for each in self.err.splitlines() if each.startswith("error:")]
+        assert all(word in line for word in words), line
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    options = ServeOptions(port=0, worker=WorkerOptions(slots=4, work_dir=tmp_path_factory.mktemp("work")))
+    with Serve(Home.of(tmp_path_factory.mktemp("home")), options) as serve:
+        yield serve
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind():
+    """The server's are the module's."""
+
+
+@pytest.fixture
+def flows(served, monkeypatch, capsys, tmp_path):
+    """Runs a command in this process, on the server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_HOME", str(served.home.folder))
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            app(["workflows", *map(str, args)], prog_name="latchwork")
+        told = capsys.readouterr()
+        return Told(ended.value.code or 0, told.out, told.err)
+
+    yield run
+    logging.getLogger().handlers = [
+        each for each in logging.getLogger().handlers if not isinstance(each, logging.NullHandler)
+    ]
+
+
+@pytest.fixture
+def nightly(flows, tmp_path):
+    (tmp_path / "nightly.yaml").write_text(NIGHTLY)
+    flows("apply", "nightly.yaml")
+    return "nightly"
+
+
+def test_a_definition_is_validated_with_every_problem_by_its_place(flows, tmp_path):
+    (tmp_path / "bad.yaml").write_text(NIGHTLY.replace("after: [extract]", "after: [extrakt]").replace("shell", "shel"))
+    told = flows("validate", "bad.yaml")
+    assert told.code == 1
+    assert "tasks[1].after[0]: there is no task 'extrakt'" in told.out
+    assert "did you mean 'shell'?" in told.out
+    assert {each["path"] for each in flows("validate", "bad.yaml", "--json").json["problems"]} >= {"tasks[0].type"}
+    assert flows("apply", "bad.yaml").code == 2
+    flows("apply", "missing.yaml").refused(2, "missing.yaml cannot be read")
+
+
+def test_a_workflow_is_applied_started_and_seen(flows, nightly):
+    again = flows("apply", "nightly.yaml", "--json").json
+    assert again["is_new"] is False
+    done = flows("start", nightly, "-p", "day=2026-11-22", "--wait", "--json")
+    assert (done.code, done.json["state"], done.json["tasks"]) == (
+        0,
+        "success",
+        {"extract": "success", "load": "success"},
+    )
+    number = done.json["run"]
+    assert flows("logs", number, "extract").out.startswith("extracting 2026-11-22\n")
+    shown = flows("show", number)
+    assert "success" in shown.out
+    assert "extract" in shown.out
+    assert [each["task"] for each in flows("show", number, "--json").json["attempts"]] == ["load", "extract"]
+    assert number in [each["run"] for each in flows("runs", nightly, "--json").json["runs"]]
+    assert flows("why", number, "load").out == "It has succeeded.\n"
+
+
+def test_what_tasks_write_is_followed(flows, nightly):
+    told = flows("start", nightly, "--follow")
+    assert told.code == 0
+    assert re.search(r"^load \| loading 17 rows$", told.out, re.MULTILINE)
+    number = int(re.search(r"run (\d+)", told.out)[1])
+    assert "loading 17 rows" in flows("logs", number, "load", "--follow").out
+
+
+def test_workflows_schedules_and_workers_are_listed(flows, nightly):
+    row = next(each for each in flows("list", "--json").json["workflows"] if each["workflow"] == "default.nightly")
+    assert (row["cron"], row["online"]) == ("0 3 * * *", True)
+    assert "default.nightly" in flows("list").out
+    (schedule,) = flows("schedule", nightly, "--count", "3", "--json").json["schedules"]
+    assert len(schedule["next"]) == 3
+    assert flows("schedule", nightly, "--off", "--json").json["schedules"][0]["next"] == []
+    flows("schedule", nightly, "--on")
+    (worker,) = flows("workers", "--json").json["workers"]
+    assert (worker["slots"], worker["groups"]) == (4, ["default"])
+    assert flows("show", nightly).out.count("type: shell") == 2
+    assert flows("show", nightly, "--svg").out.startswith("<svg")
+
+
+def test_a_python_module_is_deployed_with_its_code(flows, tmp_path, monkeypatch):
+    name = f"flows_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(FLOWS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    deployed = flows("deploy", f"{name}.py", "--json").json["workflows"]
+    assert [(each["workflow"], each["is_new"]) for each in deployed] == [("default.letters", True)]
+    done = flows("start", "letters", "-p", 'text="hello"', "--wait", "--json").json
+    assert done["state"] == "success", flows("show", done["run"]).out
+    assert "counting hello" in flows("logs", done["run"], "count").out
+
+
+def test_a_run_is_paused_resumed_stopped_recovered_and_rerun(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    go = tmp_path / "go"
+    number = flows("start", "holds", "-p", f"go={go}", "--json").json["run"]
+    eventually(lambda: "running" in flows("why", number, "first").out)
+    assert flows("pause", number, "--json").json["state"] == "ready_pause"
+    flows("pause", number).refused(1, "ready_pause")
+    assert flows("resume", number, "--json").json["state"] == "running"
+    assert flows("stop", number, "--wait", "--json").json["state"] == "stopped"
+    go.touch()
+    assert flows("recover", number, "--wait", "--json").json["state"] == "success"
+    assert flows("rerun", number, "--wait", "--json").json["state"] == "success"
+    assert flows("show", number, "--json").json["times_run"] == 2
+
+
+def test_a_run_that_fails_is_exit_code_1(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    told = flows("start", "holds", "-p", f"go={tmp_path}", "-p", f"fails={tmp_path}", "--wait", "--json")
+    assert (told.code, told.json["state"]) == (1, "failure")
+    (attempt,) = flows("show", told.json["run"], "--json").json["attempts"]
+    assert (attempt["exit_code"], attempt["outcome"]) == (1, "failure")
+    assert attempt["error"].splitlines()[0] in flows("show", told.json["run"]).out
+
+
+def test_a_start_with_the_same_key_is_one_run(flows, nightly):
+    first, again = (flows("start", nightly, "--unique-key", "k1", "--json").json["run"] for _ in range(2))
+    assert first == again
+    assert flows("start", nightly, "--dry-run", "--wait", "--json").json["state"] == "success"
+
+
+def test_mistakes_are_one_line_that_says_what_to_do(flows, nightly, tmp_path):
+    flows("start", "unknown").refused(1, "no workflow default.unknown")
+    flows("start", nightly, "-p", "month=1").refused(2, "no parameter 'month'")
+    flows("start", nightly, "-p", "month").refused(2, "name=value")
+    flows("start", nightly, "--scope", "all").refused(2, "--scope")
+    flows("show", "999999").refused(1, "no run 999999")
+    flows("logs", "1").refused(2, "a run and a task")
+    flows("logs", "x", "y").refused(2, "no number")
+    flows("schedule", "--off").refused(2, "name the workflow")
+    flows("deploy", "missing.py").refused(2, "missing.py")
+    flows("list", "--home", tmp_path / "empty").refused(2, "no database")
+    assert flows("pause", "0").code == 2
+
+
+def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monkeypatch):
+    home = tmp_path / "other"
+    monkeypatch.setattr(sys, "stdin", __import__("io").StringIO("hunter2\n"))
+    flows("secrets", "set", "DB_PASSWORD", "--home", home)
+    assert (home / "secrets" / "DB_PASSWORD").read_text() == "hunter2"
+    told = flows("secrets", "list", "--home", home)
+    assert told.out == "DB_PASSWORD\n"
+    flows("secrets", "remove", "DB_PASSWORD", "--home", home)
+    flows("secrets", "remove", "DB_PASSWORD", "--home", home).refused(2, "no secret")
+
+
+def test_a_database_is_made_and_upgraded(flows, tmp_path):
+    made = flows("init", "--home", tmp_path / "new", "--shards", "3", "--json").json
+    assert made["shards"] == 3
+    assert flows("init", "--home", tmp_path / "new", "--json").json["id"] == made["id"]
+    flows("init", "--home", tmp_path / "new", "--shards", "5").refused(1, "has 3 shards")
+    assert flows("upgrade", "--home", tmp_path / "new", "--json").json["revision"]
+    assert flows("adopt-store", "--home", tmp_path / "new", "--yes", "--json").json["id"] == made["id"]
+
+
+def test_every_command_explains_itself(flows):
+    listed = flows("--help").out
+    (named,) = [each for each in app.registered_groups if each.name == "workflows"]
+    for each in named.typer_instance.registered_commands:
+        assert re.search(rf"^\W*{each.name}\b", listed, re.MULTILINE), each.name
+        assert "Examples:" in each.epilog, each.name
+    assert "--port" in flows("serve", "--help").out
+
+
+def test_a_client_waits_follows_and_asks(served, nightly):
+    with WorkflowClient.local(served.home.database) as client:
+        done = client.start(nightly).wait(60)
+        assert done.state.value == "success"
+        assert client.instances(nightly)[0].id >= done.id

@@ -1,0 +1,115 @@
+"""Real processes that are killed: a server, and the master that has the shards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import latchwork
+from latchwork.workflows.client import WorkflowClient
+from latchwork.workflows.home import Home
+from latchwork.workflows.installation import initialize, join
+from latchwork.workflows.keys import Keys
+from patience import eventually
+from workflows.hands import Hand, a_workflow
+
+pytestmark = pytest.mark.slow
+MAIN = "from latchwork.cli.entry import main; main()"
+#: Notes when it begins and ends; waits for a file to end.
+SCRIPT = 'echo "begin $$" >> "$notes"; while [ ! -e "$go" ]; do sleep 0.1; done; echo "end $$" >> "$notes"'
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a command of workflows; killed after the test."""
+    running = []
+
+    def run(*args):
+        out = (tmp_path / f"out-{len(running)}").open("wb")
+        env = {**os.environ, "LATCHWORK_WORKFLOWS_HOME": str(tmp_path / "home")}
+        running.append(
+            subprocess.Popen([sys.executable, "-c", MAIN, "workflows", *args], stdout=out, stderr=out, env=env)
+        )
+        return running[-1]
+
+    yield run
+    for each in running:
+        each.kill()
+        each.wait()
+
+
+def definition(notes, go):
+    tasks = {"holds": {"params": {"script": SCRIPT}}, "after": ["holds"]}
+    return a_workflow(tasks=tasks, params={"notes": str(notes), "go": str(go)}).definition
+
+
+def notes_of(path):
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start, tmp_path):
+    home = Home.of(tmp_path / "home", environ={})
+    notes, go = tmp_path / "notes", tmp_path / "go"
+    server = start("serve", "--port", "0", "--session-ttl-s", "5", "--slots", "2")
+    eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)
+    with WorkflowClient.local(home.database) as client:
+        client.apply(definition(notes, go))
+        number = client.start("flow").id(60)
+        eventually(lambda: len(notes_of(notes)) == 1, 30.0)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        child = int(notes_of(notes)[0].split()[1])
+        eventually(lambda: not is_alive(child), 30.0)  # it does not outlive its worker
+        start("serve", "--port", "0", "--session-ttl-s", "5", "--slots", "2")
+        eventually(lambda: len(notes_of(notes)) == 2, 90.0)
+        go.touch()
+        done = client.wait(number, 60)
+        assert done.state.value == "success"
+        kinds = [(each.name, each.kind, each.outcome) for each in reversed(client.attempts(number))]
+    begun = [line.split() for line in notes_of(notes)]
+    assert [word for word, _ in begun] == ["begin", "begin", "end"]
+    assert kinds == [("holds", "first", "lost"), ("holds", "failover", "success"), ("after", "first", "success")]
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
+    home = Home.of(tmp_path / "home", environ={})
+    home.make()
+    keys = Keys()
+    with WorkflowClient.local(home.database) as client, latchwork.connect(home.store) as store:
+        database = client._parts.database
+        initialize(database, shards=2)
+        join(database, store, keys)
+        client.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
+        hand = Hand(store, keys)
+        first = start("master", "--node-id", "m1", "--lock-ttl-s", "3")
+        runs = [client.start("flow").id(60) for _ in range(4)]
+        claims = {}
+        eventually(lambda: claims.update(hand.take_all()) or len(claims) == 4, 30.0)
+        second = start("master", "--node-id", "m2", "--lock-ttl-s", "3")
+        eventually(lambda: "at work" in (tmp_path / "out-1").read_text(), 60.0)
+        first.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        for claim in claims.values():
+            hand.end(claim)
+        after = {}
+        eventually(lambda: after.update(hand.take_all()) or len(after) == 4, 60.0)
+        print(f"dispatched again {time.monotonic() - killed:.1f} s after the kill")
+        for claim in after.values():
+            hand.end(claim)
+        states = {client.wait(each, 60).state.value for each in runs}
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(60) == 0
+        assert states == {"success"}
+        assert all(len(client.attempts(each)) == 2 for each in runs)
+        hand.die()

@@ -1,0 +1,178 @@
+"""The pages in a real browser, the system's Chromium: without one the tests are left out, and say so."""
+
+import re
+import shutil
+
+import pytest
+
+from latchwork.web import HttpServer
+from latchwork.workflows.definitions.model import plan_of
+from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.site import admin_link, make_site
+from latchwork.workflows.state import Ended, Outcome
+from workflows.web.seeds import BAD, HALF, NIGHTLY, TYPES
+
+api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+WAIT_MS = 30_000
+
+
+@pytest.fixture(scope="module")
+def address(seeds):
+    site = make_site(seeds.database, logs=seeds.logs)
+    server = HttpServer(site)
+    server.start()
+    yield server.url, admin_link(site, server.url)
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def session(chromium, address):
+    """The cookie of a browser that came by the link that `serve` prints."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(address[1])
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{address[0]}/", timeout=WAIT_MS)
+    cookies = context.cookies()
+    context.close()
+    return cookies
+
+
+@pytest.fixture
+def page(chromium, session, request):
+    options = getattr(request, "param", {})
+    context = chromium.new_context(**options)
+    context.set_default_timeout(WAIT_MS)
+    context.add_cookies(session)
+    made = context.new_page()
+    made.complaints = []
+    made.on("console", lambda told: made.complaints.append(told.text) if told.type == "error" else None)
+    made.on("pageerror", lambda error: made.complaints.append(str(error)))
+    yield made
+    context.close()
+    assert made.complaints == []
+
+
+def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds):
+    run = seeds.run(HALF)
+    page.goto(f"{address[0]}/runs/{run}")
+    page.get_by_text("Live.").wait_for()
+    assert page.locator("svg.dag .state-running").count() == 1
+    found = checked(NIGHTLY, TYPES)
+    seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
+    page.locator("svg.dag .state-failure").wait_for()
+    page.locator("h1 .chip.state-running").wait_for()
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text(re.compile("pause, asked by admin .* ago")).wait_for()
+
+
+def test_the_editor_says_what_is_wrong_as_one_types_and_draws_what_is_right(page, address):
+    page.goto(f"{address[0]}/workflows/default/nightly/edit")
+    area = page.locator("#yaml")
+    text = area.input_value()
+    area.fill(text.replace("after:\n  - clean", "after:\n  - claen"))
+    page.get_by_text(re.compile("there is no task 'claen'")).first.wait_for()
+    page.get_by_role("link", name=re.compile("line ")).first.click()
+    assert "claen" in area.evaluate("each => each.value.slice(each.selectionStart, each.selectionEnd)")
+    area.fill(text + "- name: publish\n  type: shell\n  params: {script: echo}\n  after: [report]\n")
+    page.locator("#result svg.dag").get_by_text("publish", exact=True).wait_for()
+    page.get_by_role("button", name="Apply").click()
+    page.wait_for_url(f"{address[0]}/workflows/default/nightly")
+    page.locator("svg.dag").get_by_text("publish", exact=True).wait_for()
+
+
+def test_fire_times_come_as_one_types(page, address):
+    page.goto(f"{address[0]}/schedules")
+    page.get_by_label("When would").fill("0 3 * * 1")
+    page.locator("#fires li").nth(4).wait_for()
+    page.get_by_label("When would").fill("0 3 * * nonsense")
+    page.locator("#fires .problem").wait_for()
+
+
+def test_a_log_grows_on_its_page(page, address, seeds):
+    run = seeds.run(HALF)
+    page.goto(f"{address[0]}/runs/{run}")
+    page.locator("#tasks").get_by_role("link", name="load").click()
+    page.get_by_role("link", name="1: log").click()
+    log = page.get_by_role("log")
+    log.get_by_text("read 1,200 rows").wait_for()
+    _, file = next(reversed(seeds.files.items()))
+    file.append(b"<b>and more</b>\n")
+    log.get_by_text("<b>and more</b>").wait_for()
+
+
+@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True, ids=["without JavaScript"])
+def test_everything_can_be_done_without_javascript(page, address, seeds):
+    run = seeds.run(BAD)
+    page.goto(f"{address[0]}/runs/{run}")
+    assert page.locator("svg.dag .state-failure").count() == 1
+    page.get_by_role("button", name="Recover").click()
+    page.get_by_text(re.compile("recover, asked by admin")).wait_for()
+    page.goto(f"{address[0]}/schedules?cron=%40daily")
+    assert page.locator("#fires li").count() == 5
+    page.goto(f"{address[0]}/edit")
+    page.locator("summary", has_text="shell").click()
+    page.locator("#f-shell-name").fill("second")
+    page.locator("#f-shell-p-script").fill("echo two")
+    page.locator("#f-shell-o-after").fill("first")
+    page.get_by_role("button", name="Put it in").last.click()
+    assert "second" in page.locator("#yaml").input_value()
+    page.locator("#result svg.dag").get_by_text("second", exact=True).wait_for()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [{"viewport": {"width": 360, "height": 700}, "color_scheme": "dark"}, {"viewport": {"width": 1280, "height": 800}}],
+    indirect=True,
+    ids=["phone, dark", "desk, light"],
+)
+def test_no_page_is_wider_than_the_screen_and_nothing_jumps(page, address, seeds):
+    run = seeds.run(HALF)
+    paths = [
+        "/",
+        "/runs",
+        f"/runs/{run}",
+        "/workflows",
+        "/workflows/default/nightly",
+        "/workflows/default/nightly/runs",
+    ]
+    paths += ["/workflows/default/nightly/edit", "/schedules", "/workers", "/users", "/audit", "/account", "/api"]
+    page.add_init_script(
+        "window.shifted = 0; new PerformanceObserver((list) => { for (const each of list.getEntries())"
+        " if (!each.hadRecentInput) window.shifted += each.value; }).observe({type: 'layout-shift', buffered: true});"
+    )
+    for path in paths:
+        page.goto(address[0] + path)
+        wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, (path, wide)
+        assert page.evaluate("window.shifted") < 0.02, path
+        assert page.locator("h1").count() == 1, path
+
+
+def test_a_keyboard_is_enough(page, address, seeds):
+    run = seeds.run(HALF)
+    page.goto(f"{address[0]}/runs/{run}")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    seen = set()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.getAttribute('href') || document.activeElement.value || ''"))
+    assert {"pause", "stop"} <= seen
+    assert any(each.startswith("/tasks/") for each in seen)
+    page.goto(f"{address[0]}/workflows")
+    page.keyboard.press("/")
+    page.keyboard.type("close")
+    page.get_by_role("link", name="default.nightly").wait_for(state="detached")

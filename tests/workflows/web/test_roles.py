@@ -1,0 +1,257 @@
+"""Who may do what: every route of the site, asked by every role. A new route has to have a row here."""
+
+import re
+
+import pytest
+from fastapi.routing import APIRoute
+
+from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
+
+#: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
+#: the administrator of everything.
+ASKERS = (
+    None,
+    "nobody",
+    "stranger",
+    "viewer-of-default",
+    "operator-of-default",
+    "editor-of-default",
+    "admin-of-default",
+    "admin",
+)
+OPEN = (200,) * 8
+#: Anybody who is in.
+IN = (401, *(200,) * 7)
+#: A viewer of the project; to others it is not there.
+VIEW = (401, 404, 404, *(200,) * 5)
+
+
+def of(role, good, *, hidden=404):
+    """From this role in the project upwards."""
+    order = ("viewer", "operator", "editor", "admin")
+    refused = order.index(role)
+    return (401, hidden, hidden, *(403,) * refused, *(good,) * (4 - refused), good)
+
+
+ADMIN = (401, *(403,) * 6, 200)
+CHANGE_ADMIN = (401, *(403,) * 6, 201)
+#: What each answers: (method, route, what is sent) -> the status for each of ASKERS.
+API = {
+    "GET /healthz": OPEN,
+    "GET /metrics": IN,
+    "GET /api/v1/workers": (401, *(503,) * 7),  # there is no store here
+    "GET /api/v1/workflows": IN,
+    "POST /api/v1/workflows": (401, 403, 403, 403, 403, 200, 200, 200),
+    "POST /api/v1/workflows:validate": IN,
+    "GET /api/v1/workflows/{project}/{name}": VIEW,
+    "GET /api/v1/workflows/{project}/{name}/yaml": VIEW,
+    "GET /api/v1/workflows/{project}/{name}/versions": VIEW,
+    "GET /api/v1/workflows/{project}/{name}/diff": VIEW,
+    "PUT /api/v1/workflows/{project}/{name}/online": of("editor", 204),
+    "PUT /api/v1/workflows/{project}/{name}/schedule": of("operator", 204),
+    "POST /api/v1/workflows/{project}/{name}:start": of("operator", 202),
+    "GET /api/v1/schedules": IN,
+    "GET /api/v1/schedules:preview": IN,
+    "GET /api/v1/task-types": (401, 403, *(200,) * 6),
+    "GET /api/v1/commands/{command_id}": VIEW,
+    "GET /api/v1/instances": IN,
+    "GET /api/v1/instances/{instance_id}": VIEW,
+    "POST /api/v1/instances/{instance_id}:{action}": of("operator", 202),
+    "GET /api/v1/tasks/{task_id}": VIEW,
+    "POST /api/v1/tasks/{task_id}:{action}": of("operator", 202),
+    "GET /api/v1/attempts/{attempt_id}/log": VIEW,
+    "GET /api/v1/attempts/{attempt_id}/log/download": VIEW,
+    "GET /api/v1/attempts/{attempt_id}/log/stream": VIEW,
+    "GET /api/v1/users": ADMIN,
+    "POST /api/v1/users": CHANGE_ADMIN,
+    "PATCH /api/v1/users/{name}": (401, *(403,) * 6, 204),
+    "PUT /api/v1/users/{name}/role": (401, 403, 403, 403, 403, 403, 204, 204),
+    "GET /api/v1/tokens": IN,
+    "POST /api/v1/tokens": (401, *(403,) * 7),  # a token makes no tokens
+    "DELETE /api/v1/tokens/{token_id}": (401, *(404,) * 6, 204),
+    "GET /api/v1/audit": (401, 403, 200, 403, 403, 403, 200, 200),
+    "GET /api/v1/events": VIEW,
+}
+PAGES = {
+    "GET /": IN,
+    "GET /runs": IN,
+    "GET /runs/{instance_id}": VIEW,
+    "GET /tasks/{task_id}": VIEW,
+    "GET /attempts/{attempt_id}": VIEW,
+    "GET /commands/{command_id}": VIEW,
+    "GET /workflows": IN,
+    "GET /workflows/{project}/{name}": VIEW,
+    "GET /workflows/{project}/{name}/runs": VIEW,
+    "GET /workflows/{project}/{name}/versions": VIEW,
+    "GET /workflows/{project}/{name}/start": VIEW,
+    "GET /workflows/{project}/{name}/edit": VIEW,
+    "GET /edit": (401, 403, 200, 403, 403, 200, 200, 200),
+    "GET /schedules": IN,
+    "GET /schedules/preview": IN,
+    "GET /workers": IN,
+    "GET /api": IN,
+    "GET /account": IN,
+    "GET /users": ADMIN,
+    "GET /audit": (401, 403, 200, 403, 403, 403, 200, 200),
+    "GET /sign-in": OPEN,
+}
+#: Changes by forms; they stand on what the API does, so the roles are told above, and here that they are the same.
+FORMS = {
+    "POST /runs/{instance_id}/ask": of("operator", 303),
+    "POST /tasks/{task_id}/ask": of("operator", 303),
+    "POST /workflows/{project}/{name}/start": of("operator", 303),
+    "POST /workflows/{project}/{name}/online": of("editor", 303),
+    "POST /workflows/{project}/{name}/schedule": of("operator", 303),
+    "POST /edit": (401, 403, 403, 403, 403, 303, 303, 303),
+    "POST /edit/check": IN,
+    "POST /users": (401, *(403,) * 6, 303),
+    "POST /users/{name}/role": (401, 403, 403, 403, 403, 403, 303, 303),
+    "POST /users/{name}/enabled": (401, *(403,) * 6, 303),
+    "POST /users/{name}/link": ADMIN,
+}
+#: Of oneself only: signing in and out, one's own tokens and password. Told in test_sign_in.
+OWN = {
+    "POST /sign-in",
+    "POST /sign-out",
+    "POST /account/token",
+    "POST /account/token/{token_id}/revoke",
+    "POST /account/password",
+}
+
+
+def routes(site):
+    found = set()
+    for route in every(site.routes):
+        for method in route.methods - {"HEAD"}:
+            found.add(f"{method} {re.sub(r':(int|path)}', '}', route.path)}")
+    return found
+
+
+def every(found):
+    for route in found:
+        if isinstance(route, APIRoute):
+            yield route
+        yield from every(getattr(getattr(route, "original_router", None), "routes", ()))
+
+
+def test_every_route_has_a_row(site):
+    ours = routes(site)
+    assert len(ours) > 50
+    assert ours == {*API, *PAGES, *FORMS, *OWN}
+
+
+@pytest.fixture(scope="module")
+def world(seeds):
+    """What addresses name: things of the project `default` only."""
+    half, good = seeds.run(HALF), seeds.run(GOOD)
+    tasks = {}
+    with seeds.database.read() as connection:
+        rows = connection.exec_driver_sql(f"SELECT name, id FROM task WHERE instance = {half}").all()
+        tasks = dict(rows)
+        claim = connection.exec_driver_sql(f"SELECT claim FROM attempt WHERE task = {tasks['clean']}").scalar()
+        command = connection.exec_driver_sql("SELECT max(id) FROM command").scalar()
+    return {"half": half, "good": good, "tasks": tasks, "attempt": f"{tasks['clean']}.1.{claim}", "command": command}
+
+
+BODIES = {
+    "POST /api/v1/workflows": {"definition": NIGHTLY},
+    "POST /api/v1/workflows:validate": {"definition": BILLING},
+    "PUT /api/v1/workflows/{project}/{name}/online": {"online": True},
+    "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
+    "POST /api/v1/tokens": {"name": "more"},
+    "PATCH /api/v1/users/{name}": {"enabled": True},
+    "PUT /api/v1/users/{name}/role": {"project": "default", "role": "viewer"},
+}
+
+
+def filled(route, world, seeds, name):
+    """The address of a route, about things of `default`; actions so that they can be asked again and again."""
+    method, path = route.split(" ")
+    path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
+    path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
+    path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
+    path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
+    if "{token_id}" in path:
+        other = seeds.accounts.new_token("admin", "x", by="test")[0]
+        path = path.replace("{token_id}", str(other))
+    if "{command_id}" in path:
+        path = path.replace("{command_id}", str(world["started"]))
+    queries = {
+        "/diff": "?old=1&new=1",
+        "schedules:preview": "?cron=@daily",
+        "/v1/events": f"?topic=instance:{world['half']}",
+    }
+    return method, path + next((query for end, query in queries.items() if path.endswith(end)), "")
+
+
+@pytest.fixture
+def started(seeds, world, ask):
+    if "started" not in world:
+        answer = ask("admin").post("/api/v1/workflows/default/nightly:start")
+        world["started"] = answer.json()["command"]
+    return world
+
+
+STREAMS = {"GET /api/v1/events", "GET /api/v1/attempts/{attempt_id}/log/stream"}
+
+
+@pytest.mark.parametrize("route", sorted(set(API) - STREAMS))
+def test_the_api_lets_each_role_do_what_the_table_says(route, seeds, started, ask):
+    for name, expected in zip(ASKERS, API[route], strict=True):
+        method, path = filled(route, started, seeds, name)
+        body = {"name": f"new-{name}"} if route == "POST /api/v1/users" else BODIES.get(route)
+        answer = ask(name).request(method, path, **({"json": body} if body else {}))
+        assert answer.status_code == expected, (name, path, answer.text[:300])
+        if expected >= 400:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["status"] == expected
+            assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize("route", sorted(STREAMS))
+def test_streams_are_refused_to_those_who_may_not_see(route, seeds, started, ask):
+    for name, expected in zip(ASKERS, API[route], strict=True):
+        if expected == 200:
+            continue  # an endless one: read in test_live
+        method, path = filled(route, started, seeds, name)
+        assert ask(name).request(method, path).status_code == expected, name
+
+
+@pytest.mark.parametrize("route", sorted(PAGES))
+def test_pages_show_each_role_what_the_table_says(route, seeds, started, ask):
+    for name, expected in zip(ASKERS, PAGES[route], strict=True):
+        method, path = filled(route, started, seeds, name)
+        answer = ask(name).request(method, path, headers={"Accept": "text/html"})
+        if expected == 401:
+            assert answer.status_code == 303, (name, path)
+            assert answer.headers["location"].startswith("/sign-in?next=")
+        else:
+            assert answer.status_code == expected, (name, path, answer.text[:300])
+            assert answer.headers["content-type"].startswith("text/html")
+
+
+FIELDS = {
+    "POST /runs/{instance_id}/ask": {"action": "pause"},
+    "POST /tasks/{task_id}/ask": {"action": "force-start"},
+    "POST /workflows/{project}/{name}/online": {"online": "yes"},
+    "POST /workflows/{project}/{name}/schedule": {"enabled": "yes"},
+    "POST /users/{name}/role": {"project": "default", "role": "viewer"},
+    "POST /users/{name}/enabled": {"enabled": "yes"},
+    "POST /edit": {
+        "do": "apply",
+        "online": "yes",
+        "yaml": "name: made\ntasks:\n- {name: a, type: shell, params: {script: x}}",
+    },
+}
+
+
+@pytest.mark.parametrize("route", sorted(FORMS))
+def test_forms_let_each_role_do_what_the_table_says(route, seeds, started, browser, ask):
+    for name, expected in zip(ASKERS, FORMS[route], strict=True):
+        client = browser(name) if name else ask()
+        fields = {"csrf": getattr(client, "csrf", ""), "key": f"{route}-{name}", **FIELDS.get(route, {})}
+        if route == "POST /users":
+            fields["name"] = f"made-{name}"
+        method, path = filled(route, started, seeds, name)
+        answer = client.request(method, path, data=fields)
+        assert answer.status_code == expected, (name, path, answer.text[:600])
