@@ -1,6 +1,6 @@
 """Workflows that tests deploy and run."""
 
-from latchwork.workflows.definitions.builder import Schedule, shell, task, workflow
+from latchwork.workflows.definitions.builder import Cron, shell, task, workflow
 
 
 @task(retries=3, retry_interval_s=30, timeout_s=600)
@@ -13,7 +13,7 @@ def load(rows: int, table: str = "facts") -> None:
     print("loaded", rows, "into", table)
 
 
-@workflow(schedule=Schedule("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
+@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
 def nightly(day: str):
     """Every night."""
     got = extract(day)

@@ -51,11 +51,11 @@ def plans(draw):
 
 
 @given(plans(), st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_history_ends_in_a_final_state_and_no_task_starts_before_those_it_waits_for(plan, random):
     now, instance = 0.0, advance(plan, Instance(), [Start()], 0.0)
     for step in range(400):
-        now += random.choice([0, 1, 4])
+        now += random.choice([0, 1, 4]) if step < 200 else 4
         before = instance
         event = an_event(instance, random, step)
         try:
@@ -85,6 +85,8 @@ def an_event(instance, random, step):
             possible += [Lost(name, task.n, instance.run)] * (step < 200)
             if name in instance.to_kill:
                 possible.append(Ended(name, task.n, Outcome.KILLED, instance.run))
+    if step >= 200:  # whatever is chosen, something goes on
+        return possible[1 + step % (len(possible) - 1)] if len(possible) > 1 else Wake()
     possible.append(Ended(random.choice(list(instance.tasks)), 1, Outcome.FAILURE, max(1, instance.run - 1)))
     return random.choice(possible)
 

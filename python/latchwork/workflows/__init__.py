@@ -1,1 +1,90 @@
-"""Workflows: graphs of tasks that run by the clock or by command, are seen, and can be paused, mended and run again."""
+"""Workflows: graphs of tasks that run by the clock or by command, are seen, and can be paused, mended and run again.
+
+Written as Python, YAML or JSON; served by one process, or by masters, workers and an API of their own. It keeps to
+itself how instances are advanced, stored and shown.
+"""
+
+from typing import TYPE_CHECKING
+
+from latchwork.doors import late
+
+if TYPE_CHECKING:
+    from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
+    from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
+    from latchwork.workflows.errors import (
+        DefinitionInvalid,
+        NotAllowed,
+        NotOwner,
+        Problem,
+        SchemaTooNew,
+        StoreMismatch,
+        UnknownWorkflow,
+        WrongState,
+    )
+    from latchwork.workflows.looking import RunSeen
+    from latchwork.workflows.serve import Serve, ServeOptions
+    from latchwork.workflows.types.base import Command, ParamsModel, RunInfo, TaskType
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork.workflows.definitions.builder": (
+                "Cron",
+                "Node",
+                "TaskFunction",
+                "Workflow",
+                "shell",
+                "task",
+                "workflow",
+            ),
+            "latchwork.workflows.definitions.kinds": ("http", "mapreduce", "noop", "procedure", "spark", "sql"),
+            "latchwork.workflows.errors": (
+                "DefinitionInvalid",
+                "NotAllowed",
+                "NotOwner",
+                "Problem",
+                "SchemaTooNew",
+                "StoreMismatch",
+                "UnknownWorkflow",
+                "WrongState",
+            ),
+            "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.serve": ("Serve", "ServeOptions"),
+            "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
+        },
+    )
+
+__all__ = [
+    "Command",
+    "Cron",
+    "DefinitionInvalid",
+    "Node",
+    "NotAllowed",
+    "NotOwner",
+    "ParamsModel",
+    "Problem",
+    "RunInfo",
+    "RunRef",
+    "RunSeen",
+    "SchemaTooNew",
+    "Serve",
+    "ServeOptions",
+    "StoreMismatch",
+    "TaskFunction",
+    "TaskType",
+    "UnknownWorkflow",
+    "Workflow",
+    "WorkflowClient",
+    "WrongState",
+    "http",
+    "mapreduce",
+    "noop",
+    "procedure",
+    "shell",
+    "spark",
+    "sql",
+    "task",
+    "workflow",
+]

@@ -3,7 +3,7 @@
     @task(retries=3)
     def extract(day: str) -> dict: ...
 
-    @workflow(schedule=Schedule("0 3 * * *"), params={"day": "${business_date}"})
+    @workflow(schedule=Cron("0 3 * * *"), params={"day": "${business_date}"})
     def nightly(day: str):
         got = extract(day)
         load(got["rows"])
@@ -255,8 +255,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"a task has no option {name!r}; it has {', '.join(sorted(known))}")
 
 
-class Schedule(ScheduleSpec):
-    """When a workflow starts by itself: ``Schedule("0 3 * * *", tz="Europe/Berlin")``."""
+class Cron(ScheduleSpec):
+    """When a workflow starts by itself: ``Cron("0 3 * * *", tz="Europe/Berlin")``."""
 
     def __init__(self, cron: str, **fields: Any) -> None:
         super().__init__(cron=cron, **fields)
