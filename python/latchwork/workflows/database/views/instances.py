@@ -55,15 +55,18 @@ def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | Non
 
     Of very many workflows it is one scan: then most rows are of one of them.
     """
-    ids = _ids(before, state).limit(most)
+    chosen = _ids(before, state).limit(most)
+    found: list[int] = []
     if len(codes) > _MOST_CODES:
-        return list(connection.execute(ids.where((instance.c.code + 0).in_(codes))).scalars())
-    mine = ids.where(instance.c.code == sa.bindparam("code"))
-    found = [each for code in codes for each in connection.execute(mine, {"code": code}).scalars()]
+        found += connection.execute(chosen.where((instance.c.code + 0).in_(codes))).scalars()
+        return found
+    mine = chosen.where(instance.c.code == sa.bindparam("of_code"))
+    for code in codes:
+        found += connection.execute(mine, {"of_code": code}).scalars()
     return sorted(found, reverse=True)[:most]
 
 
-def _ids(before: int | None, state: str) -> sa.Select[tuple[int]]:
+def _ids(before: int | None, state: str) -> sa.Select[Any]:
     chosen = sa.select(instance.c.id).order_by(instance.c.id.desc())
     if state:
         chosen = chosen.where(instance.c.state == state)

@@ -73,4 +73,5 @@ def shards(connection: sa.Connection) -> list[Row]:
 def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
     """What differs once any master has written, or anybody asked."""
     newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
-    return (newest, tuple(connection.execute(sa.select(shard.c.id, shard.c.seq)).tuples()))
+    written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
+    return (newest, *(tuple(row) for row in written))
