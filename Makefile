@@ -48,7 +48,7 @@ help:
 	@echo '                 WHAT=plans-chaos       plans whose workers are killed, frozen and cut off, on each server (5 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
-	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans or instructions'
+	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make wheel     build an abi3 wheel for Python 3.10+ into dist/; WHAT=all builds those of a release,'

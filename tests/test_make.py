@@ -41,17 +41,26 @@ BENCHES = [
     "workers",
     "executor",
     "plans",
+    "workflows",
     "instructions",
 ]
 #: Installing and building, told from what is run in the end.
-FIRST = ("make", "pip", "install_test_servers", "install_bench_peers", "build_etcd36", "install_zookeeper39")
+FIRST = (
+    "make",
+    "pip",
+    "install_test_servers",
+    "install_bench_peers",
+    "build_etcd36",
+    "install_zookeeper39",
+    "install_postgres",
+)
 
 
 @pytest.fixture
 def run(tmp_path):
     """Runs a script in a copy of its folder where every program says what it was given, and fails if it is told to."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    getting = ["install_test_servers", "build_etcd36", "install_zookeeper39"]
+    getting = ["install_test_servers", "build_etcd36", "install_zookeeper39", "install_postgres"]
     inner = [*getting, "install_bench_peers", "run_tests", "check_core", "count_instructions"]
     for name in ["bin/make", ".venv/bin/python", ".venv/bin/latchwork", *(f"scripts/{each}" for each in inner)]:
         program = tmp_path / name

@@ -432,7 +432,7 @@ def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(s
     script = 'mkdir "$f/at.$$"; ls -d "$f"/at.* | wc -l >> "$f/seen"; sleep 0.15; rmdir "$f/at.$$"'
     xs = [shell(store, n, script, lane="default~db", values={"f": str(tmp_path)}) for n in range(1, 11)]
     assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
-    assert max(int(line) for line in (tmp_path / "seen").read_text().split()) == 2
+    assert max(int(line) for line in (tmp_path / "seen").read_text().split()) <= 2
     eventually(lambda: store.children("workflows/slots/db") == ["size"], what="free slots")
     for each in workers:
         each.close()
