@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from latchwork.workflows.definitions.builder import Schedule, shell, task, workflow
+from latchwork.workflows import Cron, shell, task, workflow
 
 
 @task(retries=3, retry_interval_s=30, timeout_s=600)
@@ -50,7 +50,7 @@ def load(path: str, day: str, folder: str) -> dict:
     return {"total": sum(sums.values())}
 
 
-@workflow(schedule=Schedule("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
+@workflow(schedule=Cron("0 3 * * *", tz="Europe/Berlin"), on_failure="end", params={"day": "${business_date}"})
 def nightly(day: str, folder: str = str(Path(tempfile.gettempdir()) / "latchwork-nightly")):
     """Orders of the day before, summed up by product."""
     got = extract(day, folder)

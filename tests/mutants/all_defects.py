@@ -7,6 +7,7 @@ from mutants import (
     of_embedded,
     of_etcd,
     of_executor,
+    of_flow_masters,
     of_flow_workers,
     of_jobs,
     of_leaders,
@@ -44,6 +45,7 @@ DEFECTS = (
     *of_executor.DEFECTS,
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
+    *of_flow_masters.DEFECTS,
     *of_flow_workers.DEFECTS,
     *of_loops.DEFECTS,
 )

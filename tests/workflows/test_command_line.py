@@ -35,7 +35,7 @@ tasks:
 params: {go: none, fails: none}
 """
 FLOWS = """
-from latchwork.workflows.definitions.builder import task, workflow
+from latchwork.workflows import task, workflow
 
 @task
 def count(text: str) -> dict:
@@ -225,7 +225,7 @@ def test_a_database_is_made_and_upgraded(flows, tmp_path):
     assert made["shards"] == 3
     assert flows("init", "--home", tmp_path / "new", "--json").json["id"] == made["id"]
     flows("init", "--home", tmp_path / "new", "--shards", "5").refused(1, "has 3 shards")
-    assert flows("upgrade", "--home", tmp_path / "new", "--json").json["revision"]
+    assert flows("upgrade", "--home", tmp_path / "new", "--json").json["shards"] == 3
     assert flows("adopt-store", "--home", tmp_path / "new", "--yes", "--json").json["id"] == made["id"]
 
 

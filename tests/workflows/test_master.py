@@ -7,7 +7,7 @@ from latchwork.types import Create
 from latchwork.workflows.database import runs
 from latchwork.workflows.database.tables import attempt, definition_version, shard
 from latchwork.workflows.errors import NotOwner, StoreMismatch
-from latchwork.workflows.installation import adopt, join
+from latchwork.workflows.installation import adopt_store, join_store
 from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Outcome
 from patience import eventually
@@ -168,20 +168,20 @@ def test_a_master_of_before_writes_nothing_once_another_has_the_shard(stage):
 
 
 def test_a_store_that_knows_nothing_of_the_database_is_refused_until_it_is_adopted(stage):
-    join(stage.database, stage.store, stage.keys)
-    join(stage.database, stage.store, stage.keys)
+    join_store(stage.database, stage.store, stage.keys)
+    join_store(stage.database, stage.store, stage.keys)
     version = stage.apply(a_workflow())
     with stage.master():
         made = stage.start(version)
         stage.until_task(made, a="submitted")
     stage.store.delete_tree("workflows")
     with pytest.raises(StoreMismatch, match="emptied"):
-        join(stage.database, stage.store, stage.keys)
+        join_store(stage.database, stage.store, stage.keys)
     stage.store.put(stage.keys.id, b"another")
     with pytest.raises(StoreMismatch, match="another database"):
-        join(stage.database, stage.store, stage.keys)
-    adopt(stage.database, stage.store, stage.keys)
-    join(stage.database, stage.store, stage.keys)
+        join_store(stage.database, stage.store, stage.keys)
+    adopt_store(stage.database, stage.store, stage.keys)
+    join_store(stage.database, stage.store, stage.keys)
     hand = stage.hand()
     with stage.master():
         hand.end(hand.wait("a"))

@@ -11,7 +11,7 @@ import pytest
 import latchwork
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
-from latchwork.workflows.installation import initialize, join
+from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys
 from patience import eventually
 from workflows.hands import Hand, a_workflow
@@ -89,7 +89,7 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
     with WorkflowClient.local(home.database) as client, latchwork.connect(home.store) as store:
         database = client._parts.database
         initialize(database, shards=2)
-        join(database, store, keys)
+        join_store(database, store, keys)
         client.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
         hand = Hand(store, keys)
         first = start("master", "--node-id", "m1", "--lock-ttl-s", "3")

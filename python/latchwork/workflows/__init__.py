@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         UnknownWorkflow,
         WrongState,
     )
+    from latchwork.workflows.home import Home
+    from latchwork.workflows.installation import Installation, adopt_store, initialize, installation_of
+    from latchwork.workflows.keys import Keys
     from latchwork.workflows.looking import RunSeen
     from latchwork.workflows.serve import Serve, ServeOptions
     from latchwork.workflows.types.base import Command, ParamsModel, RunInfo, TaskType
@@ -50,6 +53,9 @@ else:
                 "UnknownWorkflow",
                 "WrongState",
             ),
+            "latchwork.workflows.home": ("Home",),
+            "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
+            "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -60,6 +66,9 @@ __all__ = [
     "Command",
     "Cron",
     "DefinitionInvalid",
+    "Home",
+    "Installation",
+    "Keys",
     "Node",
     "NotAllowed",
     "NotOwner",
@@ -78,7 +87,10 @@ __all__ = [
     "Workflow",
     "WorkflowClient",
     "WrongState",
+    "adopt_store",
     "http",
+    "initialize",
+    "installation_of",
     "mapreduce",
     "noop",
     "procedure",

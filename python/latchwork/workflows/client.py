@@ -9,10 +9,10 @@ from __future__ import annotations
 import getpass
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from latchwork.errors import WaitTimeout
+from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.store import Store
 from latchwork.web import Identity, Role
 from latchwork.workflows.cluster import StoreCluster
@@ -22,6 +22,7 @@ from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.views import instances
 from latchwork.workflows.definitions.builder import Workflow
 from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
@@ -141,6 +142,29 @@ class WorkflowClient(Looks):
         """
         with told():
             return definitions.apply(self._parts, self._who, _plain(given), online=online)[0]
+
+    def deploy(self, module: ModuleType, *, bundle: bool = True, online: bool = True) -> list[tuple[Workflow, Version]]:
+        """Write all workflows of a module, with its code; none is written unless all can be run.
+
+        Args:
+            module: with functions of ``@workflow``.
+            bundle: pack its code, the file or the package that it is in, for the workers; else it is installed there.
+            online: whether they may be started.
+        Raises:
+            UnknownWorkflow: the module has none.
+            DefinitionInvalid: with every problem of the first that has any.
+            BadBundle: its code cannot be packed.
+        """
+        found = workflows_of(module)
+        if not found:
+            raise UnknownWorkflow(f"module {module.__name__} has no workflows; put @workflow before a function")
+        if bundle and self._parts.logs is None:
+            raise LatchworkError("this client has no log store to keep the code in; give the one of the workers")
+        sha256 = packed(module, self._parts.logs) if bundle and self._parts.logs is not None else None
+        made = [each.definition if sha256 is None else bundled(each.definition, module, sha256) for each in found]
+        for each in made:
+            definitions.check(self._parts, _plain(each))
+        return [(of, self.apply(each, online=online)) for of, each in zip(found, made, strict=True)]
 
     def set_online(self, name: str, *, online: bool) -> None:
         """Whether a workflow may be started; runs that are there go on."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from latchwork.workflows.bundles import BadBundle
+from latchwork.workflows.bundles import BadBundle, pack
 from latchwork.workflows.definitions.builder import Workflow
 from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.logs import LogStore
 
 
 def workflows_of(module: ModuleType) -> list[Workflow]:
@@ -29,6 +30,18 @@ def code_of(module: ModuleType) -> Path:
     if depth == 0:
         return path
     return path.parents[depth - 1]
+
+
+def packed(module: ModuleType, logs: LogStore) -> str:
+    """Keep the code of a module in the log store; the sha256 that names it.
+
+    Raises:
+        BadBundle: it has none, or too much.
+        OSError: it cannot be kept.
+    """
+    bundle = pack(code_of(module))
+    logs.put_file(bundle.file, bundle.data)
+    return bundle.sha256
 
 
 def bundled(definition: Definition, module: ModuleType, sha256: str) -> Definition:

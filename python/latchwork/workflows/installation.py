@@ -69,7 +69,7 @@ def initialize(database: Database, *, shards: int | None = None) -> Installation
     return found
 
 
-def read(database: Database) -> Installation:
+def installation_of(database: Database) -> Installation:
     """What a database is.
 
     Raises:
@@ -85,14 +85,14 @@ def read(database: Database) -> Installation:
         return _of(connection)
 
 
-def join(database: Database, store: Store, keys: Keys) -> Installation:
+def join_store(database: Database, store: Store, keys: Keys) -> Installation:
     """Let a database and a store that belong together pass; a store that is new is joined to its database.
 
     Raises:
         StoreMismatch: they do not.
-        NotInitialized, SchemaTooNew: as for ``read``.
+        NotInitialized, SchemaTooNew: as for ``installation_of``.
     """
-    found = read(database)
+    found = installation_of(database)
     there = store.get(keys.id)
     if there is None:
         _refuse_owned(database, store)
@@ -108,7 +108,7 @@ def join(database: Database, store: Store, keys: Keys) -> Installation:
     return found
 
 
-def adopt(database: Database, store: Store, keys: Keys) -> Installation:
+def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     """Join a database to a store whatever they were before: what was queued, ran or had ended in the store is dropped.
 
     Tasks that the database has as submitted or running are run again.
@@ -116,7 +116,7 @@ def adopt(database: Database, store: Store, keys: Keys) -> Installation:
     Raises:
         LatchworkError: masters live, in that store.
     """
-    found = read(database)
+    found = installation_of(database)
     cluster = inspect(store.namespace(keys.cluster))
     if cluster is not None and cluster.nodes:
         names = ", ".join(sorted(cluster.nodes))

@@ -80,6 +80,15 @@ class Looks:
         with told():
             return definitions.show(self._parts, self._who, *split(name), version)
 
+    def fires(self, cron: str, tz: str = "UTC", count: int = 5) -> list[float]:
+        """The next moments at which a schedule fires, in seconds since the epoch.
+
+        Raises:
+            BadRequest: the expression or the time zone is wrong.
+        """
+        with told():
+            return definitions.fires(cron, tz, count)
+
     def instance(self, instance_id: int) -> RunSeen:
         """A run.
 

@@ -15,7 +15,7 @@ from latchwork.web import HttpServer
 from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.home import Home
-from latchwork.workflows.installation import initialize, join
+from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master
@@ -94,7 +94,7 @@ class Serve:
         initialize(database)
         store = stack.enter_context(connect(home.store))
         keys = Keys()
-        found = join(database, store, keys)
+        found = join_store(database, store, keys)
         logs = open_logs(home.logs)
         logs.mark(found.id)
         if options.has_master:

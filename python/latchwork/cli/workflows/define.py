@@ -17,8 +17,7 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows.definitions.builder import Workflow
-    from latchwork.workflows.errors import Problem
+    from latchwork.workflows import Problem, Workflow, WorkflowClient
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
@@ -29,15 +28,10 @@ Offline = Annotated[bool, typer.Option("--offline", help="It may not be started 
 def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
     """Name every problem of a definition, each by its place; exit code 1 if there are any. Opens no database."""
     home_of(home)
-    from latchwork.workflows.definitions.forms import read
-    from latchwork.workflows.definitions.validate import validate as problems_of
-    from latchwork.workflows.errors import DefinitionInvalid
+    from latchwork.workflows.definitions import problems_of
     from latchwork.workflows.types import TaskTypes
 
-    try:
-        problems = problems_of(read(_text(file)), TaskTypes())
-    except DefinitionInvalid as error:
-        problems = error.problems
+    problems = problems_of(_text(file), TaskTypes())
     if as_json:
         say_json({"problems": [each._asdict() for each in problems]})
     elif not problems:
@@ -62,7 +56,7 @@ def apply(
     where = home_of(home, database, store)
     text = _text(file)
     with client_of(where) as client:
-        from latchwork.workflows.definitions.forms import read
+        from latchwork.workflows.definitions import read
 
         _refuse(client.validate(text))
         plain = read(text)
@@ -94,41 +88,28 @@ def deploy(
     The bundle is the file, or the package that the module is in. Workers fetch it, and run its functions.
     """
     where = home_of(home, database, store, logs)
-    from latchwork.workflows.deploying import bundled, code_of, workflows_of
+    from latchwork.workflows import DefinitionInvalid
 
     module = _module(target)
-    found = workflows_of(module)
-    if not found:
-        raise UsageError(f"{target} has no workflows; put @workflow before a function that calls tasks")
-    rows = []
     with client_of(where) as client:
-        sha256 = None
-        if not no_bundle:
-            from latchwork.workflows.bundles import pack
-            from latchwork.workflows.logs import open_logs
-
-            bundle = pack(code_of(module))
-            sha256 = bundle.sha256
-            open_logs(where.logs).put_file(bundle.file, bundle.data)
-        for each in found:
-            definition = each.definition if sha256 is None else bundled(each.definition, module, sha256)
-            _refuse(client.validate(definition))
-            version = client.apply(definition, online=not offline)
-            rows.append((each, version))
+        try:
+            rows = client.deploy(module, bundle=not no_bundle, online=not offline)
+        except DefinitionInvalid as error:
+            _refuse(error.problems)
+            raise
     if as_json:
-        say_json({"workflows": [_deployed(each, version, sha256) for each, version in rows]})
+        say_json({"workflows": [_deployed(each, version) for each, version in rows]})
         return
     for each, version in rows:
         word = "is new" if version.is_new else "was there already"
         say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}")
 
 
-def _deployed(workflow: Workflow, version: Any, sha256: str | None) -> dict[str, Any]:
+def _deployed(workflow: Workflow, version: Any) -> dict[str, Any]:
     return {
         "workflow": workflow.definition.key,
         "version": version.number,
         "is_new": version.is_new,
-        "bundle": sha256,
     }
 
 
@@ -215,9 +196,9 @@ def schedule(
         if name is not None:
             client.workflow(name)  # says whether there is one
         rows = [each for each in client.workflows() if each.cron]
-    wanted = None if name is None else name if "." in name else f"default.{name}"
-    rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
-    found = [{**_row(each), "next": _next(each, count)} for each in rows]
+        wanted = None if name is None else name if "." in name else f"default.{name}"
+        rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
+        found = [{**_row(each), "next": _next(client, each, count)} for each in rows]
     if as_json:
         say_json({"schedules": found})
     elif not found:
@@ -229,10 +210,8 @@ def schedule(
             say(f"  {utc_text(at)}")
 
 
-def _next(row: Any, count: int) -> list[float]:
-    from latchwork.workflows.desk.definitions import fires
-
-    return fires(row.cron, row.tz, count) if row.scheduled and row.online else []
+def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:
+    return client.fires(row.cron, row.tz, count) if row.scheduled and row.online else []
 
 
 def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
@@ -250,7 +229,7 @@ def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
         plain = found.definition.model_dump(mode="json", exclude_defaults=True)
         say_json({"version": found.number, "online": bool(found.row.online), "definition": plain})
         return
-    from latchwork.workflows.definitions.forms import write
+    from latchwork.workflows.definitions import write
 
     state = "online" if found.row.online else "offline"
     show(Line(f"# {found.definition.key}, version {found.number}, {state}", "bold"))

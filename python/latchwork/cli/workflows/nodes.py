@@ -27,7 +27,7 @@ from latchwork.cli.workflows.opening import (
 from latchwork.words import counted
 
 if TYPE_CHECKING:
-    from latchwork.workflows.home import Home
+    from latchwork.workflows import Home
     from latchwork.workflows.worker import WorkerOptions
 
 Slots = Annotated[
@@ -93,13 +93,12 @@ def serve(
     did not end runs again at the next start.
     """
     where = home_of(home, database, store, logs)
-    from latchwork.workflows.serve import Serve, ServeOptions
-    from latchwork.workflows.site import LOCAL
+    from latchwork.workflows import Serve, ServeOptions
 
     _logs()
-    names = tuple(name) if name else LOCAL
     worker_options = _worker(slots, groups, session_ttl_s=session_ttl_s)
-    options = ServeOptions(host, port, _order(order), names, worker_options)
+    more: dict[str, Any] = {"names": tuple(name)} if name else {}
+    options = ServeOptions(host, port, _order(order), worker=worker_options, **more)
     stop = _until_signal()
     with Serve(where, options) as served:
         say(f"workflows of {where.folder} at {served.url}")
@@ -131,8 +130,8 @@ def init(
 ) -> None:
     """Make the tables of a database, or bring older ones to this version. What is there stays."""
     where = home_of(home, database)
+    from latchwork.workflows import initialize
     from latchwork.workflows.database import Database
-    from latchwork.workflows.installation import initialize
 
     where.make()
     opened = Database(where.database)
@@ -148,13 +147,12 @@ def init(
 def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """Bring the tables of a database to this version; nothing if they are that."""
     where = home_of(home, database)
-    from latchwork.workflows.database.migrations import upgrade as bring_up
-    from latchwork.workflows.installation import initialize
+    from latchwork.workflows import initialize
 
     with opened_database(where) as opened:
-        revision = bring_up(opened)
-        initialize(opened)
-        told(f"database {opened.url} is at revision {revision}", {"revision": revision}, as_json=as_json)
+        found = initialize(opened)
+        document = {"database": opened.url, "id": found.id, "shards": found.shards}
+        told(f"database {opened.url} is what this version needs", document, as_json=as_json)
 
 
 @command(
@@ -264,8 +262,8 @@ def adopt_store(
     a task that ended in between runs twice.
     """
     where = home_of(home, database, store)
-    from latchwork.workflows.installation import adopt
-    from latchwork.workflows.keys import Keys
+    from latchwork.workflows import Keys
+    from latchwork.workflows import adopt_store as adopt
 
     with opened_database(where) as opened, opened_store(where) as there:
         if not yes:

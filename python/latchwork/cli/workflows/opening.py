@@ -15,9 +15,8 @@ from latchwork.errors import LatchworkError
 from latchwork.store import Store, connect
 
 if TYPE_CHECKING:
-    from latchwork.workflows.client import WorkflowClient
+    from latchwork.workflows import Home, WorkflowClient
     from latchwork.workflows.database import Database
-    from latchwork.workflows.home import Home
 
 HomeDir = Annotated[
     Path | None,
@@ -72,7 +71,7 @@ def home_of(home: Path | None, database: str | None = None, store: str | None = 
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise LatchworkError(f'workflows need {", ".join(missing)}; run: pip install "latchwork[workflows]"')
-    from latchwork.workflows.home import Home
+    from latchwork.workflows import Home
 
     quiet_logs()
     return Home.of(home, database=database, store=store, logs=logs)
@@ -110,13 +109,12 @@ def opened_store(home: Home) -> Iterator[Store]:
 @contextmanager
 def client_of(home: Home) -> Iterator[WorkflowClient]:
     """A client on the database; of the store, and of the logs, as far as they can be opened."""
-    from latchwork.workflows.client import WorkflowClient
-    from latchwork.workflows.installation import read
+    from latchwork.workflows import WorkflowClient, installation_of
     from latchwork.workflows.logs import open_logs
 
     with ExitStack() as stack:
         database = stack.enter_context(opened_database(home))
-        read(database)
+        installation_of(database)
         try:
             store = stack.enter_context(opened_store(home))
         except LatchworkError:

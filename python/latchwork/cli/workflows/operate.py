@@ -17,8 +17,7 @@ from latchwork.errors import BadRecord
 from latchwork.records import read_json
 
 if TYPE_CHECKING:
-    from latchwork.workflows.client import WorkflowClient
-    from latchwork.workflows.looking import RunSeen
+    from latchwork.workflows import RunSeen, WorkflowClient
 
 StartFrom = Annotated[
     list[str] | None,

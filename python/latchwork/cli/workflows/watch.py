@@ -16,8 +16,7 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.words import printable, utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows.client import WorkflowClient
-    from latchwork.workflows.looking import RunSeen
+    from latchwork.workflows import RunSeen, WorkflowClient
 
 Run = Annotated[int, typer.Argument(metavar="RUN", min=1, help="The number of a run, as start and runs print it.")]
 STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cyan", "forced_success": "green"}

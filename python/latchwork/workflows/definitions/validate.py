@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from latchwork.schedules import Cron
+from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork.workflows.definitions.templates import SECRET, Reference, references
@@ -81,6 +82,14 @@ def validate(given: object, types: TaskTypes) -> list[Problem]:
     except DefinitionInvalid as error:
         return error.problems
     return []
+
+
+def problems_of(text: str, types: TaskTypes) -> list[Problem]:
+    """Every problem of a definition as YAML or JSON, also that it is neither; empty if it can be run."""
+    try:
+        return validate(read(text), types)
+    except DefinitionInvalid as error:
+        return error.problems
 
 
 def _of_pydantic(error: Mapping[str, Any]) -> Problem:

@@ -19,7 +19,7 @@ from latchwork.store import Store
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
-from latchwork.workflows.installation import join
+from latchwork.workflows.installation import join_store
 from latchwork.workflows.keys import Keys, Order, shard_name
 from latchwork.workflows.master.shard import POLL_S, ShardRun, Tools
 
@@ -95,7 +95,7 @@ class Master:
             if self._thread is not None or self._closing.is_set():
                 raise Closed(f"master {self.node_id} was started before; make another one")
             self._thread = threading.Thread(target=self._watch, name=f"latchwork-master-{self.node_id}", daemon=True)
-        self._shards = join(self._tools.database, self._store, self._tools.keys).shards
+        self._shards = join_store(self._tools.database, self._store, self._tools.keys).shards
         self._told(True)
         self._manager = self._made()
         self._thread.start()

@@ -1,0 +1,105 @@
+"""What a master has in mind of its shard, from what it wrote last. Pure."""
+
+from dataclasses import replace
+
+from latchwork.workflows.database.runs import Stored
+from latchwork.workflows.master.book import Book, stored_after
+from latchwork.workflows.state import (
+    Claimed,
+    Ended,
+    ForceStart,
+    Instance,
+    Outcome,
+    Pause,
+    Plan,
+    Rerun,
+    Resume,
+    Rule,
+    Start,
+    Stop,
+    advance,
+)
+
+PLAN = Plan({"a": Rule(retries=1, retry_interval_s=60.0), "b": Rule(after=("a",))})
+
+
+def stored(known=None):
+    return Stored(7, 1, 1, 2, 0.0, {}, known or Instance(), {"a": 1, "b": 2}, {}, {})
+
+
+def after(before, *events, now=100.0):
+    known = before.known
+    for each in events or [None]:
+        known = advance(PLAN, known, [each] if each else [], now)
+    ids = {"a": 1, "b": 2} if known.run == 1 else {"a": 11, "b": 12}
+    return stored_after(before, known, ids, {}, {})
+
+
+def test_what_is_submitted_is_put_what_runs_is_followed_and_what_is_over_is_forgotten():
+    book, one = Book(), after(stored(), Start())
+    book.put(one)
+    assert list(book.to_put) == ["1.1"]
+    one = after(one, Claimed("a", 1))
+    book.put(one)
+    assert (list(book.to_put), list(book.running)) == ([], ["1.1"])
+    one = after(one, Ended("a", 1, Outcome.SUCCESS))
+    book.put(one)
+    assert (list(book.to_put), list(book.running)) == (["2.1"], [])
+    book.put(after(one, Ended("b", 1, Outcome.SUCCESS)))
+    assert (book.instances, book.to_put, book.find(2, 1)) == ({}, {}, None)
+
+
+def test_what_is_paused_and_resumed_before_it_was_put_is_put():
+    book, one = Book(), after(stored(), Start())
+    book.put(one)
+    one = after(one, Pause())
+    book.put(one)
+    assert (list(book.to_put), book.to_settle) == ([], {7})
+    book.put(after(one, Resume()))
+    assert (list(book.to_put), book.to_settle) == (["1.1"], set())
+
+
+def test_only_the_newest_attempt_of_the_newest_run_is_found():
+    book, one = Book(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
+    book.put(one)
+    book.put(after(one, now=200.0))
+    assert book.find(1, 1) is None
+    assert book.find(1, 2).x == "1.2"
+    ended = after(stored(), Start(), Ended("a", 1, Outcome.FATAL))
+    book.put(ended)
+    book.put(after(ended, Rerun()))
+    assert book.find(1, 1) is None
+    assert book.find(11, 1).x == "11.1"
+    assert list(book.to_put) == ["11.1"]
+
+
+def test_moments_are_due_once_they_have_come_until_they_are_written():
+    book, one = Book(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
+    book.put(one)
+    assert (book.next_wake, book.due(159.0), book.due(160.0)) == (160.0, [], [7])
+    assert book.due(161.0) == [7]  # what was not written is due still
+    book.put(after(one, now=161.0))
+    assert (book.due(200.0), book.next_wake) == ([], None)
+
+
+def test_what_is_started_by_force_is_taken_back_and_not_put_meanwhile():
+    book, one = Book(), after(stored(), Start())
+    book.put(one)
+    book.put(after(one, ForceStart("a")))
+    assert (list(book.to_put), book.to_settle) == ([], {7})
+
+
+def test_what_is_stopped_is_settled_until_it_is_over():
+    book, one = Book(), after(stored(), Start(), Claimed("a", 1))
+    book.put(one)
+    one = after(one, Stop())
+    book.put(one)
+    assert book.to_settle == {7}
+    book.put(after(one, Ended("a", 1, Outcome.KILLED)))
+    assert (book.to_settle, book.running) == (set(), {})
+
+
+def test_facts_of_one_turn_are_no_part_of_the_next():
+    one = after(stored(), Start(), Ended("a", 1, Outcome.FATAL))
+    assert one.known.facts == ()
+    assert replace(one.known, facts=()) == one.known
