@@ -169,8 +169,8 @@ def chain(plan, count):
         ref = plan.add(echo, ref)
 
 
-#: By shape: how many tasks, and requests for each task from its start to its end, all threads and waits of the worker included, and bytes
-#: of keys and values for each task that stay. A task alone costs some ten requests; many together share them.
+#: By shape: how many tasks; requests for each from its start to its end, all threads and waits of the worker included;
+#: bytes of keys and values for each that stay. A task alone costs some ten requests; many together share them.
 COSTS = [(fan, 300, 3.0, 600), (layers, 300, 5.0, 1100), (chain, 60, 9.0, 1000)]
 
 
