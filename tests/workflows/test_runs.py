@@ -3,8 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database import definitions, runs
+from latchwork.workflows.database import Database, definitions, runs
+from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.database.tables import definition_version, event, schedule
+from latchwork.workflows.database.views import overview
 from latchwork.workflows.definitions.model import Definition, plan_of
 from latchwork.workflows.definitions.validate import Checked
 from latchwork.workflows.errors import UnknownWorkflow
@@ -132,3 +134,25 @@ def test_active_instances_and_those_that_are_due_are_found(database):
         assert runs.due(connection, 0, 200.0) == ids[1:2]
     resumed = advance(PLAN, over, [Resume()], 200.0)
     assert resumed.tasks["extract"].state is TaskState.SUBMITTED
+
+
+def test_who_looks_for_active_instances_reads_no_others(tmp_path):
+    """SQLite takes a partial index only for the very words of the index: a scan would grow with the history."""
+    database = Database(f"sqlite:///{tmp_path}/flows.db")
+    upgrade(database)
+    asked = []
+    sa.event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append(args[2:4]))
+    with database.read() as connection:
+        for look in (
+            lambda: runs.active(connection, 0),
+            lambda: overview.active(connection),
+            lambda: overview.active(connection, [1, 2]),
+            lambda: overview.active_count(connection),
+            lambda: overview.active_count(connection, [1, 2]),
+        ):
+            asked.clear()
+            look()
+            statement, values = asked[0]
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            assert "ix_instance_active" in str(plan), (statement, plan)
+    database.close()

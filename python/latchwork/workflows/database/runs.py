@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import event, instance, task
+from latchwork.workflows.database.tables import IS_ACTIVE, event, instance, task
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
 from latchwork.workflows.state.records import OVER
@@ -75,7 +75,7 @@ def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = N
 
 def active(connection: sa.Connection, shard: int) -> list[int]:
     """The instances of a shard that are not over, the oldest first."""
-    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.active).order_by(instance.c.id)
+    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, IS_ACTIVE).order_by(instance.c.id)
     return list(connection.execute(chosen).scalars())
 
 

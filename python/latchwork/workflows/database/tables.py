@@ -39,6 +39,8 @@ metadata = MetaData(naming_convention=NAMES)
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 _ACTIVE = text("active")
+#: For a WHERE: the column itself would become ``active = 1``, for which SQLite does not take the partial index.
+IS_ACTIVE = text("instance.active")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _PEOPLE = text("by <> ''")

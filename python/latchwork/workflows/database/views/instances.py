@@ -11,8 +11,8 @@ from latchwork.workflows.database.tables import attempt, command, definition, ev
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-#: Parts of one statement; SQLite takes 500.
-_TOGETHER = 100
+#: So many workflows are asked for one by one.
+_MOST_CODES = 200
 
 _INSTANCE = sa.select(
     *instance.c,
@@ -51,18 +51,22 @@ def newest(
 
 
 def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | None, state: str, most: int) -> list[int]:
-    """Each workflow's newest by its own index, then the newest of these: not one scan that leaves most rows out."""
+    """Each workflow's newest by its own index, then the newest of these: no scan that leaves most rows out.
+
+    Of very many workflows it is one scan: then most rows are of one of them.
+    """
+    chosen = _ids(before, state).limit(most)
     found: list[int] = []
-    for start in range(0, len(codes), _TOGETHER):
-        parts = [
-            sa.select(_ids(before, state).where(instance.c.code == code).limit(most).subquery())
-            for code in codes[start : start + _TOGETHER]
-        ]
-        found += connection.execute(sa.union_all(*parts)).scalars()
+    if len(codes) > _MOST_CODES:
+        found += connection.execute(chosen.where((instance.c.code + 0).in_(codes))).scalars()
+        return found
+    mine = chosen.where(instance.c.code == sa.bindparam("of_code"))
+    for code in codes:
+        found += connection.execute(mine, {"of_code": code}).scalars()
     return sorted(found, reverse=True)[:most]
 
 
-def _ids(before: int | None, state: str) -> sa.Select[tuple[int]]:
+def _ids(before: int | None, state: str) -> sa.Select[Any]:
     chosen = sa.select(instance.c.id).order_by(instance.c.id.desc())
     if state:
         chosen = chosen.where(instance.c.state == state)
@@ -78,18 +82,9 @@ def by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
 
 def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[int, list[Row]]:
     """The newest instances of each of these workflows, by its code."""
-    found: dict[int, list[Row]] = {}
     columns = (instance.c.id, instance.c.code, instance.c.state, instance.c.schedule_time, instance.c.created_at)
-    parts = [
-        sa.select(
-            sa.select(*columns).where(instance.c.code == code).order_by(instance.c.id.desc()).limit(most).subquery()
-        )
-        for code in codes
-    ]
-    for start in range(0, len(parts), _TOGETHER):
-        for row in connection.execute(sa.union_all(*parts[start : start + _TOGETHER])):
-            found.setdefault(row.code, []).append(row)
-    return {code: sorted(rows, key=lambda row: -row.id) for code, rows in found.items()}
+    of_code = sa.select(*columns).where(instance.c.code == sa.bindparam("code")).order_by(instance.c.id.desc())
+    return {code: list(connection.execute(of_code.limit(most), {"code": code}).all()) for code in codes}
 
 
 def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:

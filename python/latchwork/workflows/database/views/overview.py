@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import command, instance, shard
+from latchwork.workflows.database.tables import IS_ACTIVE, command, instance, shard
 from latchwork.workflows.database.views import instances
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
+# ``+ 0`` keeps SQLite from any other index than that of the few rows that are active.
 #: What is counted is counted as far as this.
 MOST = 1000
 
@@ -34,17 +35,17 @@ class Lag(NamedTuple):
 
 def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
     """How many instances are not over, at most ``MOST``."""
-    some = sa.select(instance.c.id).where(instance.c.active).limit(MOST)
+    some = sa.select(instance.c.id).where(IS_ACTIVE).limit(MOST)
     if codes is not None:
-        some = some.where(instance.c.code.in_(codes))
+        some = some.where((instance.c.code + 0).in_(codes))
     return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
 
 
 def active(connection: sa.Connection, codes: Collection[int] | None = None, most: int = 20) -> list[Row]:
     """Instances that are not over, the newest first."""
-    some = sa.select(instance.c.id).where(instance.c.active).order_by(instance.c.id.desc()).limit(most)
+    some = sa.select(instance.c.id).where(IS_ACTIVE).order_by((instance.c.id + 0).desc()).limit(most)
     if codes is not None:
-        some = some.where(instance.c.code.in_(codes))
+        some = some.where((instance.c.code + 0).in_(codes))
     return instances.by_id(connection, list(connection.execute(some).scalars()))
 
 
@@ -72,4 +73,5 @@ def shards(connection: sa.Connection) -> list[Row]:
 def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
     """What differs once any master has written, or anybody asked."""
     newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
-    return (newest, tuple(connection.execute(sa.select(shard.c.id, shard.c.seq)).tuples()))
+    written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
+    return (newest, *(tuple(row) for row in written))
