@@ -30,7 +30,7 @@ DEFECTS = (
         SHARD,
         '        _log.warning("shard %d reads all again: %s", self._id, error)\n        self._is_known = False\n',
         '        _log.warning("shard %d reads all again: %s", self._id, error)\n',
-        of("workflows/master", "a_commit_whose_answer_is_lost_is_read_again_and_done_once", on="memory"),
+        of("workflows/master", "an_instance_whose_start_had_no_answer_is_found", on="memory"),
     ),
     Defect(
         "FlowMaster",

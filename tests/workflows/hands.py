@@ -12,7 +12,7 @@ from latchwork.types import Absent, At, Create, Delete
 from latchwork.workflows.database import Database, consuming, definitions, runs
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import attempt, command, event, instance
+from latchwork.workflows.database.tables import attempt, command, event, instance, shard
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.exchange import Result, Running, Spec
 from latchwork.workflows.keys import Item, Keys
@@ -115,14 +115,14 @@ class Stage:
         with self.database.write() as connection:
             return definitions.apply(connection, checked_, shards=1, **options)
 
-    def send(self, kind, instance_id=None, *, shard=0, **args):
+    def send(self, kind, instance_id=None, *, on=0, **args):
         with self.database.write() as connection:
-            asked = ask(connection, CommandType(kind), shard_id=shard, instance=instance_id, args=args)
-        self.poke()
+            asked = ask(connection, CommandType(kind), shard_id=on, instance=instance_id, args=args)
+        self.poke(on)
         return asked.id
 
-    def poke(self, shard=0):
-        self.store.put(self.keys.poke(shard), b"")
+    def poke(self, on=0):
+        self.store.put(self.keys.poke(on), b"")
 
     def start(self, version, **args):
         number = self.send("start", code=version.code, version=version.number, **args)
@@ -160,7 +160,7 @@ class Stage:
     def refused():
         raise DatabaseUnavailable("cut off by the test")
 
-    def lose_answers(self, monkeypatch, every):
+    def lose_answers(self, monkeypatch, every, most=1000):
         """Of every so many writes the master hears that they failed, though they did not."""
         write, lost = self.database.write, []
         turns = itertools.count(1)
@@ -169,7 +169,7 @@ class Stage:
         def losing():
             with write() as connection:
                 yield connection
-            if threading.current_thread().name == "master" and next(turns) % every == 0:
+            if threading.current_thread().name == "master" and next(turns) % every == 0 and len(lost) < most:
                 lost.append(1)
                 raise DatabaseUnavailable("the answer was lost")
 
@@ -235,6 +235,10 @@ class Stage:
         with self.database.read() as connection:
             return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
+    def owner(self):
+        with self.database.read() as connection:
+            return connection.execute(sa.select(shard.c.owner).where(shard.c.id == 0)).scalar_one()
+
     def instances(self):
         return self.count(instance)
 
@@ -249,18 +253,18 @@ class Stage:
             key for key in ours if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id"))
         ]
 
-    def run_of(self, shard=0, **tools):
+    def run_of(self, on=0, **tools):
         """A hold of the shard: its run, and what gives it up."""
-        lock = self.store.create(f"lock-{shard}", b"")
+        lock = self.store.create(f"lock-{on}", b"")
         fence = self.store.fence(lock.created, At(lock))
         poll_s = tools.pop("poll_s", 5.0)
         made = Tools(self.database, self.store, self.keys, "node", poll_s=poll_s, **tools)
-        return ShardRun(made, shard, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
+        return ShardRun(made, on, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
 
     @contextmanager
-    def master(self, shard=0, **tools):
+    def master(self, on=0, **tools):
         """A master of a shard, at work in a thread; what it raised is raised at the end."""
-        run, give_up = self.run_of(shard, **tools)
+        run, give_up = self.run_of(on, **tools)
         errors = []
 
         def work():

@@ -154,6 +154,19 @@ def test_a_commit_whose_answer_is_lost_is_read_again_and_done_once(stage, monkey
     assert stage.attempts() == [(1, "first", "success", "hand", None)] * 2
 
 
+def test_an_instance_whose_start_had_no_answer_is_found(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": []}))
+    hand = stage.hand()
+    with stage.master():
+        eventually(lambda: stage.owner() == "node")
+        lost = stage.lose_answers(monkeypatch, every=1, most=1)
+        made = stage.start(version)
+        assert lost
+        hand.end(hand.wait("a"))
+        stage.until(made, "success")
+    assert stage.instances() == 1
+
+
 def test_a_master_of_before_writes_nothing_once_another_has_the_shard(stage):
     version = stage.apply(a_workflow())
     with pytest.raises(NotOwner), stage.master() as zombie:
@@ -211,6 +224,7 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
         stage.until_task(made, a="running")
         hand.end(claim, Outcome.FAILURE)
         stage.until(made, "failure")
+        eventually(lambda: stage.left() == [])
         row = stage.rows(made)["a"]
         stage.store.put(stage.keys.result(0, x_of(row, 1)), stage.result(claim=2**61))
         eventually(lambda: stage.count(attempt) == 2)

@@ -50,7 +50,7 @@ def test_masters_share_the_shards_and_one_that_leaves_hands_its_own_over(stage, 
     master("m2")
     eventually(lambda: owners(stage) == {"m1", "m2"}, 30.0)
     version = stage.apply(a_workflow())
-    runs = [stage.send("start", shard=each, code=version.code, version=1) for each in range(4)]
+    runs = [stage.send("start", on=each, code=version.code, version=1) for each in range(4)]
     made = [eventually(lambda each=each: stage.command(each).instance, 30.0) for each in runs]
     first.close()
     hand, claims = stage.hand(), {}

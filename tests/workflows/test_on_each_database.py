@@ -26,7 +26,7 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
     hand = stage.hand()
     with stage.master(0), stage.master(1):
         stage.lose_answers(monkeypatch, every=5)
-        runs = [stage.send("start", shard=each, code=version.code, version=1) for each in (0, 1)]
+        runs = [stage.send("start", on=each, code=version.code, version=1) for each in (0, 1)]
         made = [eventually(lambda each=each: stage.command(each).instance) for each in runs]
         ended = 0
 
@@ -40,7 +40,7 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
             return all(stage.state(each) == "success" for each in made)
 
         eventually(work, 30.0)
-        stage.send("rerun", made[0], shard=0)
+        stage.send("rerun", made[0])
         eventually(lambda: stage.known(made[0]).run == 2)
         eventually(work, 30.0)
     assert len(stage.attempts()) == ended == 9
