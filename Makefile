@@ -108,8 +108,11 @@ format: build
 	$(BIN)/ruff format
 	cargo fmt
 
+# By its name: a comma in an $(if) ends its first part.
+ZIG := "maturin[zig]>=1.7,<2"
+
 wheel: build
-	$(if $(filter all,$(WHAT)),$(BIN)/python -m pip install --quiet "maturin[zig]>=1.7,<2")
+	$(if $(filter all,$(WHAT)),$(BIN)/python -m pip install --quiet $(ZIG))
 	$(if $(filter all,$(WHAT)),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/build_wheels $(ARGS),$\
 	    $(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist)
 

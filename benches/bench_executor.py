@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -59,6 +60,7 @@ def throughput(arguments):
                 count = max(100, int(arguments.tasks * SHARE.get(side.name, 1)))
                 one = side.measure("throughput", count)
                 found.setdefault(side.name, []).append({**one, "per_s": count / one["seconds"]})
+                print(f"{side.name}: {count / one['seconds']:,.0f} a second", file=sys.stderr)
                 if side.has_batch:
                     all_ = side.measure("batch", count)
                     found.setdefault(f"{side.name}, map", []).append({**all_, "per_s": count / all_["seconds"]})
@@ -90,10 +92,12 @@ def latency(arguments):
     for make in sides(arguments):
         with make() as side:
             time.sleep(2)
-            found[side.name] = side.measure("latency", arguments.calls)
-    print(f"\nsubmit to result, idle, {arguments.calls} calls, load {os.getloadavg()[0]:.1f}")
-    for name, one in found.items():
-        print(f"{name:34} p50 {one['p50_s'] * 1000:7.2f} ms, p99 {one['p99_s'] * 1000:7.2f} ms")
+            one = found[side.name] = side.measure("latency", arguments.calls)
+        load = os.getloadavg()[0]
+        if len(found) == 1:
+            print(f"\nsubmit to result, idle, {arguments.calls} calls")
+        times = f"p50 {one['p50_s'] * 1000:7.2f} ms, p99 {one['p99_s'] * 1000:7.2f} ms"
+        print(f"{side.name:34} {times}, load {load:.1f}", flush=True)
     return found
 
 

@@ -33,7 +33,7 @@ import latchwork
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.tables import attempt, task
-from latchwork.workflows.installation import initialize, join
+from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master
@@ -64,7 +64,7 @@ class Site:
         stack.callback(self.database.close)
         initialize(self.database)
         self.store = stack.enter_context(latchwork.connect(self.store_url))
-        found = join(self.database, self.store, Keys())
+        found = join_store(self.database, self.store, Keys())
         self.logs = open_logs(self.folder / "logs")
         self.logs.mark(found.id)
         stack.enter_context(Master(self.database, self.store))

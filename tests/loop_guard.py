@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import latchwork
+from latchwork import interrupts
+from latchwork.interrupts import Mutex
 from levels import DRIVEN
 
 #: Seconds of processor time of the loop's thread: what a step of ours may take at the most.
@@ -27,6 +29,51 @@ _EXCUSED = (
     str(Path(latchwork.__file__).parent / "testing/_faulty"),
     *(str(Path(__file__).parent / folder) for folder in DRIVEN),
 )
+
+
+#: Functions in which a thread waits, and their files. What it holds then, others wait for as long.
+_WAITING = {
+    ("wait", "threading.py"),
+    ("wait_for", "threading.py"),
+    ("join", "threading.py"),
+    ("_wait_for_tstate_lock", "threading.py"),
+    ("result", "_base.py"),
+    ("select", "selectors.py"),
+    ("_blocking", "_channel.py"),
+    ("_wait_once", "_common.py"),
+}
+
+
+class FollowedMutex:
+    """A mutex that tells a guard when the loop's thread meets it while another thread holds it."""
+
+    def __init__(self, guard):
+        self._real = Mutex()
+        self._guard = guard
+        self._holder = None
+
+    def __enter__(self):
+        return self.acquire()
+
+    def __exit__(self, *raised):
+        self._holder = None
+        return self._real.__exit__(*raised)
+
+    def acquire(self, *args, **options):
+        holder = self._holder
+        if holder not in {None, threading.get_ident()} and self._real.locked() and self._guard.is_there():
+            self._guard.met(holder, sys._getframe(1))
+        got = self._real.acquire(*args, **options)
+        if got:
+            self._holder = threading.get_ident()
+        return got
+
+    def release(self):
+        self._holder = None
+        self._real.release()
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
 
 
 @contextlib.contextmanager
@@ -55,16 +102,33 @@ class Guard:
     Attributes:
         found: calls of ours that may wait, as text.
         steps: seconds and description of each step.
+        contended: how often the loop's thread met a mutex that another one held; see ``follow_mutexes``.
     """
 
     def __init__(self, monkeypatch, thread=None):
         self.thread = thread or threading.current_thread()
         self.found = []
         self.steps = []
+        self.contended = 0
         for owner, name in ((threading.Event, "wait"), (threading.Condition, "wait"), (threading.Thread, "join")):
             monkeypatch.setattr(owner, name, self.guarded(getattr(owner, name), _waits))
         monkeypatch.setattr(time, "sleep", self.guarded(time.sleep, _waits))
         monkeypatch.setattr(Future, "result", self.guarded(Future.result, lambda future, *_: not future.done()))
+
+    def follow_mutexes(self, monkeypatch):
+        """Note where the loop's thread meets a mutex of ours whose holder waits for something while it has it.
+
+        That a holder has just lost the interpreter is no fault: it is met as the interpreter is. For mutexes of objects
+        that are made from now on.
+        """
+        monkeypatch.setattr(interrupts, "Mutex", lambda: FollowedMutex(self))
+
+    def met(self, holder, frame):
+        """A mutex that another thread holds."""
+        self.contended += 1
+        there = sys._current_frames().get(holder)
+        if there is not None and (there.f_code.co_name, Path(there.f_code.co_filename).name) in _WAITING:
+            self.note(f"a mutex whose holder waits ({there.f_code.co_name})", frame)
 
     def measure(self, monkeypatch):
         """Note the time of each step from now on."""

@@ -163,3 +163,13 @@ def test_no_text_names_a_target_that_was_there_before():
         if file.is_file() and file.suffix in {".md", ".py", ".pyi", ".rs", ".toml", ""} and file != Path(__file__):
             named += [f"{file.relative_to(ROOT)}: {found[0]}" for found in OLD.finditer(file.read_text())]
     assert named == []
+
+
+@pytest.mark.parametrize("what", ["", "all"])
+def test_a_shell_can_read_every_line_of_a_wheel(what):
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-n", "wheel", f"WHAT={what}"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    subprocess.run(["sh", "-n"], input=shown, text=True, check=True)
+    assert ("scripts/build_wheels" in shown) == bool(what)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from latchwork import aio
+from latchwork.interrupts import mutex
 
 sys.path.insert(0, str(Path(__file__).parent))
 from everything import use_everything
@@ -20,10 +21,12 @@ from loop_guard import LONGEST_STEP_S, Guard
 
 #: Of measuring, as many as it takes at the most.
 ROUNDS = 5
+PATIENCE_S = 30.0
 
 
 def test_nothing_of_ours_waits_in_the_thread_of_a_loop(backend_url, monkeypatch):
     guard = Guard(monkeypatch)
+    guard.follow_mutexes(monkeypatch)
 
     async def use():
         async with aio.connect(backend_url) as store, aio.connect(backend_url) as other:
@@ -64,6 +67,42 @@ def test_no_step_of_ours_keeps_the_loop_for_long(backend_url, monkeypatch):
         gc.enable()
         gc.unfreeze()
     pytest.fail(f"the longest steps of each round: {longest}")
+
+
+def test_the_guard_notes_a_mutex_whose_holder_waits_and_none_whose_holder_works(monkeypatch):
+    guard = Guard(monkeypatch)
+    guard.follow_mutexes(monkeypatch)
+    held, until = mutex(), threading.Event()
+    has_it, may_go = threading.Event(), threading.Event()
+
+    def wait():
+        with held:
+            has_it.set()
+            may_go.wait(PATIENCE_S)
+
+    def work():
+        with held:
+            has_it.set()
+            while not until.is_set():
+                pass
+
+    async def meet():
+        with held:
+            pass
+
+    for hold, let_go in ((work, until), (wait, may_go)):
+        has_it.clear()
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert has_it.wait(PATIENCE_S)
+        release = threading.Timer(0.2, let_go.set)
+        release.start()
+        asyncio.run(meet())
+        holder.join()
+        release.join()
+        assert bool(guard.found) == (hold is wait)
+    assert guard.contended == 2
+    assert "a mutex whose holder waits (wait)" in guard.found[0]
 
 
 def test_the_guard_notes_what_waits_and_what_takes_long(monkeypatch):

@@ -90,7 +90,7 @@ def test_a_node_runs_what_the_shell_submits_and_answers_probes(executor, node):
         "value": "Decimal('1.5')"
     }
     executor("submit", "mytasks:fail", "--wait").refused(1, "ValueError", "bad")
-    assert executor("submit", "mytasks:square", "[5]", "--id", "five").out == "d.five\n"
+    assert executor("submit", "mytasks:square", "[5]", "--id", "five", "--detach").out == "d.five\n"
     assert executor("result", "d.five", "--timeout-s", "60", "--forget").out == "25\n"
     executor("result", "d.five").refused(1, "no detached task 'd.five'")
     port = port_of(started)

@@ -12,7 +12,7 @@ from executor.work import WORK
 from latchwork.executor import Executor, Runner
 from trials.remote import Remote
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from latchwork.primitives import Backlog
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
 
-TTL_S = 2.0
+TTL_S = 4.0
 ABOVE_THE_LIMIT = 64 * 1024 * 1024 + 1
 SKEWED = Functions()
 

@@ -54,7 +54,11 @@ DEFECTS = (
         SENDING,
         "        return item is None or not item.why\n",
         "        return True\n",
-        of("workflows/failover", "a_task_given_back_by_a_worker_that_leaves_is_no_failover", on="memory"),
+        of(
+            "workflows/sending",
+            "a_worker_that_has_an_attempt_is_not_dead_one_that_is_gone_is_and_one_that_left_is_not",
+            on=MEMORY,
+        ),
     ),
     Defect(
         "FlowMaster",

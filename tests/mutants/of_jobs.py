@@ -7,6 +7,15 @@ from mutants.defect import Defect, of
 DEFECTS = (
     # The manager.
     Defect(
+        "Pools",
+        "a work pool that another node stored meanwhile counts as unchanged",
+        "jobs/node/pools.py",
+        "            and (known.items, known.seen) == (reading.items, reading.seen)\n"
+        "            and pool_version(self._store, job_id, stale_ok=True) == known.seen\n",
+        "            and known.items == reading.items\n",
+        of("jobs/pool_readers", "a_read_that_began_before_another_node_stored_its_own_is_made_again"),
+    ),
+    Defect(
         "Manager",
         "an assignment is written without the leader's fence",
         "jobs/manager/ledger.py",

@@ -163,14 +163,20 @@ def layers(plan, count):
         before = [plan.add(echo, before[at : at + 5], number) for at in range(20)]
 
 
-#: By shape: requests for each task from its start to its end, all threads and waits of the worker included, and bytes
-#: of keys and values for each task that stay. A task alone costs some ten requests; many together share them.
-COSTS = [(fan, 3.0, 600), (layers, 5.0, 1100)]
+def chain(plan, count):
+    ref = plan.add(echo, 0)
+    for _ in range(count - 1):
+        ref = plan.add(echo, ref)
 
 
-@pytest.mark.parametrize(("shape", "requests", "stored"), COSTS, ids=["fan", "layers"])
-def test_a_task_among_many_costs_few_requests_and_bytes(backend_url, store, shape, requests, stored):
-    count, calls = 300, Calls()
+#: By shape: how many tasks; requests for each from its start to its end, all threads and waits of the worker included;
+#: bytes of keys and values for each that stay. A task alone costs some ten requests; many together share them.
+COSTS = [(fan, 300, 3.0, 600), (layers, 300, 5.0, 1100), (chain, 60, 9.0, 1000)]
+
+
+@pytest.mark.parametrize(("shape", "count", "requests", "stored"), COSTS, ids=["fan", "layers", "chain"])
+def test_a_task_among_many_costs_few_requests_and_bytes(backend_url, store, shape, count, requests, stored):
+    calls = Calls()
     with Plans(store, functions=FUNCTIONS).new() as plan:
         shape(plan, count)
     with (

@@ -37,7 +37,7 @@ def backlog(connect):
     made = []
 
     def make(name="work", *, store=None, **options):
-        one = Backlog(store or connect(session_ttl_s=1.0), name, **options)
+        one = Backlog(store or connect(session_ttl_s=10.0), name, **options)
         made.append(one)
         return one
 

@@ -216,12 +216,12 @@ def test_an_item_whose_takers_session_ends_is_free_at_once(backlog, connect, eve
     again.ack()
 
 
-def test_a_killed_takers_item_comes_back_within_the_ttl(holder, backlog):
+def test_a_killed_takers_item_comes_back_within_the_ttl(holder, backlog, connect):
     mine = backlog()
     fill(mine, "s/1")
     taker = holder("backlog", "work", TTL_S)
     assert taker.hear()["taken"] == "s/1"
-    granted_s, killed_at = mine._store.session.ttl_s, time.monotonic()
+    granted_s, killed_at = connect(session_ttl_s=TTL_S).session.ttl_s, time.monotonic()
     taker.send(signal.SIGKILL)
     assert mine.wait_free("any", granted_s + 10.0)
     assert time.monotonic() - killed_at < granted_s + 3.0

@@ -156,13 +156,14 @@ def test_a_session_ended_from_outside_ends_every_hold_and_its_fence(server, open
     holds = hold_all(store)
     expire(server, store)
     assert all(refused(other, held) for held in holds)  # at once, whatever their owner knows
-    eventually(lambda: not any(held.is_held for held in holds), 30.0)
-    eventually(lambda: all(held.told.is_set() and held.work.is_stopped for held in holds))
+    # The latch among them queues again by itself, and may lead again before we look.
+    eventually(lambda: all(held.told.is_set() and held.work.is_stopped for held in holds), 30.0)
+    assert [held.kind for held in holds if held.is_held and held.kind != "latch"] == []
     for held in holds[:3]:
         with pytest.raises(OwnershipLost):
             held.hold.release()
     for held in holds:
-        held.close()  # the latch among them has queued again by itself
+        held.close()
     assert not any(refused(store, held) for held in hold_all(other))
 
 

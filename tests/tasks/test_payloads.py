@@ -71,7 +71,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(VALUES)
 def test_plain_values_of_any_shape_come_back_equal_and_of_the_same_types(value):
     assert same(back(value), value)

@@ -106,6 +106,7 @@ class Store:
                 old = self.known.get(op[1])
                 self.known[op[1]] = (op[2], self.count, op[3] if len(op) > 3 else (old[2] if old else None))
         self.judge(before, ops, who)
+        return self.count
 
     def expire(self, session):
         self.alive.discard(session)
@@ -136,6 +137,8 @@ class Job:
 
     Attributes:
         without: which check is left out: ``edge.check``.
+        extras: whether a head that a join has written is a hint for the next one, which reads nothing then, and whether
+            it is told once that all have begun, always before the fault of the epoch.
     """
 
     seed: int
@@ -143,6 +146,8 @@ class Job:
     trouble: tuple = (0.006, 0.006, 0.04)
     processes: list = field(default_factory=list)
     removals: int = 0
+    extras: bool = False
+    hint: tuple | None = None
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -176,11 +181,16 @@ class Job:
                 self._judge_board(name, before, op[2], old_head, after)
             elif name.startswith("live/") and op[0] == "delete":
                 self._refuse(not self._owns(before, who), "somebody else's lease is deleted", who)
+            elif name.startswith("told/"):
+                self._refuse(name != f"told/{epoch_was}", "the start of another epoch is told", who)
+                self._refuse(name in before, "a start is told twice", who)
         if head is not None and old_head is not None:
             self._refuse(head.following < old_head.following, "an id is given back", who)
             done = sum(entry[0].status == "done" for key, entry in after.items() if key.startswith("members/"))
             self._refuse(done != head.completed, "completed are miscounted", who)
         self._refuse(epoch not in {epoch_was, epoch_was + 1}, "an epoch is left out or comes back", who)
+        is_untold = self.extras and epoch != epoch_was and f"told/{epoch_was}" not in after
+        self._refuse(is_untold, "a fault is told, and its start was not", who)
         self._judge_leaving(old_head, head, after, who)
 
     def _judge_member(self, name, before, new, who, epoch_was, epoch):
@@ -265,6 +275,11 @@ class Job:
 
     def _join(self, session, key, me):
         while True:
+            hint, self.hint = self.hint, None
+            if self.extras and hint is not None and hint[0].following < hint[0].n:
+                with suppress(Conflict, Unknown):
+                    yield from self._commit_new(session, key, hint)
+                continue
             head = yield ("get", "head")
             if head is None:
                 raise Gone
@@ -277,23 +292,23 @@ class Job:
                 return
             if mine is None and head[0].following >= head[0].n:
                 raise Gone
-            commit = (
-                self._new(session, key, head) if mine is None else (yield from self._again(session, key, head, mine))
-            )
-            try:
-                yield ("commit", *commit)
-            except (Conflict, Unknown):
-                continue
+            with suppress(Conflict, Unknown):
+                if mine is None:
+                    yield from self._commit_new(session, key, head)
+                else:
+                    yield ("commit", *(yield from self._again(session, key, head, mine)))
 
-    def _new(self, session, key, head):
-        number = head[0].following
-        checks = self.checked("join", head=("at", "head", head[1]))
+    def _commit_new(self, session, key, head):
+        number, member = head[0].following, f"members/{key}"
+        checks = self.checked("join", head=("at", "head", head[1]), member=("absent", member))
+        after = replace(head[0], following=number + 1)
         ops = [
-            ("put", "head", replace(head[0], following=number + 1)),
-            ("create", f"members/{key}", Member(number, session, "run")),
+            ("put", "head", after),
+            ("put", member, Member(number, session, "run")),
             ("create", f"live/{number}", session, session),
         ]
-        return checks, ops, Who(session, number)
+        version = yield ("commit", checks, ops, Who(session, number))
+        self.hint = (after, version)
 
     def _again(self, session, key, head, mine):
         if mine[0].status == "done":
@@ -315,8 +330,31 @@ class Job:
             ("put", f"live/{number}", session, session),
         ]
         if is_healthy:
-            ops.append(("put", "epoch", epoch[0] + 1))
+            ops += [("put", "epoch", epoch[0] + 1), *(yield from self._told_late(epoch[0]))]
         return checks, ops, Who(session, number, epoch[0])
+
+    def _told_late(self, epoch):
+        """That all have begun, in the transaction of the fault, if nobody has told it."""
+        told = (yield ("get", f"told/{epoch}")) if self.extras else True
+        return [] if told or self.without == "fault.told" else [("create", f"told/{epoch}", True)]
+
+    def _tell(self, session, me, epoch):
+        """All have begun: the lowest id that lives tells it."""
+        for _ in range(5):
+            live = yield ("list", "live")
+            told = yield ("get", f"told/{epoch[0]}")
+            if told or not live or live[0][0] != f"live/{me['id']}":
+                return
+            head = yield ("get", "head")
+            if head is None:
+                raise Gone
+            checks = [
+                *self._fence("tell", session, me, epoch),
+                *self.checked("tell", head=("at", "head", head[1]), told=("absent", f"told/{epoch[0]}")),
+            ]
+            with suppress(Conflict, Unknown):
+                ops = [("put", "head", head[0]), ("put", f"told/{epoch[0]}", True)]
+                yield ("commit", checks, ops, Who(session, me["id"], epoch[0]))
 
     def _boards(self, epoch):
         checks, passed = [], []
@@ -349,6 +387,8 @@ class Job:
             for _ in range(self.random.randint(0, 4)):
                 yield ("pause",)
             yield from self._meet(session, me, epoch, name)
+            if self.extras and name == "init":
+                yield from self._tell(session, me, epoch)
         yield from self._complete(session, key, me, epoch)
 
     def _meet(self, session, me, epoch, name):
@@ -426,7 +466,7 @@ class Job:
             )
             ops = [("put", "head", head[0]), ("put", key, replace(entry[0], status="lost"))]
             if is_healthy:
-                ops.append(("put", "epoch", epoch[0] + 1))
+                ops += [("put", "epoch", epoch[0] + 1), *(yield from self._told_late(epoch[0]))]
             with suppress(Conflict, Unknown):
                 yield ("commit", checks, ops, Who(session, entry[0].id, epoch[0]))
             return
@@ -596,11 +636,11 @@ class Job:
             process.answer = error
 
 
-def seeds_until_broken(without, most, first=0):
+def seeds_until_broken(without, most, first=0, *, extras=False):
     """How many jobs are played until one is broken; None if none of them is."""
     for seed in range(first, first + most):
         try:
-            Job(seed, without).play()
+            Job(seed, without, extras=extras).play()
         except Broken as error:
             return seed - first + 1, str(error)
     return None

@@ -215,7 +215,7 @@ def test_a_job_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_threa
 
 
 def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_job(
-    team, worker, all_at_once, in_thread, store
+    team, worker, in_thread, store, eventually
 ):
     """The loss of one breaks the others' connections to it before they are told of it."""
     a, b = team(2)
@@ -233,6 +233,7 @@ def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_t
     waiting = in_thread(lambda: a.run(main))
     with pytest.raises(LatchworkError):
         b.run(lambda one: one.barrier("begun", timeout_s=60.0) or one.barrier("never"))
+    assert eventually(lambda: again)
     assert again[0].run(main) == 1
     assert waiting.outcome() == 1
     assert find(store, "train").status().state == "COMPLETED"

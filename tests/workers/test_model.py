@@ -30,6 +30,8 @@ CHECKS = {
 }
 #: Checks that another one of the same transaction implies, because whatever they guard is written with the head.
 IMPLIED = {"rejoin.member", "rejoin.epoch", "lost.live", "lost.epoch", "complete.epoch", "complete.member"}
+#: The same where a join may begin with a head that another one has left, and where it is told that all have begun.
+EXTRA_CHECKS = {"join.head": 4, "join.member": 0, "fault.told": 0}
 COUNT = int(os.environ.get("LATCHWORK_SCHEDULES", "100"))
 
 
@@ -51,3 +53,13 @@ def test_the_schedule_that_needs_a_check_goes_well_with_it(check):
 @pytest.mark.parametrize("check", sorted(IMPLIED))
 def test_a_check_that_another_implies_is_not_missed(check):
     assert seeds_until_broken(check, 10) is None
+
+
+def test_jobs_end_well_with_hints_and_every_fault_is_told_after_its_start():
+    for seed in range(COUNT // 3):
+        Job(seed, extras=True).play()
+
+
+@pytest.mark.parametrize("check", sorted(EXTRA_CHECKS))
+def test_a_job_with_hints_and_told_starts_is_broken_without_this_check(check):
+    assert seeds_until_broken(check, 5, EXTRA_CHECKS[check], extras=True) is not None

@@ -153,12 +153,12 @@ class Stage:
     def cut_database(self, monkeypatch):
         """Nothing is written until what is returned is put back."""
         write = self.database.write
-
-        def refused():
-            raise DatabaseUnavailable("cut off by the test")
-
-        monkeypatch.setattr(self.database, "write", refused)
+        monkeypatch.setattr(self.database, "write", self.refused)
         return write
+
+    @staticmethod
+    def refused():
+        raise DatabaseUnavailable("cut off by the test")
 
     def lose_answers(self, monkeypatch, every):
         """Of every so many writes the master hears that they failed, though they did not."""

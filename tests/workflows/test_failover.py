@@ -1,10 +1,9 @@
 """Masters and workers that die: what is queued is not queued again, what runs goes on, what is lost runs again."""
 
-from latchwork.workflows.keys import x_of
 from patience import eventually
 from workflows.hands import a_workflow
 
-FOUR = {"ended": [], "queued": [], "runs": [], "after": ["ended"]}
+FOUR = {"ended": [], "runs": [], "queued": [], "after": ["ended"]}
 
 
 def test_a_new_master_resumes_instances_leaves_queued_and_running_tasks_alone_and_takes_results_in(stage):
@@ -13,8 +12,8 @@ def test_a_new_master_resumes_instances_leaves_queued_and_running_tasks_alone_an
     with stage.master():
         made = stage.start(version)
         eventually(lambda: hand.backlog.size("default") == 3)
-        got = {name: claim for _ in range(3) for name, claim in hand.take(limit=1).items()}
-        hand.release(got.pop("queued"))
+        got = {name: claim for _ in range(2) for name, claim in hand.take(limit=1).items()}
+        assert sorted(got) == ["ended", "runs"]
         stage.until_task(made, ended="running", runs="running", queued="submitted")
     hand.end(got["ended"])  # nobody is there
     items = stage.items()
@@ -106,9 +105,9 @@ def test_a_running_task_of_which_nothing_is_left_in_the_store_is_run_again(stage
         made = stage.start(version)
         first.wait("a")
         stage.until_task(made, a="running")
-        stage.lose(first)
-        stage.store.delete_tree(stage.keys.backlog)
-        stage.store.delete(stage.keys.running(0, x_of(stage.rows(made)["a"], 1)))
+    stage.lose(first)
+    stage.store.delete_tree(stage.keys.backlog)
+    with stage.master():
         second.end(second.wait("a"))
         stage.until(made, "success")
 

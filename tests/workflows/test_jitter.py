@@ -102,8 +102,11 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
         (token,) = journal(path)
         eventually(lambda: journal(path)[token][-1][0] == "term", 50, "the end of the task")
         faulty.reconnect()
+        begun_runs(path, 2, timeout_s=90)
+        (item,) = Backlog(store, KEYS.backlog).items()
+        assert item.attempts == 1
         Path(f"{path}.go").touch()
-        assert result(store, x, timeout_s=90).outcome is Outcome.SUCCESS
+        assert result(store, x).outcome is Outcome.SUCCESS
         assert overlaps(path) == []
         assert len(journal(path)) == 2
         worker.close()
@@ -114,8 +117,8 @@ def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_pa
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
-        worker = working.worker(faulty, tmp_path, session_ttl_s=TTL_S)
-        x = shell(store, 1, working.STEADY, values={"journal": str(path)})
+        worker = working.worker(faulty, tmp_path, session_ttl_s=TTL_S, stop_grace_s=60.0)
+        x = shell(store, 1, working.DEAF, values={"journal": str(path)})
         begun_runs(path)
         running(store, x)
         faulty.cut_off()

@@ -28,6 +28,8 @@ while [ $n -lt 6000 ] && [ ! -e "$journal.go" ]; do
 done
 echo "end $LATCHWORK_TOKEN $(date +%s.%N)" >> "$journal"
 """
+#: The same, deaf to SIGTERM.
+DEAF = "\n".join("trap '' TERM" if line.startswith("trap") else line for line in STEADY.splitlines())
 
 
 def begun(store, folder):

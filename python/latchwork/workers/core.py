@@ -233,7 +233,13 @@ class Core:
             return self._out
         if self._failed is not None:
             return self._failed
-        return await why_refused(self.store, self.joined(), attempt.epoch) or error
+        seat = self.joined()
+        try:
+            return await why_refused(self.store, seat, attempt.epoch) or error
+        except (Unavailable, OutcomeUnknown):
+            if seat.session.remaining_s() > 0.0:
+                return error
+            return SessionLost(f"the session of worker {seat.info.id} has ended, and the store is away; join again")
 
     async def _enter(self, seat: Seat) -> Attempt:
         if self._out is not None:

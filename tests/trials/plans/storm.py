@@ -150,10 +150,13 @@ class Storm:
         return kind
 
     def _start(self, builder):
+        self._surely(builder.start)
+
+    def _surely(self, call):
         until = Deadline(GRACE_S)
         while True:
             try:
-                builder.start()
+                call()
             except (latchwork.Unavailable, latchwork.OutcomeUnknown):
                 if until.has_passed:
                     raise
@@ -166,10 +169,10 @@ class Storm:
         until = Deadline(seconds)
         while not until.has_passed:
             self.look_after()
-            state = made.handle.state()
-            if state is PlanState.COMPLETED:
-                return True
             with contextlib.suppress(WrongState, latchwork.Unavailable, latchwork.OutcomeUnknown):
+                state = made.handle.state()
+                if state is PlanState.COMPLETED:
+                    return True
                 if state in (PlanState.FAILED, PlanState.CANCELLED):
                     made.handle.recover()
                 elif cancels and state is PlanState.READY and self.random.random() < 0.1:
@@ -274,19 +277,17 @@ class Storm:
 
     def remove(self):
         for each in self.made:
-            each.handle.remove()
-        left, until = self._left(), Deadline(GRACE_S)
-        while any(left) and not until.has_passed:
+            self._surely(each.handle.remove)
+        left, until = ["not looked yet"], Deadline(GRACE_S)
+        while left and not until.has_passed:
             self.sleep(2.0)
             with contextlib.suppress(latchwork.Unavailable, latchwork.OutcomeUnknown):
                 self.plans.sweep()
                 before, left = left, self._left()
                 until = Deadline(GRACE_S) if left != before else until
-        if any(left):
-            self.report.violations.extend(f"{key} is left after removal" for key in what_is_left(self.store)[:20])
+        self.report.violations.extend(f"{key} is left after removal" for key in left[:20])
 
     def _left(self):
-        """The plans that are left, and of what else is something; what all of it is takes long to read."""
-        roots = [f"plans/{kind}" for kind in KINDS]
-        kinds = [root for root in roots if self.store.list(root, recursive=True, limit=1)]
-        return self.store.children("plans/plans"), kinds or what_is_left(self.store)
+        """The plans of which something is left: only names, since all of it takes long to read; at last the items."""
+        left = [f"plans/{kind}/{each}" for kind in KINDS for each in self.store.children(f"plans/{kind}")]
+        return left or what_is_left(self.store)

@@ -74,6 +74,7 @@ class PlanModel:
         self.adds_at_the_end = self.random.random() < 0.5
         self.failures_left = self.random.choice((0, 0, 2, 6))
         self.cancels_left = self.random.choice((0, 0, 1, 3))
+        self.takes_along = seed % 2 == 1
         self.results = Counter()
         self.runs = 0
 
@@ -231,7 +232,7 @@ class PlanModel:
         while session in self.store.alive:
             claims = self.store.list("claims")
             forgotten = [key for key, entry in claims if entry[2] == session and "@" not in key]
-            assert not forgotten, ("claimed, and nobody runs it", forgotten)
+            assert not (forgotten and self.takes_along), ("claimed, and nobody runs it", forgotten)
             items = yield ("list", "items")
             claimed = yield ("children", "claims")
             free = [(key[len("items/") :], entry) for key, entry in items if key[len("items/") :] not in claimed]
@@ -321,8 +322,10 @@ class PlanModel:
 
     def _along(self, session, j, entry):
         """Checks and writes that make a task ready, and ours; as it would be claimed the plan is checked too."""
+        if session is None or not self.takes_along:
+            return [], self._made_ready(j, entry), []
         plan = yield ("get", "plan")
-        if session is None or plan[0][0] != "READY" or self.random.random() < 0.5:
+        if plan[0][0] != "READY" or self.random.random() < 0.5:
             return [], self._made_ready(j, entry), []
         unfenced = self.mutant == "what is taken along does not check the plan"
         ops = [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"claims/{j}", session, session)]
@@ -341,6 +344,10 @@ class PlanModel:
         state, deps, succ, attempts = entry[0]
         checks = [*fence, ("at", f"t/{i}", entry[1])]
         ops = [("put", f"t/{i}", (state, deps, succ, attempts + 1)), ("delete", f"claims/{i}")]
+        if not self.takes_along:  # a claim of unknown outcome may stay as long as its session
+            if not (yield from self._try(checks, ops, lambda: True)):
+                yield from self._try(fence, [("delete", f"claims/{i}")], lambda: True)
+            return
         while True:
             try:
                 yield ("commit", checks, ops)

@@ -15,6 +15,12 @@ MUTANT_RUNS = 3_000
 KNOWN = {
     ChildModel: {
         "a hand-over does not check the task": 15,
+        "the end of a child does not check the task": 66,
+        "the end of a child does not check the item": 716,
+        "an item goes without a check that the child goes on": 1364,
+        "a task ends without a check of its child": 122,
+        "a task is cancelled without a check of its child": 8,
+        "a recover does not check the child": 49,
     },
     PlacesModel: {
         "a place is written whether it is there or not": 2,

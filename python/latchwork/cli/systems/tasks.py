@@ -165,7 +165,9 @@ def submit(
     modules: Imports = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Wait for the value and print it; Ctrl-C, or --timeout-s, cancels the task."),
+        typer.Option(
+            "--wait/--detach", help="Wait for the value and print it: Ctrl-C, or --timeout-s, cancels the task then."
+        ),
     ] = False,
     timeout_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds that --wait waits at most; 0 waits for ever.")

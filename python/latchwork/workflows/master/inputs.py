@@ -13,7 +13,7 @@ from latchwork.types import Entry
 from latchwork.workflows.exchange import Result, Running
 from latchwork.workflows.keys import attempt_of
 from latchwork.workflows.master.book import Attempt, Book
-from latchwork.workflows.state import Claimed, Ended, Event, Lost, Outcome, TaskState
+from latchwork.workflows.state import Claimed, Ended, Event, Lost, Outcome
 from latchwork.workflows.state.records import IN_HANDS
 
 
@@ -88,6 +88,12 @@ def missing(book: Book, found: Seen) -> list[Attempt]:
     return [each for x, each in book.running.items() if x not in found.running and x not in found.results]
 
 
+def replaced(book: Book, found: Seen, claims: Mapping[str, int]) -> list[Attempt]:
+    """Attempts that ran under one claim, and run under another now: between two looks the first one was lost."""
+    seen_ = found.running
+    return [each for x, each in book.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
+
+
 @dataclass(slots=True)
 class Told:
     """What has happened.
@@ -115,7 +121,7 @@ def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[
     Args:
         book: what is known.
         found: what is there.
-        lost: attempts of which nothing is there, and whether their workers died.
+        lost: attempts whose claims are over without a result, and whether their workers died.
         claims: by attempt, the claim that is known of it.
     """
     result = Told()
@@ -126,9 +132,6 @@ def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[
         attempt = book.find(*attempt_of(x))
         if attempt is None or claims.get(x) == runs.claim or book.state_of(attempt) not in IN_HANDS:
             continue
-        if book.state_of(attempt) is TaskState.RUNNING and x in claims:  # another took it between two looks
-            result.tell(attempt, _lost(book, attempt, died=True))
-            result.lost.append(attempt)
         result.tell(attempt, Claimed(attempt.name, attempt.n, _run(book, attempt)))
         result.claimed.append((attempt, runs))
     for x, each in found.results.items():

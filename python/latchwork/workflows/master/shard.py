@@ -23,7 +23,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
-from latchwork.workflows.master.inputs import Seen, missing, seen, told
+from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, told
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.sending import PASSING, Place, Sending
@@ -259,6 +259,8 @@ class ShardRun:
             died = self._sending.has_died(self._place(attempt))
             if died is not None:
                 result[attempt] = died
+        for attempt in replaced(self._book, found, self._claims):
+            result[attempt] = not self._sending.was_given_back(self._place(attempt))
         return result
 
     def _ask(self, now: float) -> bool:

@@ -1,0 +1,90 @@
+"""Masters as nodes: they share the shards, hand them over, and give them away while they have no database."""
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.errors import Closed
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.tables import shard
+from latchwork.workflows.errors import StoreMismatch
+from latchwork.workflows.installation import NotInitialized, initialize
+from latchwork.workflows.master import Master
+from latchwork.workflows.master import master as node
+from patience import eventually
+from workflows.hands import Stage, a_workflow
+
+
+@pytest.fixture
+def stage(tmp_path, store):
+    """One database with four shards."""
+    made = Stage(f"sqlite:///{tmp_path}/flows.db", store)
+    initialize(made.database, shards=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def master(stage):
+    """Start a master with a database of its own, which can be cut off; closed after the test."""
+    made = []
+
+    def start(name):
+        database = Database(stage.database.engine.url.render_as_string(hide_password=False))
+        made.append((Master(database, stage.store, node_id=name, lock_ttl_s=5.0, poll_s=0.5).start(), database))
+        return made[-1]
+
+    yield start
+    for each, database in made:
+        each.close()
+        database.close()
+
+
+def owners(stage):
+    with stage.database.read() as connection:
+        return set(connection.execute(sa.select(shard.c.owner)).scalars())
+
+
+def test_masters_share_the_shards_and_one_that_leaves_hands_its_own_over(stage, master):
+    first, _ = master("m1")
+    eventually(lambda: owners(stage) == {"m1"}, 30.0)
+    master("m2")
+    eventually(lambda: owners(stage) == {"m1", "m2"}, 30.0)
+    version = stage.apply(a_workflow())
+    runs = [stage.send("start", shard=each, code=version.code, version=1) for each in range(4)]
+    made = [eventually(lambda each=each: stage.command(each).instance, 30.0) for each in runs]
+    first.close()
+    hand, claims = stage.hand(), {}
+    for names in (4, 8):
+        eventually(lambda names=names: claims.update(hand.take_all()) or len(claims) == names, 30.0)
+        for claim in list(claims.values())[names - 4 :]:
+            hand.end(claim)
+    for each in made:
+        eventually(lambda each=each: stage.state(each) == "success", 30.0)
+    assert owners(stage) == {"m2"}
+
+
+def test_a_master_without_its_database_gives_its_shards_away_and_comes_back(stage, master, monkeypatch):
+    monkeypatch.setattr(node, "WITHOUT_S", 1.0)
+    monkeypatch.setattr(node, "_LOOK_S", 0.2)
+    one, database = master("m1")
+    eventually(lambda: owners(stage) == {"m1"}, 30.0)
+    with monkeypatch.context() as cut:
+        for each in ("read", "write"):
+            cut.setattr(database, each, stage.refused)
+        master("m2")
+        eventually(lambda: owners(stage) == {"m2"} and not one.is_working, 30.0)
+    eventually(lambda: one.is_working, 30.0)
+
+
+def test_a_node_is_refused_before_it_joins_where_something_is_wrong(stage, store, tmp_path):
+    empty = Database(f"sqlite:///{tmp_path}/empty.db")
+    with pytest.raises(NotInitialized, match="workflows init"):
+        Master(empty, store).start()
+    empty.close()
+    store.put(stage.keys.id, b"another")
+    one = Master(stage.database, store)
+    with pytest.raises(StoreMismatch, match="another database"):
+        one.start()
+    one.close()
+    with pytest.raises(Closed):
+        one.start()

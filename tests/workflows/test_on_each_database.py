@@ -1,0 +1,46 @@
+"""Masters on each database: on PostgreSQL transactions run side by side."""
+
+import uuid
+
+import pytest
+
+import latchwork
+from latchwork.workflows.installation import initialize
+from latchwork.workflows.state import Outcome
+from patience import eventually
+from workflows.hands import Stage, a_workflow
+
+
+@pytest.fixture
+def stage(database_url):
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
+        made = Stage(database_url, store)
+        initialize(made.database, shards=2)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": {"retries": 1, "retry_interval_s": 0}, "b": ["a"]}))
+    hand = stage.hand()
+    with stage.master(0), stage.master(1):
+        stage.lose_answers(monkeypatch, every=5)
+        runs = [stage.send("start", shard=each, code=version.code, version=1) for each in (0, 1)]
+        made = [eventually(lambda each=each: stage.command(each).instance) for each in runs]
+        ended = 0
+
+        def work():
+            nonlocal ended
+            for claim in hand.take_all().values():
+                head = hand.spec(claim).head
+                fails = head.name == "a" and head.n == 1
+                hand.end(claim, Outcome.FAILURE if fails else Outcome.SUCCESS, error="a\0b" if fails else "")
+                ended += 1
+            return all(stage.state(each) == "success" for each in made)
+
+        eventually(work, 30.0)
+        stage.send("rerun", made[0], shard=0)
+        eventually(lambda: stage.known(made[0]).run == 2)
+        eventually(work, 30.0)
+    assert len(stage.attempts()) == ended == 9
