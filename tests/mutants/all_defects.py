@@ -8,6 +8,7 @@ from mutants import (
     of_etcd,
     of_executor,
     of_flow_masters,
+    of_flow_web,
     of_flow_workers,
     of_jobs,
     of_leaders,
@@ -46,6 +47,7 @@ DEFECTS = (
     *of_workers.DEFECTS,
     *of_plans.DEFECTS,
     *of_flow_masters.DEFECTS,
+    *of_flow_web.DEFECTS,
     *of_flow_workers.DEFECTS,
     *of_loops.DEFECTS,
 )

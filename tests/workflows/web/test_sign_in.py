@@ -111,15 +111,13 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "path", "fields"), CHANGES, ids=[path for _, path, _ in CHANGES])
-@pytest.mark.parametrize(
-    "proof", ["none", "wrong", "of another session", "right, from another site", "right, other origin"]
-)
+@pytest.mark.parametrize("proof", ["none", "wrong", "of another session", "from another site", "of another origin"])
 def test_a_change_that_none_of_our_pages_asked_for_is_refused(browser, seeds, method, path, fields, proof):
     client = browser()
     csrf = {"none": "", "wrong": "x" * 43, "of another session": browser().csrf}.get(proof, client.csrf)
     headers = {
-        "right, from another site": {"Sec-Fetch-Site": "cross-site"},
-        "right, other origin": {"Origin": "http://evil.example"},
+        "from another site": {"Sec-Fetch-Site": "cross-site"},
+        "of another origin": {"Origin": "http://evil.example"},
     }
     where = path.replace("{run}", "1")
     answer = client.request(method, where, data={**fields, "csrf": csrf}, headers=headers.get(proof, {}))
