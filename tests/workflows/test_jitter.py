@@ -95,7 +95,7 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
-        worker = working.worker(faulty, tmp_path, session_ttl_s=60.0, on_disconnect="stop", disconnect_grace_s=0.2)
+        worker = working.worker(faulty, tmp_path, session_ttl_s=30.0, on_disconnect="stop", disconnect_grace_s=0.2)
         x = shell(store, 1, working.STEADY, values={"journal": str(path)})
         begun_runs(path)
         faulty.cut_off()
