@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from latchwork.errors import WaitTimeout
 from latchwork.plans import NoResult, PlanState, TaskState, WrongState
 from plans.work import CALLS, GATE, WAIT_S, add, echo, fails, fails_until_gate, total, wait_until
 
@@ -55,6 +56,15 @@ def test_recover_runs_what_was_lost_and_keeps_results(plans, worker):
     assert CALLS.count(("gate", 5)) == 3
     with pytest.raises(WrongState, match="is completed"):
         plan.handle.recover()
+
+
+def test_a_result_is_waited_for_though_a_recovery_began_and_ended_between_two_looks(plans, monkeypatch):
+    with plans.new() as plan:
+        answer = plan.add(add, 2)
+    look, before = plan.handle._await_end, iter([TaskState.FAILED])  # as it was, and is no more
+    monkeypatch.setattr(plan.handle, "_await_end", lambda name, timeout_s: next(before, None) or look(name, timeout_s))
+    with pytest.raises(WaitTimeout, match="has not ended"):
+        plan.handle.result(answer, 0)
 
 
 def test_cancel_ends_a_plan_and_recover_goes_on(plans, worker):

@@ -108,6 +108,7 @@ def test_every_primitive_is_here():
         "LockHolder",
         "LockState",
         "Observer",
+        "PutTaken",
         "Share",
     }
     parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}

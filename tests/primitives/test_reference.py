@@ -21,6 +21,7 @@ PARTS = {
     "BacklogClaim": "Backlog",
     "BacklogEnding": "Backlog",
     "BacklogItem": "Backlog",
+    "PutTaken": "Backlog",
     "Share": "Backlog",
     "Candidate": "LeaderLatch",
     "Claim": "Queue",

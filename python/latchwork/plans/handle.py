@@ -161,13 +161,15 @@ class PlanHandle:
         while True:
             left_s = None if until is None else max(0.0, until - clock.now())
             try:
-                state = self._await_end(name, left_s)
-                if not state.is_lost or not self._await_recovery(left_s):
-                    return self._result_of(name)
+                waits_again = self._await_end(name, left_s).is_lost and self._await_recovery(left_s)
             except WaitTimeout:
                 raise WaitTimeout(
                     f"task {name!r} of plan {self.id!r} has not ended after {timeout_s} s; raise timeout_s"
                 ) from None
+            if not waits_again:
+                ended, outcome = self._outcome_of(name)
+                if outcome is not None or not ended.record.state.is_live:
+                    return self._result_of(ended, outcome)
 
     def _await_end(self, name: str, timeout_s: float | None) -> TaskState:
         key = self._place.keys.task(self.id, name)
@@ -187,18 +189,21 @@ class PlanHandle:
             return key in mirror
 
     @driven
-    async def _result_of(self, name: str) -> Any:
+    async def _outcome_of(self, name: str) -> tuple[Task, bytes | None]:
+        """A task, which may wait again: a recovery may have begun and ended since it was seen to be lost."""
         found = await self._place.tasks(self.id, [name])
         if not found:
             raise NoSuchTask(f"plan {self.id!r} has no task {name!r} any more")
-        task = found[0].record
-        outcome = (await self._place.outcomes(self.id, [name])).get(name)
+        return found[0], (await self._place.outcomes(self.id, [name])).get(name)
+
+    def _result_of(self, task: Task, outcome: bytes | None) -> Any:
+        fn, state = task.record.fn, task.record.state
         if outcome is None:
-            why = "its result is kept no longer" if task.state is TaskState.DONE else f"it was {task.state.value}"
-            raise NoResult(f"task {name!r} of plan {self.id!r} has no result: {why}")
-        registered = self._functions.get(task.fn) if task.fn in self._functions else None
+            why = "its result is kept no longer" if state is TaskState.DONE else f"it was {state.value}"
+            raise NoResult(f"task {task.name!r} of plan {self.id!r} has no result: {why}")
+        registered = self._functions.get(fn) if fn in self._functions else None
         hint = registered.hints.get("return", Any) if registered is not None else Any
-        return Outcome.of(outcome).result(self._payloads, hint, f"the result of task {name!r}")
+        return Outcome.of(outcome).result(self._payloads, hint, f"the result of task {task.name!r}")
 
     @driven
     async def graph(self) -> Graph:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from latchwork.errors import Closed, KeyExists, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
+from latchwork.errors import Closed, KeyExists, LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
@@ -112,11 +112,15 @@ class Waiter:
             try:
                 return await step()
             except (Unavailable, OutcomeUnknown) as error:
-                if self.session.remaining_s() <= 0.0:
-                    raise SessionLost(f"session {self.session.id} ended: {error}") from error
+                self._refuse_lost(error)
                 pause_s = patience.left_s(backoff.next_s())
                 if patience.is_over or not await self.pause(pause_s):
+                    self._refuse_lost(error)
                     raise
+
+    def _refuse_lost(self, error: LatchworkError) -> None:
+        if self.session.remaining_s() <= 0.0:
+            raise SessionLost(f"session {self.session.id} ended: {error}") from error
 
 
 async def get_or_create(store: Store, key: str, value: bytes) -> Entry:

@@ -62,7 +62,7 @@ class FaultyBackend(Backend):
         self._sessions: dict[str, FaultySession] = {}
         self._ended: set[str] = set()
         self._watches: list[FaultyWatch] = []
-        self._is_cut_off = False
+        self._cut: object | None = None
         self._closed = False
         self._replica = StaleReplica(lag_s, self.later) if lag_s is not None else None
         if self._replica is not None:
@@ -111,7 +111,7 @@ class FaultyBackend(Backend):
         watch = FaultyWatch(self, prefix, sink, leaf=leaf, beside=beside, beats=beats)
         with self._lock:
             self._watches.append(watch)
-            silent = self._is_cut_off
+            silent = self._cut is not None
         if not silent:
             watch.open()
         return watch
@@ -134,17 +134,21 @@ class FaultyBackend(Backend):
     # What a test does
 
     def cut_off(self) -> None:
-        """No call gets through from now on, and no event."""
+        """No call gets through from now on, and no event; a session that is not heard of for its TTL ends."""
         with self._lock:
-            self._is_cut_off = True
-            watches = list(self._watches)
+            if self._cut is not None:
+                return
+            self._cut = cut = object()
+            watches, sessions = list(self._watches), list(self._sessions.values())
         for watch in watches:
             watch.silence()
+        for session in sessions:
+            self.later(session.ttl_s, partial(self._run_out, session, cut))
 
     def reconnect(self) -> None:
         """Calls and events get through again."""
         with self._lock:
-            self._is_cut_off = False
+            self._cut = None
             watches = list(self._watches)
         for watch in watches:
             watch.open()
@@ -178,15 +182,17 @@ class FaultyBackend(Backend):
         return self._call("renew", (session.id,), session.touch if isinstance(session, Touches) else session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
-        """Pass the end of a session on. Whatever happens to that, nothing asked of it lands from here on."""
+        """Pass the end of a session on. Nothing asked of it lands from here on; what is not told ends with its TTL."""
         with self._lock:
             self._ended.add(session.id)
             self._sessions.pop(session.id, None)
-        return self._call("close_session", (session.id,), session.close)
+        ending = self._call("close_session", (session.id,), session.close)
+        ending.add_done_callback(partial(self._run_out_unless, session))
+        return ending
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
         """A watch of the backend inside; None once this one is closed, or cut off."""
-        if self._closed or self._is_cut_off:
+        if self._closed or self._cut is not None:
             return None
         return self._inner.watch(prefix, sink, **how)
 
@@ -223,6 +229,15 @@ class FaultyBackend(Backend):
                     self._timer.close()
             return self._timer
 
+    def _run_out(self, session: FaultySession, cut: object) -> None:
+        """End a session that the backend inside keeps alive by itself, as ZooKeeper's client does."""
+        if self._cut is cut:
+            session.expire()
+
+    def _run_out_unless(self, session: BackendSession, ending: Future[None]) -> None:
+        if ending.exception() is not None:
+            self.later(session.ttl_s, session.close)
+
     def _opened(self, session: BackendSession) -> BackendSession:
         wrapped = FaultySession(self, session)
         with self._lock:
@@ -243,7 +258,7 @@ class FaultyBackend(Backend):
             return failed(Closed("the store was closed; connect again"))
         fault = self._decide(op, keys)
         what = f"{op} of {keys[0]!r}" if keys else op
-        if self._is_cut_off:
+        if self._cut is not None:
             return failed(Unavailable(f"{what}: the server cannot be reached (the store is cut off); try again"))
         if fault is None:
             return send()
