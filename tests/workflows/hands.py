@@ -66,7 +66,7 @@ class Hand:
 
     def _extra(self, item):
         made = Item.of(item.id)
-        running = Running(self.name, "host", time.time()).to_bytes()
+        running = Running(self.name, "host", time.time(), item.why).to_bytes()
         return [Absent(self.keys.cancel(made.x))], [
             Create(self.keys.running(made.shard, made.x), running, session=self.session)
         ]

@@ -40,7 +40,7 @@ def test_a_result_is_read_as_it_was_written():
 
 
 def test_who_runs_an_attempt_is_read_as_it_was_written_and_nonsense_is_harmless():
-    running = Running("w1", "host", 5.0)
+    running = Running("w1", "host", 5.0, "its node closed")
     assert Running.of(running.to_bytes()) == running
     assert Running.of(b"\xff") == Running("?", "?", 0.0)
 

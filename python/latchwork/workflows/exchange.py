@@ -149,11 +149,13 @@ class Running:
         worker: name of the worker.
         host: where it is.
         since: when it took it, in seconds since the epoch by its own clock.
+        given_back: why the one that had it before gave it back; empty if it died, or if this is the first.
     """
 
     worker: str
     host: str
     since: float
+    given_back: str = ""
 
     def to_bytes(self) -> bytes:
         """What to store."""
@@ -163,7 +165,8 @@ class Running:
     def of(cls, value: bytes) -> Running:
         """What is stored; of what nobody of ours wrote, harmless defaults."""
         record = Record.or_empty(value)
-        return cls(record.text("worker", "?")[:200], record.text("host", "?")[:200], record.moment_s("since", 0.0))
+        worker, host = record.text("worker", "?")[:200], record.text("host", "?")[:200]
+        return cls(worker, host, record.moment_s("since", 0.0), record.text("given_back", "")[:200])
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def test_lists_go_by_key_and_miss_nothing(ask, seeds):
 
 
 def test_nobody_sees_runs_of_a_project_that_is_not_theirs(ask, seeds):
+    seeds.run([])
     seeds.run([], name="close", given=BILLING)
     for path in ("/api/v1/instances?limit=500", "/api/v1/workflows?limit=500"):
         assert {each["project"] for each in ask("viewer-of-default").get(path).json()} == {"default"}

@@ -219,11 +219,6 @@ class Sending:
             return None
         return item is None or not item.why
 
-    def was_given_back(self, place: Place) -> bool:
-        """Whether the last one that had an item, before who has it now, gave it back."""
-        item = self._backlog.find(place.lane, place.shelf, place.item.id)
-        return item is not None and bool(item.why)
-
 
 def _batches(parcels: Iterable[Parcel]) -> Iterable[list[Parcel]]:
     batch: list[Parcel] = []

@@ -260,7 +260,7 @@ class ShardRun:
             if died is not None:
                 result[attempt] = died
         for attempt in replaced(self._book, found, self._claims):
-            result[attempt] = not self._sending.was_given_back(self._place(attempt))
+            result[attempt] = not found.running[attempt.x].running.given_back
         return result
 
     def _ask(self, now: float) -> bool:

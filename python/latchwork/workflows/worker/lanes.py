@@ -117,7 +117,8 @@ class Lanes(FeederHooks):
         slot = self._task_groups.take(item.lane, named.x)
         if slot is None:
             return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
-        said = Running(self._performing.worker, self._performing.host, time.time()).to_bytes()
+        who = self._performing
+        said = Running(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
         running = Create(self._keys.running(named.shard, named.x), said, self._session)
         return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
 
