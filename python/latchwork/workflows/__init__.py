@@ -10,6 +10,7 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.errors import (
@@ -33,6 +34,7 @@ else:
         __name__,
         {
             "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork.workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork.workflows.definitions.builder": (
                 "Cron",
                 "Node",
@@ -72,6 +74,7 @@ __all__ = [
     "Node",
     "NotAllowed",
     "NotOwner",
+    "On",
     "ParamsModel",
     "Problem",
     "RunInfo",
@@ -88,6 +91,8 @@ __all__ = [
     "WorkflowClient",
     "WrongState",
     "adopt_store",
+    "conditions",
+    "dependent",
     "http",
     "initialize",
     "installation_of",
@@ -97,6 +102,8 @@ __all__ = [
     "shell",
     "spark",
     "sql",
+    "sub_process",
+    "switch",
     "task",
     "workflow",
 ]
