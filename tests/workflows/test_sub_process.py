@@ -1,4 +1,4 @@
-"""Runs inside of runs: what a child is, what its parent hears of it, and what they share when somebody stops or dies."""
+"""Runs inside of runs: what a child is, what its parent hears of it, and what becomes of both when somebody dies."""
 
 import sqlalchemy as sa
 
@@ -145,7 +145,7 @@ def test_a_master_that_dies_anywhere_in_the_transaction_leaves_one_child_and_a_p
             stage.fail_at(patch, step)
             with stage.master():
                 number = stage.send("start", code=version.code, version=version.number)
-                eventually(lambda: stage.failures or stage.command(number).instance)
+                eventually(lambda number=number: stage.failures or stage.command(number).instance)
         with stage.master():
             made = eventually(lambda number=number: stage.command(number).instance)
             hand.end(hand.wait("a"))

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from latchwork.workflows.database import definitions
 from latchwork.workflows.database.tables import instance, task, waiting
-from latchwork.workflows.errors import WrongState
+from latchwork.workflows.definitions.logical import full_name
+from latchwork.workflows.definitions.model import Definition, TaskSpec
+from latchwork.workflows.errors import Problem, UnknownWorkflow, WrongState
 from latchwork.workflows.state import InstanceState, TaskState, element
 from latchwork.workflows.state.children import may_be_asked
 from latchwork.workflows.state.windows import Span
@@ -98,6 +101,47 @@ def above(connection: sa.Connection, row: int | None) -> list[int]:
         found.append(place.id)
         row = place.parent_task
     return found
+
+
+def rings(connection: sa.Connection, wanted: Definition) -> list[Problem]:
+    """Sub-processes by which a definition, once it is written, would start itself; each by its place."""
+    found = []
+    bodies: dict[str, Definition | None] = {wanted.key: wanted}
+    for index, each in enumerate(wanted.tasks):
+        way = _way(connection, bodies, _starts(each), wanted.key) if each.type == "sub_process" else None
+        if way is not None:
+            shown = " -> ".join([wanted.key, *way])
+            found.append(Problem(f"tasks[{index}].params.workflow", f"it would start itself, again and again: {shown}"))
+    return found
+
+
+def _starts(spec: TaskSpec) -> str:
+    return full_name(str(spec.params.get("workflow", "")))
+
+
+def _way(connection: sa.Connection, bodies: dict[str, Definition | None], start: str, goal: str) -> list[str] | None:
+    """The workflows from one to another, by sub-processes; None: no way leads there."""
+    open_, seen = [[start]], {start}
+    while open_:
+        way = open_.pop()
+        if way[-1] == goal:
+            return way
+        body = _body(connection, bodies, way[-1])
+        for each in body.tasks if body is not None else ():
+            if each.type == "sub_process" and (name := _starts(each)) not in seen:
+                seen.add(name)
+                open_.append([*way, name])
+    return None
+
+
+def _body(connection: sa.Connection, bodies: dict[str, Definition | None], name: str) -> Definition | None:
+    if name not in bodies:
+        try:
+            code, version, _ = definitions.find(connection, name)
+            bodies[name] = definitions.load(connection, code, version)
+        except (UnknownWorkflow, ValueError):
+            bodies[name] = None  # it may come
+    return bodies[name]
 
 
 # Waiting for others
