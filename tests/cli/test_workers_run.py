@@ -7,11 +7,11 @@ import signal
 import sys
 from itertools import groupby
 
-import psutil
 import pytest
 
 import latchwork
 from latchwork.workers import find
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 URL = "sqlite:///workers.db"
@@ -45,10 +45,6 @@ def pids(cli, wait_until):
         return [int(file.read_text()) for file in files]
 
     return get
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_it_ends_as_the_job_does(cli):

@@ -18,6 +18,7 @@ import pytest
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ForkedProcess, LatchworkError, WaitTimeout
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, Leash
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE_S = 45.0
@@ -28,10 +29,6 @@ def eventually(is_so, patience_s=PATIENCE_S):
     while not is_so():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.01)
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def pid_in(path):

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from latchwork.primitives import Backlog
+from processes import lives
 
 from . import examples
 from .feeding import end_process, node_process, put
-from .test_children import lives, pid_in
+from .test_children import pid_in
 
 PATIENCE_S = 30.0
 TTL_S = 4.0

@@ -28,9 +28,10 @@ from latchwork.tasks import (
 )
 from latchwork.tasks.children import Leash
 from latchwork.types import At, Exists, Fence, SessionAlive
+from processes import lives
 
 from . import examples
-from .test_children import eventually, lives, pid_in
+from .test_children import eventually, pid_in
 
 PATIENCE_S = 45.0
 PAYLOADS = Payloads()

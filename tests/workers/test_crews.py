@@ -9,7 +9,6 @@ import threading
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
-import psutil
 import pytest
 
 import latchwork
@@ -19,6 +18,7 @@ from latchwork.workers import Worker, WorkerInfo, WrongRun, find, list_events, s
 from latchwork.workers.crews import Crew, Order
 from latchwork.workers.crews.decisions import variables, verdict
 from patience import came_true
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE_S = 45.0
@@ -55,10 +55,6 @@ def eventually(is_so):
     found = came_true(is_so, PATIENCE_S, every_s=0.02)
     assert found, "it did not come true"
     return found
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def run_whole(store, wanted):
