@@ -35,6 +35,7 @@ class Stored:
         ids: of the rows of its tasks in this run, by name.
         queue_keys: lane and shelf of the items of its tasks, by name.
         outputs: of the tasks that ended, by name.
+        backfill: which it is a part of.
     """
 
     id: int
@@ -47,6 +48,7 @@ class Stored:
     ids: Mapping[str, int] = field(default_factory=dict)
     queue_keys: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    backfill: int | None = None
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
@@ -109,6 +111,7 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
         {each.name: each.id for each in rows},
         {each.name: each.queue_key for each in rows if each.queue_key},
         {each.name: each.outputs for each in rows if each.outputs is not None},
+        row.backfill,
     )
 
 

@@ -24,11 +24,11 @@ from latchwork.workflows.definitions.specs import queue_key_of
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.keys import Order, attempt_of, log_ref
-from latchwork.workflows.master import orders
+from latchwork.workflows.master import backfilling, orders
 from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
-from latchwork.workflows.state import Event, Fact, Instance, InstanceState, TaskState, advance
+from latchwork.workflows.state import Event, Fact, Instance, InstanceState, Start, TaskState, advance
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Writing:
         self._order = order
         self._now = now
         self._is_careful = is_careful  # the last turn was refused by the database: whose rows it was is found out
+        self._to_lead: set[int] = set()  # backfills that a command is about
         self.written = Written()
 
     # What was seen
@@ -237,17 +238,20 @@ class Writing:
         rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
+            instance, error, backfill = None, None, None
             try:
-                instance = self._start(row) if row.type in orders.STARTS else self._change(row)
-                error = None
+                if row.type in orders.BACKFILLS or "backfill" in row.args:
+                    backfill = self._backfill(row)
+                else:
+                    instance = self._start(row) if row.type in orders.STARTS else self._change(row)
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
-                instance, error = None, str(refusal)
+                error = str(refusal)
             except (Unavailable, sa.exc.SQLAlchemyError):
                 raise
             except Exception as defect:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
-                instance, error = None, f"{type(defect).__name__}: {defect}"[:1000]
-            consuming.done(self._connection, row.id, self._now, instance=instance, error=error)
+                error = f"{type(defect).__name__}: {defect}"[:1000]
+            consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _start(self, row: CommandRow) -> int:
         wanted = orders.start_of(row)
@@ -277,6 +281,37 @@ class Writing:
         self._save(stored, version, after, {})
         self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
+
+    def _backfill(self, row: CommandRow) -> int:
+        if row.type == "backfill":
+            wanted = orders.dates_of(row)
+            version = self._plans.get(self._connection, wanted.code, wanted.version)
+            number, made = backfilling.create(self._connection, row, wanted, version.definition, self._now)
+            self.written.instances.update((each.id, each) for each in made)
+        elif row.type == "backfill_stop":
+            number = backfilling.stop(self._connection, self._shard, row, self._now)
+        else:
+            number = backfilling.number_of(row)
+        self._to_lead.add(number)
+        return number
+
+    def lead_backfills(self) -> None:
+        """Backfills that a command is about, or of which an instance has moved: what follows for their other dates."""
+        for number in sorted(self._to_lead | backfilling.touched(self.written.instances, self._book.instances)):
+            leading = backfilling.Leading(self._connection, self._shard, number, self._now)
+            while (now := leading.round()) is not None:
+                for instance in now.instances:
+                    self._lead(number, instance, now.event)
+            self.written.more = self.written.more or leading.goes_on
+
+    def _lead(self, backfill: int, instance: int, event: Event) -> None:
+        if self._stored(instance) is None:
+            self.written.instances.update(runs.load(self._connection, [instance], shard=self._shard))
+        if isinstance(event, Start):
+            self.tell(instance, "begin", details={"backfill": backfill})
+            stored = self._stored(instance)
+            event = replace(event, dry=stored is not None and stored.known.dry)
+        self.advance(instance, [event])
 
     def _change(self, row: CommandRow) -> int | None:
         wanted = orders.event_of(row)
