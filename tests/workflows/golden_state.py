@@ -17,8 +17,12 @@ from pathlib import Path
 
 from latchwork.errors import LatchworkError
 from latchwork.workflows.state import (
+    ChildForced,
+    ChildPaused,
+    Chose,
     Claimed,
     Ended,
+    Expanded,
     ForceStart,
     ForceSuccess,
     Instance,
@@ -34,14 +38,17 @@ from latchwork.workflows.state import (
     Resume,
     Rule,
     Scope,
+    SeenFailed,
     Start,
     Stop,
     Wake,
     advance,
+    conditions,
 )
 
 STORIES = Path(__file__).parent / "golden"
 PLAIN = {"pause": Pause, "resume": Resume, "stop": Stop, "rerun": Rerun, "wake": Wake}
+OF_HELD = {"child_paused": ChildPaused, "seen_failed": SeenFailed}
 OF_A_TASK = {"force_success": ForceSuccess, "force_start": ForceStart}
 
 
@@ -59,6 +66,15 @@ def rule_of(words):
     for name, text in given.items():
         if name == "after":
             values[name] = tuple(text.split(","))
+        elif name == "kind":
+            values[name] = text
+        elif name == "maps":
+            values[name] = text == "yes"
+        elif name == "branches":  # success/failure, or those of a switch
+            parts = tuple(tuple(filter(None, each.split(","))) for each in text.split("/"))
+            values |= {"heads": tuple(each for part in parts for each in part), "branches": (*parts, (), ())[:2]}
+        elif name == "when":
+            values[name] = conditions.All(tuple(ended_of(each) for each in text.split(",")))
         elif name == "on_timeout":
             values[name] = OnTimeout(text)
         elif name == "enabled":
@@ -66,6 +82,10 @@ def rule_of(words):
         else:
             values[name] = number(text)
     return Rule(**values)
+
+
+def ended_of(text):
+    return conditions.Ended(text.removeprefix("!"), failed=text.startswith("!"))
 
 
 def plan_of(head, lines):
@@ -91,10 +111,16 @@ def event_of(text):
     if kind == "recover":
         return Recover(chosen)
     run = int(given.get("run", "1"))
+    if kind == "child_forced":
+        return ChildForced(words[0], run)
     task, n = words[0], int(words[1])
+    if kind == "chose":
+        return Chose(task, n, tuple(words[2:]), run)
+    if kind == "expanded":
+        return Expanded(task, n, int(words[2]), run)
     if kind == "ended":
         return Ended(task, n, Outcome(words[2]), run)
-    return {"claimed": Claimed, "lost": Lost, "removed": Removed}[kind](task, n, run)
+    return {"claimed": Claimed, "lost": Lost, "removed": Removed, **OF_HELD}[kind](task, n, run)
 
 
 def seen(instance):
@@ -104,6 +130,9 @@ def seen(instance):
         words = [name, task.state.value, str(task.n) if task.n else ""]
         words.append(f"wakes {task.wake_at:g}" if task.wake_at is not None else "")
         words.append(f"failures {task.failures}" if task.failures else "")
+        words.append("held" if task.held else "")
+        words.append(f"until {task.until:g}" if task.until is not None else "")
+        words.append("cut" if task.cut else "")
         words.append("to remove" if name in instance.to_remove else "")
         words.append("to kill" if name in instance.to_kill else "")
         tasks.append(" ".join(word for word in words if word))
@@ -112,6 +141,8 @@ def seen(instance):
     state += f" ending: {instance.ending}" if instance.ending else ""
     state += f" warns {instance.warn_at:g}" if instance.warn_at is not None else ""
     lines = ["  " + " | ".join([state, *tasks])]
+    if instance.calls:
+        lines.append("  calls: " + ", ".join(f"{each.kind} {each.task}" for each in instance.calls))
     if instance.facts:
         told = [" ".join(word for word in (fact.kind, fact.task, str(fact.n or "")) if word) for fact in instance.facts]
         lines.append("  tells: " + ", ".join(told))
@@ -135,9 +166,11 @@ def told(path):
             plan, instance = plan_of(line[4:], body), Instance()
         elif line.startswith("at "):
             result.append(line)
-            _, moment, events = line.split(" ", 2)
+            _, moment, *events = line.split(" ", 2)
             try:
-                instance = advance(plan, instance, [event_of(each) for each in events.split(";")], float(moment))
+                instance = advance(
+                    plan, instance, [event_of(each) for part in events for each in part.split(";")], float(moment)
+                )
                 result += seen(instance)
             except LatchworkError as error:
                 result.append(f"  refused: {error}")

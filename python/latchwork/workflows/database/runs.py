@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from latchwork.workflows.database.tables import IS_ACTIVE, event, instance, task
 from latchwork.workflows.definitions.model import PRIORITIES
-from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
+from latchwork.workflows.state import Instance, InstanceState, Task, TaskState, base_of, element, index_of
 from latchwork.workflows.state.records import OVER
 
 #: Of the variables that SQLite takes in one statement.
@@ -35,7 +35,11 @@ class Stored:
         ids: of the rows of its tasks in this run, by name.
         queue_keys: lane and shelf of the items of its tasks, by name.
         outputs: of the tasks that ended, by name.
+        parent: the row of the task that it is the child of; None: nobody's.
+        depth: how many runs it is inside of.
         backfill: which it is a part of.
+
+    Elements of maps have the names of ``state.element``.
     """
 
     id: int
@@ -48,6 +52,8 @@ class Stored:
     ids: Mapping[str, int] = field(default_factory=dict)
     queue_keys: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parent: int | None = None
+    depth: int = 0
     backfill: int | None = None
 
 
@@ -89,12 +95,10 @@ def due(connection: sa.Connection, shard: int, now: float) -> list[int]:
 
 def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
     rows = list(tasks)
+    names = {each.id: element(each.name, each.map_index) for each in rows}
     known = Instance(
         InstanceState(row.state),
-        {
-            each.name: Task(TaskState(each.state), each.n, each.failures, each.wake_at, each.forced_after)
-            for each in rows
-        },
+        {names[each.id]: _task(each) for each in rows},
         row.run,
         row.ending,
         row.warn_at,
@@ -108,11 +112,19 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
         row.schedule_time,
         row.params,
         known,
-        {each.name: each.id for each in rows},
-        {each.name: each.queue_key for each in rows if each.queue_key},
-        {each.name: each.outputs for each in rows if each.outputs is not None},
+        {names[each.id]: each.id for each in rows},
+        {names[each.id]: each.queue_key for each in rows if each.queue_key},
+        {names[each.id]: each.outputs for each in rows if each.outputs is not None},
+        row.parent_task,
+        row.depth,
         row.backfill,
     )
+
+
+def _task(row: Any) -> Task:
+    state = TaskState(row.state)
+    held = state is TaskState.RUNNING and row.queue_key is None  # it never was in the backlog
+    return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut)
 
 
 def save(
@@ -141,10 +153,17 @@ def save(
     new = [name for name in (after.tasks if is_new_run else changed) if name not in ids]
     if new:
         rows = [
-            {"instance": before.id, "run": after.run, "name": name, **_columns(after.tasks[name], now)} for name in new
+            {
+                "instance": before.id,
+                "run": after.run,
+                "name": base_of(name),
+                "map_index": index_of(name),
+                **_columns(after.tasks[name], now),
+            }
+            for name in new
         ]
-        made = sa.insert(task).returning(task.c.name, task.c.id)
-        ids.update((each.name, each.id) for each in connection.execute(made, rows))
+        made = sa.insert(task).returning(task.c.name, task.c.map_index, task.c.id)
+        ids.update((element(each.name, each.map_index), each.id) for each in connection.execute(made, rows))
     old = [name for name in changed if name not in set(new)]
     if old:
         columns = _columns(after.tasks[old[0]], now)
@@ -187,6 +206,8 @@ def _columns(known: Task, now: float) -> dict[str, Any]:
         "failures": known.failures,
         "wake_at": known.wake_at,
         "forced_after": known.forced_after,
+        "until": known.until,
+        "cut": known.cut,
         "changed_at": now,
     }
 

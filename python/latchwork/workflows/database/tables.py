@@ -149,6 +149,8 @@ instance = Table(
     Column("wake_at", Float),
     Column("parent_task", BigInteger),
     Column("parent_run", Integer),
+    # How many runs it is inside of.
+    Column("depth", Integer, nullable=False, server_default="0"),
     Column("backfill", BigInteger),
     Column("serial_key", String(200)),
     Column("by", String(200), nullable=False, server_default=text("''")),
@@ -197,9 +199,27 @@ task = Table(
     # Lane and shelf of the item: reckoned anew (the minute, a changed priority or group) it would be a second item.
     Column("queue_key", String(300)),
     Column("wake_at", Float),
+    # When it is given up, if the master holds it and it waits for others.
+    Column("until", Float),
+    # Skipped because no branch that leads to it was chosen.
+    Column("cut", Boolean, nullable=False, server_default=text("false")),
     Column("outputs", JSON),
     Column("changed_at", Float, nullable=False),
     UniqueConstraint("instance", "name", "run", "map_index"),
+)
+
+#: Which task waits for runs of which workflow, and for which task of them (empty: for none of its own). When one of
+#: these ends, each shard that waits gets a ``wake`` command.
+waiting = Table(
+    "waiting",
+    metadata,
+    Column("task", Id, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("code", BigInteger, primary_key=True),
+    Column("target", String(100), primary_key=True),
+    Column("instance", BigInteger, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Index(None, "code", "target"),
+    Index(None, "shard", "code"),
 )
 
 attempt = Table(

@@ -82,6 +82,8 @@ class Book:
             self.to_put.pop(x_of(row, n), None)
             self.running.pop(x_of(row, n), None)
         attempt = Attempt(stored.id, name, row, task.n)
+        if task.held:
+            return  # the master has it itself
         if task.state is TaskState.RUNNING:
             self.running[attempt.x] = attempt
         elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n:
@@ -147,7 +149,7 @@ def stored_after(
     is_new_run = before.known.run != after.run
     return replace(
         before,
-        known=replace(after, facts=()),
+        known=replace(after, facts=(), calls=()),
         ids=ids,
         queue_keys={**({} if is_new_run else before.queue_keys), **queue_keys},
         outputs={**({} if is_new_run else before.outputs), **outputs},

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from latchwork.workflows.state import commands
+from latchwork.workflows.state import commands, logical
 from latchwork.workflows.state.events import (
+    ChildForced,
+    ChildPaused,
+    Chose,
     Claimed,
     Ended,
     Event,
+    Expanded,
     ForceStart,
     ForceSuccess,
     Lost,
@@ -23,6 +27,7 @@ from latchwork.workflows.state.events import (
     Removed,
     Rerun,
     Resume,
+    SeenFailed,
     Start,
     Stop,
     Wake,
@@ -79,22 +84,24 @@ def _apply(work: Working, event: Event) -> None:  # noqa: C901, PLR0912 - one li
             _ended(work, event)
         case Removed():
             _removed(work, event)
+        case ChildPaused() | ChildForced() | SeenFailed() | Chose() | Expanded():
+            logical.apply(work, event)
         case Wake():
-            pass
+            logical.wake(work)
 
 
 def _claimed(work: Working, event: Claimed) -> None:
     task = work.attempt(event.task, event.n, event.run)
     if task is None or task.state is not TaskState.SUBMITTED:
         return
-    rule = work.plan.rules[event.task]
+    rule = work.plan.rule(event.task)
     warns = rule.timeout_s is not None and rule.on_timeout is not OnTimeout.FAIL
     work.put(event.task, TaskState.RUNNING, wake_at=work.now + rule.timeout_s if warns and rule.timeout_s else None)
 
 
 def _lost(work: Working, event: Lost) -> None:
     task = work.attempt(event.task, event.n, event.run)
-    if task is None or task.state is not TaskState.RUNNING:
+    if task is None or task.state is not TaskState.RUNNING or task.held:
         return
     work.put(event.task, TaskState.SUBMITTED)
     if event.died:
@@ -105,6 +112,8 @@ def _ended(work: Working, event: Ended) -> None:
     task = work.attempt(event.task, event.n, event.run)
     if task is None or task.state not in IN_HANDS:
         return
+    if task.held:
+        logical.ended(work, event.task)
     if event.outcome is Outcome.SUCCESS:
         work.put(event.task, TaskState.SUCCESS)
     elif event.outcome is Outcome.KILLED:
@@ -114,7 +123,7 @@ def _ended(work: Working, event: Ended) -> None:
 
 
 def _failed(work: Working, event: Ended, task: Task) -> None:
-    rule = work.plan.rules[event.task]
+    rule = work.plan.rule(event.task)
     goes_on = work.state in {InstanceState.RUNNING, InstanceState.READY_PAUSE} and not work.ending
     again = goes_on and event.outcome is not Outcome.FATAL and task.failures <= rule.retries
     work.tasks[event.task] = task

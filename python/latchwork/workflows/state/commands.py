@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
+from latchwork.workflows.state import logical
 from latchwork.workflows.state.events import ForceStart, ForceSuccess, Recover, Start
-from latchwork.workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState
+from latchwork.workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState, base_of
 from latchwork.workflows.state.working import Working
 
 _NEW = frozenset({InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT})
@@ -49,6 +50,7 @@ def resume(work: Working) -> None:
     for name, task in work.tasks.items():
         if task.state is TaskState.PAUSED:
             work.put(name, TaskState.READY)
+    logical.resume(work)
     if work.state is InstanceState.PAUSED:
         work.restart()
     else:
@@ -69,9 +71,14 @@ def recover(work: Working, event: Recover) -> None:
     if not work.tasks:  # stopped before it began
         work.tasks = dict.fromkeys(work.plan.rules, Task())
     for name, task in work.tasks.items():
-        if name in again or task.state in FAILED:
-            work.tasks[name] = replace(task, state=TaskState.WAITING, failures=0, wake_at=None, forced_after=None)
+        if base_of(name) in again or _again(work, name, task):
+            work.tasks[name] = replace(task.to(TaskState.WAITING), failures=0, forced_after=None, cut=False)
     work.restart()
+
+
+def _again(work: Working, name: str, task: Task) -> bool:
+    """A failure that conditions have looked at has led to what it leads to."""
+    return task.state is TaskState.KILLED or (task.state is TaskState.FAILURE and logical.counts(work, name))
 
 
 def rerun(work: Working) -> None:
@@ -84,21 +91,22 @@ def rerun(work: Working) -> None:
 
 def force_success(work: Working, event: ForceSuccess) -> None:
     """The task counts as success. An instance that is over stays so, unless nothing else is open: then it succeeded."""
-    _known(work, [event.task])
+    _known(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if task is None or task.state not in FAILED:
         raise WrongState(
             f"task {event.task!r} is {_word(task)}; only one that failed or was ended can be forced to success"
         )
     work.put(event.task, TaskState.FORCED_SUCCESS)
-    if work.state is InstanceState.FAILURE and all(each.state in DONE for each in work.tasks.values()):
+    is_open = any(work.tasks[name].state not in DONE and logical.counts(work, name) for name in work.plan.rules)
+    if work.state is InstanceState.FAILURE and not is_open:
         work.state = InstanceState.SUCCESS
         work.tell("success")
 
 
 def force_start(work: Working, event: ForceStart) -> None:
     """The queued task is to be taken back and queued again where no slot is needed, as another attempt."""
-    _known(work, [event.task])
+    _known(work, [event.task], work.tasks)
     task = work.tasks.get(event.task)
     if work.state is not InstanceState.RUNNING or task is None or task.state is not TaskState.SUBMITTED:
         raise WrongState(
@@ -126,9 +134,9 @@ def _need(work: Working, command: str, more: Collection[InstanceState] = ()) -> 
         raise WrongState(f"the instance is {work.state.value}; {command} needs one that is {takes}")
 
 
-def _known(work: Working, names: Iterable[str]) -> None:
+def _known(work: Working, names: Iterable[str], more: Collection[str] = ()) -> None:
     for name in names:
-        if name not in work.plan.rules:
+        if name not in work.plan.rules and name not in more:
             raise UnknownWorkflow(f"the workflow has no task {name!r}; it has {', '.join(list(work.plan.rules)[:20])}")
 
 

@@ -128,6 +128,59 @@ class Removed:
     run: int = 1
 
 
+# From the master, of tasks that it holds itself.
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPaused:
+    """The child of a sub-process is paused. It goes on with its parent, if that is to be paused too."""
+
+    task: str
+    n: int
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChildForced:
+    """The child of a sub-process that failed was forced to success."""
+
+    task: str
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFailed:
+    """What a dependent waits for has failed: it is given up after a while, unless that succeeds by then."""
+
+    task: str
+    n: int
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chose:
+    """A switch has chosen the tasks that go on.
+
+    Attributes:
+        heads: of the branch that was chosen.
+    """
+
+    task: str
+    n: int
+    heads: tuple[str, ...]
+    run: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A map has so many items."""
+
+    task: str
+    n: int
+    count: int
+    run: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Wake:
     """Time has passed, or something else may have changed: look again."""
@@ -146,5 +199,10 @@ Event: TypeAlias = (
     | Lost
     | Ended
     | Removed
+    | ChildPaused
+    | ChildForced
+    | SeenFailed
+    | Chose
+    | Expanded
     | Wake
 )

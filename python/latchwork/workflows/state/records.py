@@ -5,6 +5,7 @@ Instance: SUBMITTED -> RUNNING -> SUCCESS | FAILURE
 Task:     WAITING -> DELAYED? -> READY -> SUBMITTED -> RUNNING -> SUCCESS | FAILURE | KILLED
           RUNNING -> SUBMITTED (its worker died, or gave it back: the same attempt);  FAILURE -> RETRY_WAIT -> READY
           SUBMITTED -> PAUSED | KILLED (its item was removed);  SKIPPED and FORCED_SUCCESS count as success.
+Logical: held by the master, READY -> RUNNING -> SUCCESS | FAILURE | KILLED | PAUSED, without a worker or a slot.
 Times are seconds since the epoch.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+
+from latchwork.workflows.state.conditions import Condition
 
 
 class InstanceState(str, Enum):
@@ -78,6 +81,8 @@ FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
 IN_HANDS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
 #: Such a task goes on by itself.
 MOVING = IN_HANDS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
+#: The kinds of tasks that the master decides by itself.
+LOGICAL = frozenset({"sub_process", "dependent", "conditions", "switch"})
 #: An instance that nobody touches any more unless a command comes.
 OVER = frozenset({InstanceState.PAUSED, InstanceState.STOPPED, InstanceState.SUCCESS, InstanceState.FAILURE})
 #: So many tasks of an instance are with workers, or queued for them, at most; shelves and store stay small.
@@ -96,7 +101,13 @@ class Rule:
         timeout_s: seconds that one attempt may take, counted from its claim; None: any.
         on_timeout: what happens then. Killing is the worker's; here is only the warning.
         enabled: else it is skipped, which counts as success.
-        logical: it is decided by the master, without a worker.
+        kind: ``LOGICAL``: what the master decides by itself, without a worker; empty: a worker does it.
+        heads: of conditions and a switch: the tasks that the branches begin with.
+        when: of conditions: what has to be true for the first branch.
+        branches: of conditions: the heads of the first, and of the other one.
+        maps: it is done once for each item of a list, as tasks of their own.
+        map_parallel: so many of them at a time; None: as many as an instance may.
+        wait_s: of a dependent: seconds for which it goes on waiting once it has seen a failure.
     """
 
     after: tuple[str, ...] = ()
@@ -106,7 +117,29 @@ class Rule:
     timeout_s: float | None = None
     on_timeout: OnTimeout = OnTimeout.FAIL
     enabled: bool = True
-    logical: bool = False
+    kind: str = ""
+    heads: tuple[str, ...] = ()
+    when: Condition | None = None
+    branches: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    maps: bool = False
+    map_parallel: int | None = None
+    wait_s: float = 0.0
+
+
+def base_of(name: str) -> str:
+    """The task that an element of a map is of; of any other task itself."""
+    return name.partition("[")[0]
+
+
+def index_of(name: str) -> int:
+    """Which element it is; -1 of a task that is none."""
+    _, bracket, rest = name.partition("[")
+    return int(rest[:-1]) if bracket else -1
+
+
+def element(base: str, index: int) -> str:
+    """What an element of a map is called among the tasks of its instance; -1: the task itself."""
+    return base if index < 0 else f"{base}[{index}]"
 
 
 @dataclass(frozen=True)
@@ -134,6 +167,20 @@ class Plan:
                 found[before].append(name)
         return {name: tuple(after) for name, after in found.items()}
 
+    def rule(self, name: str) -> Rule:
+        """That of a task, or of the task that an element of a map is of."""
+        return self.rules[base_of(name)]
+
+    def kind(self, name: str) -> str:
+        """``map`` of a task that is done for each item; what its elements are is that of the rule."""
+        rule = self.rule(name)
+        return "map" if rule.maps and name in self.rules else rule.kind
+
+    @cached_property
+    def handled(self) -> frozenset[str]:
+        """Tasks whose failure is no failure of the instance: conditions look at how they ended."""
+        return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
+
     def reached(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
         """These tasks, and all behind them; or all that they wait for."""
         seen = set(names)
@@ -158,6 +205,9 @@ class Task:
         wake_at: when it goes on by itself, if it is delayed or waits to be tried again; if it runs: when it has taken
             too long.
         forced_after: attempts with higher numbers do not wait for a slot of their group; None: all do.
+        held: the master has it itself: it is logical, and running.
+        until: when it is given up, if it is held and waits for others.
+        cut: skipped because no branch that leads to it was chosen: what comes after nothing else is skipped too.
     """
 
     state: TaskState = TaskState.WAITING
@@ -165,10 +215,18 @@ class Task:
     failures: int = 0
     wake_at: float | None = None
     forced_after: int | None = None
+    held: bool = False
+    until: float | None = None
+    cut: bool = False
 
     def to(self, state: TaskState, *, wake_at: float | None = None) -> Task:
-        """The same task in another state."""
-        return replace(self, state=state, wake_at=wake_at)
+        """The same task in another state, not held."""
+        return replace(self, state=state, wake_at=wake_at, held=False, until=None)
+
+    @property
+    def in_hands(self) -> bool:
+        """A worker has it, or may take it at any moment."""
+        return self.state in IN_HANDS and not self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +245,21 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """What the master does for a task that it holds, in the transaction in which it was asked.
+
+    Attributes:
+        kind: of a sub-process: ``open``, ``pause``, ``resume``, ``stop`` its child. Of a dependent: ``look`` whether it
+            has what it waits for; ``forget`` that it waits. Of a switch: ``choose``. Of a map: ``expand`` it into its
+            items, ``gather`` what these have put out.
+        task: of which.
+    """
+
+    kind: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """One instance, as the shard's owner knows it.
 
@@ -199,6 +272,7 @@ class Instance:
         warn_at: when the run has taken too long; None when nobody asked, or it was said.
         dry: every task succeeds without running.
         facts: what happened in the event that led here.
+        calls: what follows for the tasks that the master holds.
     """
 
     state: InstanceState = InstanceState.SUBMITTED
@@ -208,6 +282,7 @@ class Instance:
     warn_at: float | None = None
     dry: bool = False
     facts: tuple[Fact, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     def with_tasks(self, changed: Mapping[str, Task]) -> Instance:
         """With these tasks instead of those of their names."""
@@ -246,4 +321,4 @@ class Instance:
         """Tasks that run and are to be ended."""
         if self.state is not InstanceState.READY_STOP and not self.ending:
             return ()
-        return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING)
+        return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from latchwork.workflows.state import logical
 from latchwork.workflows.state.records import (
     DONE,
     FAILED,
@@ -16,6 +17,7 @@ from latchwork.workflows.state.records import (
     OnTimeout,
     Rule,
     TaskState,
+    base_of,
 )
 from latchwork.workflows.state.working import Working
 
@@ -31,9 +33,11 @@ def settle(work: Working) -> None:
     _end_on_failure(work)
     if work.state is InstanceState.RUNNING and not work.ending:
         _make_ready(work)
-        _submit(work)
+        while _submit(work):  # conditions are decided at once, and what they lead to is ready
+            _make_ready(work)
     elif work.ending or work.state is InstanceState.READY_STOP:
         _kill_idle(work)
+    logical.hold(work)
     _finish(work)
 
 
@@ -42,7 +46,9 @@ def _time(work: Working) -> None:
     for name, task in work.tasks.items():
         if task.wake_at is None or task.wake_at > work.now:
             continue
-        if task.state is TaskState.RUNNING:
+        if task.held:
+            logical.due(work, name)
+        elif task.state is TaskState.RUNNING:
             work.tell("timeout", name, task.n)
             work.put(name, TaskState.RUNNING)
         elif work.state is InstanceState.RUNNING and task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
@@ -59,16 +65,27 @@ def _end_on_failure(work: Working) -> None:
     """A failure for good ends the others, where the definition says so."""
     if work.ending or work.plan.on_failure is not OnFailure.END or work.state is InstanceState.READY_STOP:
         return
-    if any(task.state in FAILED for task in work.tasks.values()):
+    if any(task.state in FAILED and logical.counts(work, name) for name, task in work.tasks.items()):
         work.ending = "failure"
 
 
 def _make_ready(work: Working) -> None:
     """Tasks whose predecessors are done. One that is skipped is done at once, so the order of the plan matters."""
     for name, rule in work.plan.rules.items():
-        task = work.tasks[name]
-        if task.state is TaskState.WAITING and all(work.tasks[before].state in DONE for before in rule.after):
-            _arrived(work, name, rule)
+        if _may_start(work, name, rule):
+            if rule.after and all(work.tasks[before].cut for before in rule.after):
+                work.tasks[name] = replace(work.tasks[name].to(TaskState.SKIPPED), cut=True)
+            else:
+                _arrived(work, name, rule)
+
+
+def _may_start(work: Working, name: str, rule: Rule) -> bool:
+    """It waits, and what it waits for is done; conditions look at failures too."""
+    enough = DONE | FAILED if rule.kind == "conditions" else DONE
+    task = work.tasks.get(name)  # none has begun where an instance was stopped before
+    if task is None or task.state is not TaskState.WAITING:
+        return False
+    return all(work.tasks[before].state in enough for before in rule.after)
 
 
 def _arrived(work: Working, name: str, rule: Rule) -> None:
@@ -82,27 +99,43 @@ def _arrived(work: Working, name: str, rule: Rule) -> None:
         work.put(name, TaskState.READY)
 
 
-def _submit(work: Working) -> None:
-    """Ready tasks are given to the workers, in the order of the definition, while not too many are."""
-    free = MOST_IN_HANDS - sum(task.state in IN_HANDS for task in work.tasks.values())
-    for name, task in work.tasks.items():
-        if free <= 0:
-            return
-        if task.state is TaskState.READY:
+def _submit(work: Working) -> bool:
+    """Ready tasks are given to the workers, in the order of the definition, while not too many are.
+
+    Those that are logical are the master's at once, however many. Returns whether others may be ready now.
+    """
+    free = MOST_IN_HANDS - sum(task.in_hands for task in work.tasks.values())
+    of_maps = logical.room(work)
+    is_more = False
+    for name, task in list(work.tasks.items()):
+        if task.state is not TaskState.READY or of_maps.get(base := base_of(name), 1) <= 0:
+            continue
+        kind = work.plan.kind(name)
+        if kind:
+            is_more = logical.take(work, name, kind) or is_more
+        elif free > 0:
             work.tasks[name] = replace(task, state=TaskState.SUBMITTED, n=task.n + 1, wake_at=None)
             free -= 1
+        else:
+            continue
+        if base in of_maps and base != name:
+            of_maps[base] -= 1
+    return is_more
 
 
 def _kill_idle(work: Working) -> None:
     for name, task in work.tasks.items():
         if task.state in _IDLE:
+            if task.state is TaskState.PAUSED and work.plan.kind(name) == "sub_process":
+                work.call("stop", name)  # its child is paused
             work.put(name, TaskState.KILLED)
 
 
 def _finish(work: Working) -> None:
-    """Nothing moves any more: the instance is over, or paused, or stopped."""
-    states = {task.state for task in work.tasks.values()}
-    if states & IN_HANDS:
+    """Nothing moves any more: the instance is over, or paused, or stopped. Elements of maps count by their tasks."""
+    tasks = {name: work.tasks[name] for name in work.plan.rules if name in work.tasks}
+    states = {task.state for name, task in tasks.items() if task.state not in FAILED or logical.counts(work, name)}
+    if any(task.state in IN_HANDS for task in tasks.values()):
         return
     if work.state is InstanceState.READY_STOP:
         _over(work, InstanceState.STOPPED, "stopped")
@@ -116,10 +149,7 @@ def _finish(work: Working) -> None:
 
 def _can_go_on(work: Working) -> bool:
     """A task waits whose predecessors are done: only in a pause, else it would be ready."""
-    return any(
-        work.tasks[name].state is TaskState.WAITING and all(work.tasks[before].state in DONE for before in rule.after)
-        for name, rule in work.plan.rules.items()
-    )
+    return any(_may_start(work, name, rule) for name, rule in work.plan.rules.items())
 
 
 def _over(work: Working, state: InstanceState, kind: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from latchwork.workflows.state.records import Fact, Instance, InstanceState, Plan, Task, TaskState
+from latchwork.workflows.state.records import Call, Fact, Instance, InstanceState, Plan, Task, TaskState
 
 
 class Working:
@@ -21,6 +21,7 @@ class Working:
         self.warn_at = instance.warn_at
         self.dry = instance.dry
         self.facts: list[Fact] = []
+        self.calls: dict[Call, None] = {}
 
     def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
         """A task is in another state."""
@@ -34,6 +35,10 @@ class Working:
     def tell(self, kind: str, task: str = "", n: int = 0) -> None:
         """Something that a person may want to know has happened."""
         self.facts.append(Fact(kind, task, n))
+
+    def call(self, kind: str, task: str) -> None:
+        """The master is to do something for a task that it holds; once."""
+        self.calls[Call(kind, task)] = None
 
     def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
         """The instance goes on, its time counts from now."""
@@ -52,4 +57,5 @@ class Working:
             warn_at=self.warn_at,
             dry=self.dry,
             facts=tuple(self.facts),
+            calls=tuple(self.calls),
         )
