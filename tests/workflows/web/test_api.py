@@ -319,8 +319,8 @@ def test_a_backfill_is_a_command_that_names_every_moment(ask, seeds):
         ({"first": "2025-10-27", "last": "2025-10-26"}, "last"),
         ({"dates": ["9000-10-27"]}, "dates"),
         ({"dates": ["2025-10-27"], "params": {"no": 1}}, "params.no"),
-        ({"dates": ["2025-13-27"]}, "dates[0]"),
-        ({"dates": ["2025-10-27"], "parallel": 0}, "parallel"),
+        ({"dates": ["2025-13-27"]}, "body.dates[0]"),
+        ({"dates": ["2025-10-27"], "parallel": 0}, "body.parallel"),
     ],
 )
 def test_a_backfill_that_cannot_be_is_told_which_field_is_wrong(ask, given, path):
@@ -334,7 +334,9 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
     same = {"shard": 0, "code": code, "version": 1, "created_at": 1.0, "by": "ann"}
     kinds = {"parallel": 3, "direction": "desc", "stop_on_failure": False}
     with seeds.database.write() as connection:
-        number, _ = backfills.create(connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2})
+        number, _ = backfills.create(
+            connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2}
+        )
     (first, *_) = ask("viewer-of-default").get("/api/v1/backfills?project=default&workflow=nightly").json()
     assert (first["id"], first["counts"], first["order"]) == (number, {"submitted": 2}, "desc")
     shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json()

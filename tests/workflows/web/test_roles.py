@@ -160,7 +160,14 @@ def world(seeds):
         fields = {"shard": 0, "code": code, "version": 1, "created_at": 1.0}
         kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
         backfill, _ = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
-    return {"backfill": backfill, "half": half, "good": good, "tasks": tasks, "attempt": f"{tasks['clean']}.1.{claim}", "command": command}
+    return {
+        "backfill": backfill,
+        "half": half,
+        "good": good,
+        "tasks": tasks,
+        "attempt": f"{tasks['clean']}.1.{claim}",
+        "command": command,
+    }
 
 
 BODIES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Path, Query
@@ -140,20 +139,6 @@ class StartRequest(Document):
     schedule_time: Annotated[float | None, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)] = None
 
 
-class BackfillRequest(Document):
-    """For which dates a workflow is to run: ``first`` and ``last``, or ``dates``."""
-
-    first: date | None = None
-    last: date | None = None
-    dates: Annotated[list[date], Field(max_length=5000)] = []
-    parallel: Annotated[int, Field(ge=1, le=1000, description="so many runs at a time")] = 1
-    order: Literal["asc", "desc"] = "asc"
-    stop_on_failure: bool = False
-    params: Plain = {}
-    priority: Priority | None = None
-    dry: bool = False
-
-
 class RecoverRequest(Document):
     """Which tasks run again besides those that failed."""
 
@@ -197,40 +182,6 @@ class InstanceRow(Document):
     by: str
     dry: bool
     params: dict[str, Any]
-
-
-class BackfillRow(Document):
-    """A backfill; ``counts``: how many of its runs are in each state, ``submitted`` those that were never started."""
-
-    id: int
-    project: str
-    name: str
-    version: int
-    state: str
-    parallel: int
-    order: Literal["asc", "desc"]
-    stop_on_failure: bool
-    dates: int
-    counts: dict[str, int]
-    created_at: float
-    ended_at: float | None
-    by: str
-
-
-class BackfillRun(Document):
-    """One run of a backfill."""
-
-    id: int
-    schedule_time: float
-    state: str
-    started_at: float | None
-    ended_at: float | None
-
-
-class BackfillDocument(BackfillRow):
-    """A backfill with its runs, the oldest moment first."""
-
-    runs: list[BackfillRun]
 
 
 class TaskRow(Document):
