@@ -29,7 +29,7 @@ def postgres():
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", id="file"), "postgres"])  # no backend of a store
 def database_url(request, tmp_path):
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/flows.db"

@@ -34,6 +34,8 @@ tasks:
   - {name: second, type: shell, after: [first], params: {script: 'true'}}
 params: {go: none, fails: none}
 """
+EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\rforged"
+BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FLOWS = """
 from latchwork.workflows import task, workflow
 
@@ -273,3 +275,35 @@ def test_a_backfill_is_stopped(flows, tmp_path):
     assert "1 not started" in flows("backfills").out
     stopped = flows("stop-backfill", number, "--wait", "--json").json
     assert (stopped["state"], stopped["counts"]) == ("stopped", {"stopped": 2})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("list",), ("show", "evil"), ("runs", "evil"), ("show", 0), ("why", 0, "a"), ("logs", 0, "a"), ("schedule",),
+        ("start", "evil", "-p", f"text={EVIL}", "--follow"), ("start", EVIL), ("show", EVIL), ("list", "--json"),
+        ("show", 0, "--json"), ("workers",),
+    ],
+    ids=lambda args: ascii(" ".join(map(str, args)))[:40],
+)  # fmt: skip
+def test_hostile_text_reaches_no_terminal_from_any_command(flows, evil, args, monkeypatch):
+    if args[0] == "logs":  # as they are in a pipe
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    told = flows(*(evil if each == 0 else each for each in args))
+    for text in (told.out, told.err):
+        assert BAD.search(text) is None
+
+
+@pytest.fixture(scope="module")
+def evil(served, tmp_path_factory):
+    """The number of a run that failed, of a workflow in which everything that may be is hostile."""
+    script = (
+        'printf "%s\\n" "$text"; printf "%s\\n" "$text" >&2; printf "out=%s\\n" "$text" >> "$LATCHWORK_OUTPUT"; exit 3'
+    )
+    tasks = [{"name": "a", "type": "shell", "description": EVIL.replace("\r", ""), "params": {"script": script}}]
+    given = {"name": "evil", "description": EVIL.replace("\r", ""), "params": {"text": EVIL}, "tasks": tasks}
+    with WorkflowClient.local(served.home.database) as client:
+        client.apply(given)
+        run = client.start("evil")
+        run.wait(60.0)
+        return run.id()

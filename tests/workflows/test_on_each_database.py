@@ -20,7 +20,7 @@ def stage(database_url):
         made.close()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file"), "postgres"], indirect=True)
 def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(stage, monkeypatch):
     version = stage.apply(a_workflow(tasks={"a": {"retries": 1, "retry_interval_s": 0}, "b": ["a"]}))
     hand = stage.hand()

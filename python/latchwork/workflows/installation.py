@@ -140,7 +140,8 @@ def _refuse_owned(database: Database, store: Store) -> None:
 
 
 def _of(connection: sa.Connection) -> Installation:
-    values = {row.name: row.value for row in connection.execute(sa.select(about.c.name, about.c.value))}
+    chosen = sa.select(about.c.name, about.c.value).where(about.c.name.in_(("id", "shards")))
+    values = {row.name: row.value for row in connection.execute(chosen)}
     if not {"id", "shards"} <= values.keys():
         raise NotInitialized("the database has tables, but no shards; run `latchwork workflows init`")
     return Installation(values["id"], int(values["shards"]))

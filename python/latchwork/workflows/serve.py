@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from latchwork.store import connect
 from latchwork.web import HttpServer
@@ -18,7 +18,7 @@ from latchwork.workflows.home import Home
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.logs import open_logs
-from latchwork.workflows.master import Master
+from latchwork.workflows.master import Master, Retention
 from latchwork.workflows.site import LOCAL, admin_link, check_reach, make_site
 from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
 
@@ -40,6 +40,7 @@ class ServeOptions:
         worker: how tasks run; None: no worker here.
         has_pages: whether the API and the pages are served.
         has_master: whether instances are advanced here.
+        keep: how long runs and what belongs to them are kept.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +50,7 @@ class ServeOptions:
     worker: WorkerOptions | None = None
     has_pages: bool = True
     has_master: bool = True
+    keep: Retention = field(default_factory=Retention)
 
 
 class Serve:
@@ -98,7 +100,7 @@ class Serve:
         logs = open_logs(home.logs)
         logs.mark(found.id)
         if options.has_master:
-            stack.enter_context(Master(database, store, order=options.order))
+            stack.enter_context(Master(database, store, order=options.order, logs=logs, keep=options.keep))
         if options.worker is not None:
             worker = Worker(store, logs=logs, options=options.worker, secrets=Secrets(home.secrets))
             worker.start()

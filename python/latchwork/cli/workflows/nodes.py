@@ -54,6 +54,13 @@ TakeOrder = Annotated[
         help="By what tasks are taken: instance (a run comes whole before the next), or submitted. Give all the same.",
     ),
 ]
+KeepDays = Annotated[
+    float,
+    typer.Option(
+        min=0.0, help="Days after which runs that are over are deleted, with their logs; the newest of each stay."
+    ),
+]
+KeepRuns = Annotated[int, typer.Option(min=1, help="How many of the newest runs of a workflow stay, however old.")]
 Root = Annotated[
     str, typer.Option("--root", metavar="KEY", help="The key below which the workflows are in the store.", hidden=True)
 ]
@@ -82,6 +89,8 @@ def serve(
     groups: Groups = None,
     session_ttl_s: SessionTtl = 30.0,
     order: TakeOrder = "instance",
+    keep_days: KeepDays = 180.0,
+    keep_runs: KeepRuns = 32,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -94,10 +103,12 @@ def serve(
     """
     where = home_of(home, database, store, logs)
     from latchwork.workflows import Serve, ServeOptions
+    from latchwork.workflows.master import Retention
 
     _logs()
     worker_options = _worker(slots, groups, session_ttl_s=session_ttl_s)
     more: dict[str, Any] = {"names": tuple(name)} if name else {}
+    more["keep"] = Retention(runs_days=keep_days, keep_runs=keep_runs)
     options = ServeOptions(host, port, _order(order), worker=worker_options, **more)
     stop = _until_signal()
     with Serve(where, options) as served:
@@ -170,17 +181,25 @@ def master(
         float, typer.Option(min=1.0, help="Seconds after which the runs of a dead master are another's.")
     ] = 10.0,
     order: TakeOrder = "instance",
+    keep_days: KeepDays = 180.0,
+    keep_runs: KeepRuns = 32,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
+    logs: LogsUrl = None,
 ) -> None:
-    """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time."""
-    where = home_of(home, database, store)
-    from latchwork.workflows.master import Master
+    """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time.
+
+    One of them deletes what is too old, if it is given the logs of the workers; without, old runs stay.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork.workflows.logs import open_logs
+    from latchwork.workflows.master import Master, Retention
 
     _logs()
     stop = _until_signal()
     more: dict[str, Any] = {"node_id": node_id, "order": _order(order), "lock_ttl_s": lock_ttl_s}
+    more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
         say(f"master {node.node_id} is at work")
         sys.stdout.flush()

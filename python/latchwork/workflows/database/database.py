@@ -117,6 +117,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     def prepare(connection: Any, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see ``retention.give_back``
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
 

@@ -45,7 +45,8 @@ _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
-#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are.
+#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
+#: is of an instance that is gone, with its code, until its logs are gone too.
 about = Table(
     "about",
     metadata,

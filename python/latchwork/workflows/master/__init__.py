@@ -3,6 +3,7 @@
 ``Master`` is the door; how a shard is read, written and dispatched is kept inside.
 """
 
+from latchwork.workflows.master.chores import Retention
 from latchwork.workflows.master.master import Master
 
-__all__ = ["Master"]
+__all__ = ["Master", "Retention"]

@@ -11,6 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterable
+from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import mutex
@@ -21,16 +22,24 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import join_store
 from latchwork.workflows.keys import Keys, Order, shard_name
+from latchwork.workflows.logs import LogStore
+from latchwork.workflows.master import chores
 from latchwork.workflows.master.shard import POLL_S, ShardRun, Tools
 
 _log = logging.getLogger(__name__)
 
 #: The masters' job.
 SHARDS_JOB = "workflow-shards"
+#: The job of one of them, which deletes what is too old.
+CHORES_JOB = "workflow-chores"
+#: Seconds between two passes of chores, and before the first one.
+CHORES_EVERY_S, CHORES_FIRST_S = 600.0, 60.0
 #: Seconds without the database after which a node gives its shards away.
 WITHOUT_S = 10.0
 _LOOK_S = 2.0
 _MISMATCH_S = 10.0
+#: Seconds between two transactions of chores: others write in between.
+_CHORES_PAUSE_S = 0.02
 
 
 class Master:
@@ -47,6 +56,9 @@ class Master:
         poll_s: seconds after which the database is asked for commands, whatever was heard.
         name: the key below which all is stored.
         observers: of the job manager.
+        logs: the log store of the workers; without, runs that are too old stay.
+        keep: how long things are kept.
+        chores_every_s: seconds between two looks for what is too old.
     """
 
     def __init__(
@@ -60,11 +72,17 @@ class Master:
         poll_s: float = POLL_S,
         name: str = "workflows",
         observers: Iterable[Observer] = (),
+        logs: LogStore | None = None,
+        keep: chores.Retention | None = None,
+        chores_every_s: float = CHORES_EVERY_S,
     ) -> None:
         self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
         self._store = store
         self._lock_ttl_s = lock_ttl_s
         self._observers = tuple(observers)
+        self._logs = logs
+        self._keep = keep
+        self._chores_every_s = chores_every_s
         self._tools = Tools(database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told)
         self._mutex = mutex()
         self._closing = threading.Event()
@@ -115,7 +133,7 @@ class Master:
         return manager is not None and manager.health().ok
 
     def _made(self) -> JobManager:
-        job = Job(
+        shards = Job(
             SHARDS_JOB,
             work_pool=[shard_name(each) for each in range(self._shards)],
             run=self._run,
@@ -123,10 +141,17 @@ class Master:
             initial_delay_s=0.0,
             threads=Threads.per_item(),
         )
+        tidies = Job(
+            CHORES_JOB,
+            work_pool=["chores"],
+            run=self._do_chores,
+            schedule=FixedDelay(self._chores_every_s),
+            initial_delay_s=min(CHORES_FIRST_S, self._chores_every_s),
+        )
         return JobManager(
             self._store,
             self.node_id,
-            [job],
+            [shards, tidies],
             namespace=self._tools.keys.cluster,
             lock_ttl_s=self._lock_ttl_s,
             observers=self._observers,
@@ -153,6 +178,13 @@ class Master:
                 raise
             finally:
                 forget()
+
+    def _do_chores(self, context: JobContext) -> None:
+        pause = partial(context.wait_stop, _CHORES_PAUSE_S)
+        try:
+            chores.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
+        except chores.PASSING as error:
+            _log.warning("what is too old is deleted later: %s", error)
 
     def _told(self, answers: bool) -> None:
         if answers:

@@ -1,0 +1,331 @@
+"""What is too old is deleted: whole runs with their logs, and nothing that somebody may still want."""
+
+import threading
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows.database import Database, definitions, retention
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.tables import about, attempt, command, event, fire, instance, schedule, shard, task
+from latchwork.workflows.installation import initialize, installation_of
+from latchwork.workflows.logs import open_logs
+from latchwork.workflows.master import Master, Retention
+from latchwork.workflows.master.chores import Chores
+from patience import eventually
+from workflows.hands import a_workflow
+
+DAY = 86_400.0
+NOW = 1_800_000_000.0
+ON_FILE = pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file")], indirect=True)
+
+
+class Past:
+    """A database with a history, and logs of it."""
+
+    def __init__(self, url, folder):
+        self.database = Database(url)
+        initialize(self.database, shards=2)
+        self.logs = open_logs(str(folder))
+        self.logs.mark(installation_of(self.database).id)
+        self.id = 0
+
+    def run(self, code, days, *, state="success", tasks=2, runs=1, on=0):
+        """A run of some days ago."""
+        at, over = NOW - days * DAY, state in {"success", "failure"}
+        self.id += 1
+        row = {"code": code, "version": 1, "shard": on, "state": state, "active": not over, "run": runs, "priority": 2}
+        more = {"params": {}, "schedule_time": at, "created_at": at, "started_at": at, "ended_at": at if over else None}
+        with self.database.write() as connection:
+            connection.execute(sa.insert(instance).values(id=self.id, **row, **more))
+            for number in range(1, runs + 1):
+                rows = [{"instance": self.id, "name": f"t{each}", "run": number} for each in range(tasks)]
+                made = sa.insert(task).values(state="success", n=1, changed_at=at).returning(task.c.id)
+                ids = list(connection.execute(made, rows).scalars())
+                of_task = {"n": 1, "claim": 7, "kind": "first", "worker": "w", "started_at": at}
+                connection.execute(sa.insert(attempt), [{"task": each, **of_task} for each in ids])
+            told = {"at": at, "instance": self.id}
+            connection.execute(
+                sa.insert(event), [{**told, "kind": "begin", "by": ""}, {**told, "kind": "stop", "by": "eve"}]
+            )
+        log = self.logs.create(f"{code}/{self.id}/{ids[-1]}/1.7.log")
+        log.append(b"text")
+        log.close()
+        return self.id
+
+    def chores(self, **keep):
+        keep = Retention(**{"keep_runs": 1, **keep})
+        return Chores(self.database, self.logs, keep, now=lambda: NOW).run()
+
+    def ids(self, table=instance, column="id"):
+        with self.database.read() as connection:
+            return sorted(connection.execute(sa.select(table.c[column])).scalars())
+
+    def count(self, table):
+        with self.database.read() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+    def debts(self):
+        with self.database.read() as connection:
+            return [run for _, run in retention.logs_left(connection)]
+
+    def has_log(self, code, run):
+        return (self.folder / str(code) / str(run)).exists()
+
+
+@pytest.fixture
+def past(database_url, tmp_path):
+    made = Past(database_url, tmp_path / "logs")
+    made.folder = tmp_path / "logs"
+    yield made
+    made.database.close()
+
+
+@pytest.fixture
+def flow(past):
+    return apply(past, "flow")
+
+
+def apply(past, name, **fields):
+    with past.database.write() as connection:
+        return definitions.apply(connection, a_workflow(name, **fields), shards=2).code
+
+
+def test_old_runs_go_with_tasks_attempts_timeline_and_logs_and_what_people_did_stays(past, flow):
+    old, stays, newest = past.run(flow, 200), past.run(flow, 170), past.run(flow, 1)
+    gone = past.chores()
+    assert (gone.runs, gone.logs, gone.events) == (1, 1, 1)
+    assert past.ids() == [stays, newest]
+    assert (past.count(task), past.count(attempt)) == (4, 4)
+    assert not past.has_log(flow, old)
+    assert past.has_log(flow, stays)
+    with past.database.read() as connection:
+        kinds = connection.execute(sa.select(event.c.kind).where(event.c.instance == old)).scalars().all()
+    assert kinds == ["stop"]
+    assert past.debts() == []
+
+
+@ON_FILE
+def test_the_newest_runs_of_each_workflow_stay_however_old_they_are(past, flow):
+    other = apply(past, "other")
+    mine = [past.run(flow, 900 - each) for each in range(5)]
+    theirs = [past.run(other, 900 - each) for each in range(2)]
+    assert past.chores(keep_runs=3).runs == 2
+    assert past.ids() == [*mine[2:], *theirs]
+
+
+@ON_FILE
+def test_a_run_that_is_not_over_stays_and_keeps_none_behind_it(past, flow):
+    paused, old = past.run(flow, 400, state="paused"), past.run(flow, 300)
+    newest = past.run(flow, 1)
+    past.chores()
+    assert past.ids() == [paused, newest]
+    assert old not in past.ids()
+
+
+@ON_FILE
+def test_the_run_with_the_newest_task_stays_so_that_its_number_is_not_given_again(past, flow):
+    old, newest = past.run(flow, 300), past.run(flow, 200)
+    with past.database.write() as connection:
+        last = connection.execute(sa.select(sa.func.max(task.c.id))).scalar_one()
+        connection.execute(sa.delete(attempt))
+        connection.execute(sa.update(task).where(task.c.instance == old, task.c.name == "t0").values(id=last + 10))
+    past.chores()
+    assert past.ids() == [old, newest]
+
+
+def test_a_run_that_somebody_runs_again_meanwhile_stays_whole(past, flow):
+    """A master that has the shard's row is waited for, and what it wrote counts."""
+    old = past.run(flow, 300)
+    past.run(flow, 1)
+    with past.database.read() as connection:
+        page = retention.old_runs(connection, flow, before=NOW - 180 * DAY, keep=1)
+    assert page.old == {0: [old]}
+    removed, started = [], threading.Event()
+
+    def remove():
+        started.set()
+        with past.database.write() as connection:
+            removed.append(retention.remove(connection, 0, [old], NOW - 180 * DAY))
+
+    thread = threading.Thread(target=remove)
+    with past.database.write() as connection:
+        connection.execute(sa.update(shard).where(shard.c.id == 0).values(seq=shard.c.seq + 1))
+        thread.start()
+        started.wait(10.0)
+        again = {"state": "running", "active": True, "ended_at": None}
+        connection.execute(sa.update(instance).where(instance.c.id == old).values(**again))
+        thread.join(0.5)  # it waits by now
+    thread.join(30.0)
+    assert removed == [[]]
+    assert old in past.ids()
+
+
+def test_large_histories_go_in_transactions_of_some_hundred_rows(past, flow, monkeypatch):
+    for _ in range(4):
+        past.run(flow, 300, tasks=300)
+    many = past.run(flow, 250, tasks=200, runs=4)
+    newest = past.run(flow, 1)
+    sizes = []
+    write = past.database.write
+    before = {}
+
+    def rows():
+        return past.count(task) + past.count(instance) + past.count(event)
+
+    def measured():
+        before["rows"] = rows()
+        return write()
+
+    monkeypatch.setattr(past.database, "write", measured)
+    keep = Retention(keep_runs=1)
+
+    def pause():
+        sizes.append(before["rows"] - rows())
+        return False
+
+    Chores(past.database, past.logs, keep, now=lambda: NOW, pause=pause).run()
+    assert max(sizes) <= retention.ROWS
+    assert sum(sizes) >= 4 * 300 + 800
+    assert past.ids() == [newest]
+    assert many not in past.ids()
+
+
+@ON_FILE
+def test_logs_that_could_not_be_deleted_are_deleted_by_the_next_pass(past, flow, monkeypatch):
+    first, second = past.run(flow, 300, tasks=400), past.run(flow, 299, tasks=400)
+    past.run(flow, 1)
+    remove = past.logs.remove
+
+    def refuse(code, run):
+        raise OSError("the bucket is away")
+
+    monkeypatch.setattr(past.logs, "remove", refuse)
+    assert past.chores().runs == 1
+    assert past.debts() == [first]
+    assert past.has_log(flow, first)
+    monkeypatch.setattr(past.logs, "remove", remove)
+    assert past.chores().runs == 1
+    assert past.debts() == []
+    assert not past.has_log(flow, first)
+    assert not past.has_log(flow, second)
+
+
+@ON_FILE
+def test_without_the_logs_of_the_workers_runs_stay(past, flow, tmp_path, caplog):
+    old, _ = past.run(flow, 300), past.run(flow, 1)
+    Chores(past.database, None, Retention(keep_runs=1), now=lambda: NOW).run()
+    other = open_logs(str(tmp_path / "elsewhere"))
+    Chores(past.database, other, Retention(keep_runs=1), now=lambda: NOW).run()
+    assert old in past.ids()
+    assert "old runs stay" in caplog.text
+
+
+def test_commands_that_are_done_go_after_a_week_and_open_ones_stay(past):
+    rows = [(10, 10), (9, None), (8, 1), (1, 1), (9, 9)]  # written and done so many days ago
+    with past.database.write() as connection:
+        for number, (written, done) in enumerate(rows, 1):
+            at = None if done is None else NOW - done * DAY
+            plain = {"shard": 0, "type": "pause", "args": {}, "created_at": NOW - written * DAY, "done_at": at}
+            connection.execute(sa.insert(command).values(id=number, **plain))
+    assert past.chores().commands == 1
+    assert past.ids(command) == [2, 3, 4, 5]
+
+
+@ON_FILE
+def test_many_commands_are_read_once_and_those_of_this_week_are_not(past):
+    with past.database.write() as connection:
+        plain = {"shard": 0, "type": "pause", "args": {}}
+        rows = [{**plain, "created_at": NOW - 9 * DAY, "done_at": NOW - 9 * DAY} for _ in range(1200)]
+        rows += [{**plain, "created_at": NOW, "done_at": NOW} for _ in range(600)]
+        connection.execute(sa.insert(command), rows)
+    assert past.chores().commands == 1200
+    assert past.count(command) == 600
+
+
+def test_fire_times_go_that_nobody_can_start_again(past):
+    code = apply(past, "timed", schedule={"cron": "0 3 * * *", "max_lateness_s": 50 * DAY})
+    with past.database.write() as connection:
+        connection.execute(sa.update(schedule).values(cursor=NOW))
+        rows = [{"code": code, "fire_time": NOW - each * DAY, "command": 1} for each in (60, 40, 10)]
+        connection.execute(sa.insert(fire), rows)
+    assert past.chores().fires == 1
+    assert past.ids(fire, "fire_time") == [NOW - 40 * DAY, NOW - 10 * DAY]
+
+
+def test_audit_goes_after_a_year(past):
+    with past.database.write() as connection:
+        rows = [{"at": NOW - each * DAY, "kind": "sign in", "by": "eve"} for each in (800, 400, 300, 1)]
+        connection.execute(sa.insert(event), rows)
+    assert past.chores().events == 2
+    assert past.count(event) == 2
+
+
+@ON_FILE
+def test_sqlite_gives_pages_that_are_empty_back(past, flow, tmp_path):
+    with past.database.write() as connection:
+        details = {"text": "x" * 3000}
+        connection.execute(sa.insert(event), [{"at": 1.0, "kind": "k", "details": details} for _ in range(3000)])
+        connection.execute(sa.insert(event).values(at=NOW, kind="k"))
+    gone = past.chores()
+    assert gone.events == 3000
+    assert gone.pages > 1000
+    with past.database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA freelist_count").scalar() <= 1000
+
+
+@ON_FILE
+def test_a_pass_ends_when_it_is_told_to_and_the_next_goes_on(past, flow):
+    for _ in range(3):
+        past.run(flow, 300, tasks=400)
+    past.run(flow, 1)
+    pauses = iter([False, False, True])
+    keep = Retention(keep_runs=1)
+    first = Chores(past.database, past.logs, keep, now=lambda: NOW, pause=lambda: next(pauses)).run()
+    assert first.runs < 3
+    assert first.runs + past.chores().runs == 3
+
+
+def test_a_retention_that_keeps_nothing_is_refused():
+    for wrong in ({"keep_runs": 0}, {"runs_days": -1.0}, {"audit_days": float("nan")}):
+        with pytest.raises(ValueError, match="must be at least"):
+            Retention(**wrong)
+
+
+def test_a_master_does_its_chores(stage, tmp_path):
+    logs = open_logs(str(tmp_path / "logs"))
+    logs.mark(installation_of(stage.database).id)
+    version = stage.apply(a_workflow())
+    with stage.database.write() as connection:
+        for days in (300, 200):
+            at = time.time() - days * DAY
+            row = {"code": version.code, "version": 1, "shard": 0, "state": "success", "active": False, "priority": 2}
+            made = sa.insert(instance).values(**row, params={}, schedule_time=at, created_at=at, ended_at=at)
+            connection.execute(made)
+    keep = Retention(keep_runs=1)
+    with Master(stage.database, stage.store, logs=logs, keep=keep, chores_every_s=0.1):
+        eventually(lambda: stage.count(instance) == 1, 30.0)
+
+
+def test_a_database_that_is_away_is_left_for_the_next_pass(stage, monkeypatch, caplog):
+    write = stage.database.write
+    refused = threading.Event()
+
+    def sometimes():
+        if "chores" in threading.current_thread().name and not refused.is_set():
+            refused.set()
+            raise DatabaseUnavailable("away")
+        return write()
+
+    monkeypatch.setattr(stage.database, "write", sometimes)
+    with Master(stage.database, stage.store, chores_every_s=0.1) as master:
+        eventually(refused.is_set, 30.0)
+        eventually(lambda: "what is too old is deleted later" in caplog.text, 30.0)
+        assert master.is_working
+
+
+def test_logs_that_are_owed_do_not_hide_what_a_database_is(past):
+    with past.database.write() as connection:
+        connection.execute(sa.insert(about).values(name="logs/5", value="3"))
+    assert installation_of(past.database).shards == 2
