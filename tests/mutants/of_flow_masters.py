@@ -154,9 +154,9 @@ DEFECTS = (
     Defect(
         "FlowMaster",
         "nobody looks for the next date when one has ended",
-        WRITING,
-        "sorted(self._to_lead | backfilling.touched(self.written.instances, self._book.instances))",
-        "sorted(self._to_lead)",
+        "workflows/master/backfilling.py",
+        "sorted(self._asked | _touched(written, before))",
+        "sorted(self._asked)",
         of("workflows/backfill", "a_serial_backfill_has_an_instance_for_each_date_at_once", on=MEMORY),
     ),
     Defect(
@@ -164,7 +164,7 @@ DEFECTS = (
         "a long backfill is forgotten in its middle",
         "workflows/master/backfilling.py",
         "            chosen = chosen[: self._left]\n            ask(",
-        "            chosen = chosen[: self._left]\n            return Round(chosen, event)\n            ask(",
+        "            chosen = chosen[: self._left]\n            return _Round(chosen, event)\n            ask(",
         of("workflows/backfill", "a_long_backfill_is_led_on_in_several_transactions", on=MEMORY),
     ),
 )

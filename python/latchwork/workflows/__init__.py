@@ -10,6 +10,7 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
@@ -35,6 +36,7 @@ else:
         __name__,
         {
             "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork.workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork.workflows.definitions.builder": (
                 "Cron",
                 "Node",
@@ -79,6 +81,7 @@ __all__ = [
     "Node",
     "NotAllowed",
     "NotOwner",
+    "On",
     "ParamsModel",
     "Problem",
     "RunInfo",
@@ -95,6 +98,8 @@ __all__ = [
     "WorkflowClient",
     "WrongState",
     "adopt_store",
+    "conditions",
+    "dependent",
     "http",
     "initialize",
     "installation_of",
@@ -104,6 +109,8 @@ __all__ = [
     "shell",
     "spark",
     "sql",
+    "sub_process",
+    "switch",
     "task",
     "workflow",
 ]

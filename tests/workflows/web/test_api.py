@@ -334,9 +334,7 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
     same = {"shard": 0, "code": code, "version": 1, "created_at": 1.0, "by": "ann"}
     kinds = {"parallel": 3, "direction": "desc", "stop_on_failure": False}
     with seeds.database.write() as connection:
-        number, _ = backfills.create(
-            connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2}
-        )
+        number = backfills.create(connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2})
     (first, *_) = ask("viewer-of-default").get("/api/v1/backfills?project=default&workflow=nightly").json()
     assert (first["id"], first["counts"], first["order"]) == (number, {"submitted": 2}, "desc")
     shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json()

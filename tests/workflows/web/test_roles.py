@@ -159,7 +159,7 @@ def world(seeds):
     with seeds.database.write() as connection:
         fields = {"shard": 0, "code": code, "version": 1, "created_at": 1.0}
         kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
-        backfill, _ = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
+        backfill = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
     return {
         "backfill": backfill,
         "half": half,

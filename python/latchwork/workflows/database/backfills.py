@@ -45,23 +45,20 @@ class BackfillRow(NamedTuple):
 
 def create(
     connection: sa.Connection, fields: Mapping[str, Any], moments: Sequence[float], each: Mapping[str, Any]
-) -> tuple[int, list[tuple[int, float]]]:
-    """A backfill and its instances, of which none is started.
+) -> int:
+    """A backfill and its instances, of which none is started; its number.
 
     Args:
         connection: a transaction that the guard of the shard has begun.
         fields: columns of the backfill.
         moments: of the instances; each once.
         each: columns that all instances have.
-    Returns:
-        The id of the backfill; ids and moments of its instances.
     """
     values = {"state": BackfillState.RUNNING.value, "dates": len(moments), **fields}
     number = int(connection.execute(sa.insert(backfill).values(**values).returning(backfill.c.id)).scalar_one())
     common = {"state": InstanceState.SUBMITTED.value, "active": True, "backfill": number, **each}
-    made = sa.insert(instance).returning(instance.c.id, instance.c.schedule_time)
-    rows = connection.execute(made, [{**common, "schedule_time": at} for at in moments])
-    return number, [(int(row.id), float(row.schedule_time)) for row in rows]
+    connection.execute(sa.insert(instance), [{**common, "schedule_time": at} for at in moments])
+    return number
 
 
 def load(connection: sa.Connection, number: int, *, shard: int) -> BackfillRow | None:

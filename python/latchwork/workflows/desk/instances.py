@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import runs
+from latchwork.workflows.database import families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
@@ -17,6 +18,7 @@ from latchwork.workflows.database.tables import command, shard
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
+from latchwork.workflows.desk import held
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.state import (
@@ -32,6 +34,7 @@ from latchwork.workflows.state import (
     Stop,
     TaskState,
     advance,
+    base_of,
     possible,
 )
 from latchwork.workflows.why import Known, why
@@ -213,7 +216,7 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
 ) -> Asked:
     with parts.database.write() as connection:
         if not was_asked(connection, unique_key):
-            _check_state(connection, row, event)
+            _check_state(connection, row, kind, event)
         asked = ask(
             connection, kind, shard_id=row.shard, instance=row.id, args=args, unique_key=unique_key, by=who.name
         )
@@ -237,12 +240,13 @@ def was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
     return connection.execute(sa.select(command.c.id).where(command.c.unique_key == unique_key)).first() is not None
 
 
-def _check_state(connection: sa.Connection, row: Row, event: Event) -> None:
+def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
     """What the master would do, tried without writing: the master decides by what it finds then."""
     stored = runs.load(connection, [row.id]).get(row.id)
     if stored is None:
         raise Problem(404, f"there is no run {row.id}")
     try:
+        families.check_alone(connection, row.id, stored.parent, kind.value)
         advance(_plan(connection, row), stored.known, [event], time.time())
     except WrongState as error:
         raise Problem(
@@ -270,6 +274,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     others = {each.name: TaskState(each.state) for each in tasks}
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+        around_held = held.held(connection, row, body, tasks, names)
     groups: dict[str, int] | None = None
     workers = parts.workers()
     if workers is not None:
@@ -280,8 +285,9 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     known = {each.name for each in body.tasks}
     found = {}
     for task in tasks:
-        if task.name in names and task.name in known:
+        if task.name in names and base_of(task.name) in known:
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
+            around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
             found[task.name] = why(task.name, around, body, time.time())
     return found

@@ -94,6 +94,7 @@ class ShardRun:
         self._removed: dict[str, Attempt] = {}
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._abandoned: list[str] = []
+        self._pokes: set[int] = set()
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._polled_at = -1e18
@@ -245,7 +246,7 @@ class ShardRun:
             if has_commands:
                 writing.fire(self._schedules)
                 writing.do_commands()
-            writing.lead_backfills()
+            writing.finish()
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
@@ -282,12 +283,15 @@ class ShardRun:
         if len(self._claims) > 2 * len(self._book.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
         self._abandoned += written.abandoned
+        self._pokes |= written.pokes
 
     # Doing
 
     def _do(self) -> None:
         """What follows in the store. Whatever does not get through is done in the next turn."""
         self._is_busy = False
+        pokes, self._pokes = self._pokes, set()
+        self._sending.poke(pokes)
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
@@ -320,6 +324,7 @@ class ShardRun:
                 run = self._book.instances[attempt.instance].known.run
                 event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
                 writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
+            writing.finish()
         self._took(writing.written)
         self._is_busy = True
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import Unavailable
-from latchwork.workflows.database import attempts, consuming, runs, schedules
+from latchwork.workflows.database import attempts, consuming, families, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.runs import Stored
@@ -24,11 +24,13 @@ from latchwork.workflows.definitions.specs import queue_key_of
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.keys import Order, attempt_of, log_ref
-from latchwork.workflows.master import backfilling, orders
+from latchwork.workflows.master import orders
+from latchwork.workflows.master.backfilling import Backfills
 from latchwork.workflows.master.book import Book, stored_after
+from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
-from latchwork.workflows.state import Event, Fact, Instance, InstanceState, Start, TaskState, advance
+from latchwork.workflows.state import Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Written:
         abandoned: attempts of instances that a defect has ended, which somebody may have or take.
         more: there may be more commands.
         fired: schedules were written.
+        pokes: shards that have a command of ours.
     """
 
     instances: dict[int, Stored] = field(default_factory=dict)
@@ -53,6 +56,7 @@ class Written:
     abandoned: list[str] = field(default_factory=list)
     more: bool = False
     fired: bool = False
+    pokes: set[int] = field(default_factory=set)
 
 
 class Writing:
@@ -76,8 +80,14 @@ class Writing:
         self._order = order
         self._now = now
         self._is_careful = is_careful  # the last turn was refused by the database: whose rows it was is found out
-        self._to_lead: set[int] = set()  # backfills that a command is about
         self.written = Written()
+        self._holding = Holding(connection, shard, plans, now, self)
+        self._backfills = Backfills(connection, shard, plans, now, self)
+
+    def finish(self) -> None:
+        """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
+        self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
+        self.written.pokes |= self._holding.finish()
 
     # What was seen
 
@@ -129,11 +139,16 @@ class Writing:
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """An instance with events that no state refuses."""
-        stored = self._stored(instance)
+        """An instance with events that no state refuses, and what follows for others."""
+        self.step(instance, events, (outputs or {}).get(instance, {}))
+        self._holding.follow()
+
+    def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for this instance alone."""
+        stored = self.stored(instance)
         if stored is None:
             return
-        given = (outputs or {}).get(instance, {})
+        given = outputs
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
             after = advance(version.plan, stored.known, events, self._now)
@@ -150,8 +165,10 @@ class Writing:
             return
         self._save(stored, version, after, given)
 
-    def _stored(self, instance: int) -> Stored | None:
-        return self.written.instances.get(instance) or self._book.instances.get(instance)
+    def stored(self, instance: int) -> Stored | None:
+        """An instance of this shard, as it is now; None: it is not there."""
+        known = self.written.instances.get(instance) or self._book.instances.get(instance)
+        return known or runs.load(self._connection, [instance], shard=self._shard).get(instance)
 
     def _save(
         self, stored: Stored, version: Version, after: Instance, outputs: Mapping[str, Mapping[str, Any]]
@@ -170,6 +187,7 @@ class Writing:
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
+        self._holding.saved(stored, made, after)
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
@@ -182,7 +200,7 @@ class Writing:
                 forced = task.forced_after is not None and task.n > task.forced_after
                 found[name] = queue_key_of(
                     version.definition,
-                    version.tasks[name],
+                    version.tasks[base_of(name)],
                     stored.id,
                     stored.priority,
                     now=self._now,
@@ -200,18 +218,18 @@ class Writing:
             for name, task in stored.known.tasks.items()
         }
         self.written.abandoned += [
-            f"{stored.ids[name]}.{task.n}"
-            for name, task in stored.known.tasks.items()
-            if task.state in {TaskState.SUBMITTED, TaskState.RUNNING}
+            f"{stored.ids[name]}.{task.n}" for name, task in stored.known.tasks.items() if task.in_hands
         ]
         known = replace(stored.known, state=InstanceState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
         ids = runs.save(self._connection, stored, known, self._now)
-        self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
+        made = self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
+        self._holding.saved(stored, made, known)
+        self._holding.abandoned(stored)
         self.tell(stored.id, "error", details={"error": why})
 
     def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:
         """An attempt that could not be given to any worker has ended, with the reason."""
-        stored = self._stored(instance)
+        stored = self.stored(instance)
         if stored is None:
             return
         row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=why[:4000])
@@ -241,9 +259,10 @@ class Writing:
             instance, error, backfill = None, None, None
             try:
                 if row.type in orders.BACKFILLS or "backfill" in row.args:
-                    backfill = self._backfill(row)
+                    backfill = self._backfills.command(row)
                 else:
                     instance = self._start(row) if row.type in orders.STARTS else self._change(row)
+                    self._holding.follow()
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
                 error = str(refusal)
             except (Unavailable, sa.exc.SQLAlchemyError):
@@ -254,7 +273,12 @@ class Writing:
             consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _start(self, row: CommandRow) -> int:
-        wanted = orders.start_of(row)
+        made = self.make(orders.start_of(row), row.by)
+        self.tell(made, "begin", details={"command": row.id, "by": row.by})
+        return made
+
+    def make(self, wanted: orders.Wanted, by: str, **columns: Any) -> int:
+        """A new instance; ``columns`` say whose child it is."""
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         after = advance(version.plan, Instance(), [wanted.event], self._now)
         priority = wanted.priority or version.definition.priority
@@ -267,7 +291,8 @@ class Writing:
             schedule_time=wanted.schedule_time,
             created_at=self._now,
             priority=priority,
-            by=row.by,
+            by=by,
+            **columns,
         )
         stored = Stored(
             made,
@@ -277,54 +302,34 @@ class Writing:
             wanted.schedule_time,
             wanted.params,
             Instance(),
+            parent=columns.get("parent_task"),
+            depth=columns.get("depth", 0),
         )
         self._save(stored, version, after, {})
-        self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
-    def _backfill(self, row: CommandRow) -> int:
-        if row.type == "backfill":
-            wanted = orders.dates_of(row)
-            version = self._plans.get(self._connection, wanted.code, wanted.version)
-            number, made = backfilling.create(self._connection, row, wanted, version.definition, self._now)
-            self.written.instances.update((each.id, each) for each in made)
-        elif row.type == "backfill_stop":
-            number = backfilling.stop(self._connection, self._shard, row, self._now)
-        else:
-            number = backfilling.number_of(row)
-        self._to_lead.add(number)
-        return number
-
-    def lead_backfills(self) -> None:
-        """Backfills that a command is about, or of which an instance has moved: what follows for their other dates."""
-        for number in sorted(self._to_lead | backfilling.touched(self.written.instances, self._book.instances)):
-            leading = backfilling.Leading(self._connection, self._shard, number, self._now)
-            while (now := leading.round()) is not None:
-                for instance in now.instances:
-                    self._lead(number, instance, now.event)
-            self.written.more = self.written.more or leading.goes_on
-
-    def _lead(self, backfill: int, instance: int, event: Event) -> None:
-        if self._stored(instance) is None:
-            self.written.instances.update(runs.load(self._connection, [instance], shard=self._shard))
-        if isinstance(event, Start):
-            self.tell(instance, "begin", details={"backfill": backfill})
-            stored = self._stored(instance)
-            event = replace(event, dry=stored is not None and stored.known.dry)
-        self.advance(instance, [event])
-
     def _change(self, row: CommandRow) -> int | None:
+        if row.type == "wake" and row.instance is None:
+            self._wake_waiting(row)
+            return None
         wanted = orders.event_of(row)
         instance = row.instance or 0
-        stored = self._stored(instance)
-        if stored is None:
-            stored = runs.load(self._connection, [instance], shard=self._shard).get(instance)
+        stored = self.stored(instance)
         if stored is None:
             raise UnknownWorkflow(f"there is no instance {instance} here")
+        families.check_alone(self._connection, instance, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
         self._save(stored, version, after, {})
         return instance
+
+    def _wake_waiting(self, row: CommandRow) -> None:
+        """A run of a workflow has ended: tasks here that wait for it look."""
+        code = row.args.get("code")
+        if not isinstance(code, int):
+            raise orders.Malformed(f"command {row.id} wakes nobody")
+        for instance in families.waiting_for(self._connection, self._shard, code):
+            self.advance(instance, [Wake()])
 
 
 _OPEN = frozenset(TaskState) - {
