@@ -247,6 +247,36 @@ def test_a_client_waits_follows_and_asks(served, nightly):
         assert client.instances(nightly)[0].id >= done.id
 
 
+def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):
+    done = flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-27", "--parallel", "2", "--wait")
+    assert done.code == 0
+    assert re.search(r"backfill (\d+) of default.nightly is started: 3 runs", done.out)
+    assert done.out.endswith("success, 3 success\n")
+    number = int(re.search(r"backfill (\d+)", done.out)[1])
+    (listed,) = [each for each in flows("backfills", nightly, "--json").json["backfills"] if each["backfill"] == number]
+    assert (listed["state"], listed["counts"]) == ("success", {"success": 3})
+    flows("stop-backfill", number).refused(1, "is success; only one that is running or held can be stopped")
+    days = [each["run"] for each in flows("runs", nightly, "--json").json["runs"]][:3]
+    told = {flows("logs", run, "extract").out.splitlines()[0] for run in days}
+    assert told == {f"extracting 2025-10-{day}" for day in (24, 25, 26)}
+
+
+def test_a_backfill_of_wrong_dates_is_one_clear_error(flows, nightly):
+    flows("backfill", nightly, "--from", "2025-10-25").refused(2, "give --from and --to, or --dates")
+    flows("backfill", nightly, "--dates", "yesterday").refused(2, "'yesterday' is no date; write it as 2026-11-22")
+    flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-24").refused(2, "put the earlier date first")
+    flows("backfill", nightly, "--dates", "2025-10-25", "--order", "up").refused(2, "neither asc nor desc")
+
+
+def test_a_backfill_is_stopped(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    number = flows("backfill", "holds", "--dates", "2025-10-25,2025-10-26", "--json").json["backfill"]
+    assert "1 not started" in flows("backfills").out
+    stopped = flows("stop-backfill", number, "--wait", "--json").json
+    assert (stopped["state"], stopped["counts"]) == ("stopped", {"stopped": 2})
+
+
 @pytest.mark.parametrize(
     "args",
     [

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
+    from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork.workflows.keys import Keys
     from latchwork.workflows.looking import RunSeen
+    from latchwork.workflows.many import BackfillRef, BackfillSeen
     from latchwork.workflows.serve import Serve, ServeOptions
     from latchwork.workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
@@ -45,6 +47,7 @@ else:
                 "workflow",
             ),
             "latchwork.workflows.definitions.kinds": ("http", "mapreduce", "noop", "procedure", "spark", "sql"),
+            "latchwork.workflows.definitions.moments": ("DateRange",),
             "latchwork.workflows.errors": (
                 "DefinitionInvalid",
                 "NotAllowed",
@@ -59,14 +62,18 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },
     )
 
 __all__ = [
+    "BackfillRef",
+    "BackfillSeen",
     "Command",
     "Cron",
+    "DateRange",
     "DefinitionInvalid",
     "Home",
     "Installation",

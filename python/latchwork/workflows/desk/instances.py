@@ -106,7 +106,7 @@ def start(
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         body = load_definition(connection, row.code, row.version)
-    _check_start(body, given)
+    check_start(body, given)
     args = {
         "code": row.code,
         "version": row.version,
@@ -118,7 +118,7 @@ def start(
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
-        if not row.online and not _was_asked(connection, unique_key):
+        if not row.online and not was_asked(connection, unique_key):
             raise WrongState(f"{body.key} is offline; set it online to start it")
         kind = CommandType.START
         asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
@@ -129,7 +129,12 @@ def start(
     return asked
 
 
-def _check_start(body: Definition, given: Start) -> None:
+def check_start(body: Definition, given: Start) -> None:
+    """Refuse parameters, tasks and priorities that the workflow does not have.
+
+    Raises:
+        Problem: 422, naming each field.
+    """
     problems = [
         (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
         for each in given.params
@@ -210,7 +215,7 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
 ) -> Asked:
     with parts.database.write() as connection:
-        if not _was_asked(connection, unique_key):
+        if not was_asked(connection, unique_key):
             _check_state(connection, row, kind, event)
         asked = ask(
             connection, kind, shard_id=row.shard, instance=row.id, args=args, unique_key=unique_key, by=who.name
@@ -228,7 +233,7 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     return asked
 
 
-def _was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
+def was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
     """A repeated question gets the answer of the first, whatever has become of the run since."""
     if unique_key is None:
         return False

@@ -160,7 +160,7 @@ class ShardRun:
             self._took(written)
         self._is_careful = False
         self._do()
-        if written is not None and written.fired:
+        if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
         is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)

@@ -25,6 +25,7 @@ from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.keys import Order, attempt_of, log_ref
 from latchwork.workflows.master import orders
+from latchwork.workflows.master.backfilling import Backfills
 from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
@@ -81,9 +82,11 @@ class Writing:
         self._is_careful = is_careful  # the last turn was refused by the database: whose rows it was is found out
         self.written = Written()
         self._holding = Holding(connection, shard, plans, now, self)
+        self._backfills = Backfills(connection, shard, plans, now, self)
 
     def finish(self) -> None:
-        """The last of it: who waits for what has ended gets to know."""
+        """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
+        self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
         self.written.pokes |= self._holding.finish()
 
     # What was seen
@@ -253,18 +256,21 @@ class Writing:
         rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
+            instance, error, backfill = None, None, None
             try:
-                instance = self._start(row) if row.type in orders.STARTS else self._change(row)
-                self._holding.follow()
-                error = None
+                if row.type in orders.BACKFILLS or "backfill" in row.args:
+                    backfill = self._backfills.command(row)
+                else:
+                    instance = self._start(row) if row.type in orders.STARTS else self._change(row)
+                    self._holding.follow()
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
-                instance, error = None, str(refusal)
+                error = str(refusal)
             except (Unavailable, sa.exc.SQLAlchemyError):
                 raise
             except Exception as defect:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
-                instance, error = None, f"{type(defect).__name__}: {defect}"[:1000]
-            consuming.done(self._connection, row.id, self._now, instance=instance, error=error)
+                error = f"{type(defect).__name__}: {defect}"[:1000]
+            consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _start(self, row: CommandRow) -> int:
         made = self.make(orders.start_of(row), row.by)
