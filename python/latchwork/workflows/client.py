@@ -270,6 +270,10 @@ class WorkflowClient(Looks):
             WrongState: it was refused; the message says why.
             WaitTimeout: none has in that time; it is done when one comes.
         """
+        return int(self.wait_command(command, timeout_s).instance)
+
+    def wait_command(self, command: int, timeout_s: float | None = 30.0) -> Row:
+        """The row of a command, once a master has done it. Errors as for ``done``."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._parts.database.read() as connection:
@@ -279,7 +283,7 @@ class WorkflowClient(Looks):
             if row.done_at is not None:
                 if row.error:
                     raise WrongState(row.error)
-                return int(row.instance)
+                return row
             if until is not None and time.monotonic() >= until:
                 raise WaitTimeout(
                     f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "

@@ -8,6 +8,7 @@ that could not be done has an ``error``. ``args`` of each type:
 ``recover``        start_from
 ``force_success``, ``force_start``   task
 ``pause``, ``resume``, ``stop``, ``rerun``, ``wake``   none
+``mend``           none, and no instance: the shard is read again, and what nobody waits for is dropped
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ class CommandType(str, Enum):
     WAKE = "wake"
     FAILOVER = "failover"
     WAITING_THREAD = "waiting_thread"
+    MEND = "mend"
 
 
-#: What only masters write; who else asks for it is refused.
-INTERNAL = frozenset({CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD})
+#: What only masters and ``doctor`` write; who else asks for it is refused.
+INTERNAL = frozenset(
+    {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.MEND}
+)
 
 
 class KeyReused(LatchworkError):

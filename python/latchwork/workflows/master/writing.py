@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from latchwork.errors import Unavailable
 from latchwork.workflows.database import attempts, consuming, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
+from latchwork.workflows.database.commands import CommandType
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.database.tables import event
@@ -46,6 +47,7 @@ class Written:
         abandoned: attempts of instances that a defect has ended, which somebody may have or take.
         more: there may be more commands.
         fired: schedules were written.
+        mends: somebody asks to have all read again, and what nobody waits for dropped.
     """
 
     instances: dict[int, Stored] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class Written:
     abandoned: list[str] = field(default_factory=list)
     more: bool = False
     fired: bool = False
+    mends: bool = False
 
 
 class Writing:
@@ -238,8 +241,7 @@ class Writing:
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
             try:
-                instance = self._start(row) if row.type in orders.STARTS else self._change(row)
-                error = None
+                instance, error = self._command(row), None
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
                 instance, error = None, str(refusal)
             except (Unavailable, sa.exc.SQLAlchemyError):
@@ -248,6 +250,12 @@ class Writing:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
                 instance, error = None, f"{type(defect).__name__}: {defect}"[:1000]
             consuming.done(self._connection, row.id, self._now, instance=instance, error=error)
+
+    def _command(self, row: CommandRow) -> int | None:
+        if row.type == CommandType.MEND.value:
+            self.written.mends = True
+            return None
+        return self._start(row) if row.type in orders.STARTS else self._change(row)
 
     def _start(self, row: CommandRow) -> int:
         wanted = orders.start_of(row)
