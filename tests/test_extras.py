@@ -171,4 +171,4 @@ def test_every_extra_that_a_message_or_a_page_names_exists():
 def test_a_page_that_types_commands_installs_the_command_line(page):
     installed = re.findall(r'pip install "(latchwork[^"]*)"', (ROOT / page).read_text())
     assert installed
-    assert all("cli" in NAMED.fullmatch(each)[1].split(",") for each in installed)
+    assert all({"cli", "workflows"} & set(NAMED.fullmatch(each)[1].split(",")) for each in installed)  # both have it

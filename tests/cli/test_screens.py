@@ -267,6 +267,7 @@ def test_a_few_of_many_are_named_and_the_rest_counted():
 
 
 def test_every_command_is_looked_at():
-    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect"} >= {
+    # Those of workflows ask a server of their own: tests/workflows/test_command_line.py looks at them.
+    assert {args[0] for args in COMMANDS} | {"run", "demo", "bench", "lock", "elect", "workflows"} >= {
         each.name or each.callback.__name__ for each in app.registered_commands
     } | {each.name for each in app.registered_groups} - {None}

@@ -7,8 +7,8 @@ import signal
 import sys
 from itertools import groupby
 
-import psutil
 import pytest
+from processes import lives
 
 import latchwork
 from latchwork.workers import find
@@ -45,10 +45,6 @@ def pids(cli, wait_until):
         return [int(file.read_text()) for file in files]
 
     return get
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_it_ends_as_the_job_does(cli):

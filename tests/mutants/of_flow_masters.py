@@ -135,4 +135,36 @@ DEFECTS = (
             "workflows/master", "a_store_that_knows_nothing_of_the_database_is_refused_until_it_is_adopted", on="memory"
         ),
     ),
+    Defect(
+        "FlowMaster",
+        "a failed date suppresses the later ones",
+        "workflows/state/backfilling.py",
+        "    is_held = stop_on_failure and progress.failed > 0\n",
+        "    is_held = progress.failed > 0\n",
+        of("workflows/backfill", "a_date_that_fails_in_a_serial_backfill_suppresses_no_later_one", on=MEMORY),
+    ),
+    Defect(
+        "FlowMaster",
+        "a backfill starts all its dates at once",
+        "workflows/state/backfilling.py",
+        "min(progress.pending, max(0, parallel - progress.going))",
+        "min(progress.pending, parallel)",
+        of("workflows/backfill", "a_random_history_starts_each_date_once_and_ends_where_it_should[7]"),
+    ),
+    Defect(
+        "FlowMaster",
+        "nobody looks for the next date when one has ended",
+        "workflows/master/backfilling.py",
+        "sorted(self._asked | _touched(written, before))",
+        "sorted(self._asked)",
+        of("workflows/backfill", "a_serial_backfill_has_an_instance_for_each_date_at_once", on=MEMORY),
+    ),
+    Defect(
+        "FlowMaster",
+        "a long backfill is forgotten in its middle",
+        "workflows/master/backfilling.py",
+        "            chosen = chosen[: self._left]\n            ask(",
+        "            chosen = chosen[: self._left]\n            return _Round(chosen, event)\n            ask(",
+        of("workflows/backfill", "a_long_backfill_is_led_on_in_several_transactions", on=MEMORY),
+    ),
 )

@@ -67,7 +67,7 @@ DEFECTS = (
         "FlowWeb",
         "what a state does not take is written",
         "workflows/desk/instances.py",
-        "            _check_state(connection, row, event)\n",
+        "            _check_state(connection, row, kind, event)\n",
         "            pass\n",
         of(API, "a_repeated_stop_is_answered_as_the_first_although_the_run_has_ended_since"),
     ),

@@ -69,10 +69,11 @@ def test_many_locks_are_taken_in_few_transactions(keepers, monkeypatch):
     commits = []
     commit = keeper._store.commit
     monkeypatch.setattr(keeper._store, "commit", lambda checks, ops: commits.append(ops) or commit(checks, ops))
+    together = lambda: [ops for ops in commits if len(ops) > 1]  # noqa: E731 - one write is a renewal
     keeper.try_acquire_many([f"report/item-{number}" for number in range(270)])
-    assert len(commits) == 3
+    assert len(together()) == 3
     keeper.release([f"report/item-{number}" for number in range(270)])
-    assert len(commits) == 6
+    assert len(together()) == 6
 
 
 def test_locks_that_never_were_are_taken_without_a_look(keepers, monkeypatch):
@@ -272,10 +273,11 @@ def test_a_call_that_is_interrupted_gives_back_what_it_has_taken(connect, keeper
     commit, commits = store.commit, []
 
     def second_is_interrupted(checks, ops):
-        commits.append(ops)
-        if len(commits) == 2:
-            commit(checks, ops)
-            raise KeyboardInterrupt
+        if len(ops) > 1:  # no renewal, which its own thread makes
+            commits.append(ops)
+            if len(commits) == 2:
+                commit(checks, ops)
+                raise KeyboardInterrupt
         return commit(checks, ops)
 
     monkeypatch.setattr(store, "commit", second_is_interrupted)

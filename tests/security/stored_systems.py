@@ -1,4 +1,4 @@
-"""Stored records of backlogs, tasks, executors, workers and plans: an example each, and what reads it."""
+"""Stored records of backlogs, tasks, executors, workers, plans and workflows: an example each, and what reads it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from latchwork.records import Record
 from latchwork.tasks import BlobRef, Retry
 from latchwork.types import Entry
 from latchwork.workers import records as workers
+from latchwork.workflows import exchange
+from latchwork.workflows.worker import outputs
 
 BLOB = BlobRef("owner", "id", 5, "ab")
 ITEM = TaskItem(
@@ -29,6 +31,9 @@ TASK = plans.TaskRecord(
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = workers.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
 JOB = workers.Head("r1", 4, next=2, created=5.0, labels={"team": "a"})
+HEAD = exchange.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
+SPEC = exchange.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
+ENDED = exchange.Result(exchange.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
 
 
 def at(value, key="k"):
@@ -47,6 +52,13 @@ def read_split(value):
 
 def read_target(value):
     return of_body(Record.of(value).body) or "nobody in particular"
+
+
+def read_outputs(value):
+    try:
+        return outputs._json(value.decode("utf-8", "replace"), 1)
+    except outputs.BadOutput as error:
+        return str(error)
 
 
 #: By name: the module that reads it, a value as the product writes it, and the function that reads.
@@ -89,6 +101,12 @@ ROWS = {
         workers.live_body(WORKER),
         lambda value: (workers.read_incarnation(at(value)), workers.read_key(at(value))),
     ),
+    "attempt of a workflow": ("workflows.exchange", SPEC.to_bytes()[0], exchange.Spec.of),
+    "who runs an attempt": (
+        "workflows.exchange", exchange.Running("w1", "h", 5.0, "it was drained").to_bytes(), exchange.Running.of
+    ),
+    "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
+    "outputs of an attempt": ("workflows.worker.outputs", dumped(rows=17), read_outputs),
     "epoch of workers": ("workers.records", workers.epoch_body(3), lambda value: workers.read_epoch(at(value)) + 1),
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import lives
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ForkedProcess, LatchworkError, WaitTimeout
@@ -28,10 +29,6 @@ def eventually(is_so, patience_s=PATIENCE_S):
     while not is_so():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.01)
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def pid_in(path):

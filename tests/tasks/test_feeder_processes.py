@@ -6,12 +6,13 @@ import signal
 import time
 
 import pytest
+from processes import lives
 
 from latchwork.primitives import Backlog
 
 from . import examples
 from .feeding import end_process, node_process, put
-from .test_children import lives, pid_in
+from .test_children import pid_in
 
 PATIENCE_S = 30.0
 TTL_S = 4.0

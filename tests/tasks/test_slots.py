@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import lives
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
@@ -30,7 +31,7 @@ from latchwork.tasks.children import Leash
 from latchwork.types import At, Exists, Fence, SessionAlive
 
 from . import examples
-from .test_children import eventually, lives, pid_in
+from .test_children import eventually, pid_in
 
 PATIENCE_S = 45.0
 PAYLOADS = Payloads()

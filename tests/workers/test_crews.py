@@ -9,8 +9,8 @@ import threading
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
-import psutil
 import pytest
+from processes import lives
 
 import latchwork
 from latchwork.errors import LatchworkError
@@ -55,10 +55,6 @@ def eventually(is_so):
     found = came_true(is_so, PATIENCE_S, every_s=0.02)
     assert found, "it did not come true"
     return found
-
-
-def lives(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def run_whole(store, wanted):

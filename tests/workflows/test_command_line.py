@@ -37,6 +37,8 @@ tasks:
   - {name: second, type: shell, after: [first], params: {script: 'true'}}
 params: {go: none, fails: none}
 """
+EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\rforged"
+BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FLOWS = """
 from latchwork.workflows import task, workflow
 
@@ -283,3 +285,65 @@ def test_all_that_people_wrote_is_exported_and_imported(flows, nightly, tmp_path
     bad = flows("import", "bad.yaml", *other)
     assert (bad.code, "workflows[0].definition.name" in bad.out) == (2, True)
     flows("import", "missing.yaml", *other).refused(2, "missing.yaml cannot be read")
+
+
+def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):
+    done = flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-27", "--parallel", "2", "--wait")
+    assert done.code == 0
+    assert re.search(r"backfill (\d+) of default.nightly is started: 3 runs", done.out)
+    assert done.out.endswith("success, 3 success\n")
+    number = int(re.search(r"backfill (\d+)", done.out)[1])
+    (listed,) = [each for each in flows("backfills", nightly, "--json").json["backfills"] if each["backfill"] == number]
+    assert (listed["state"], listed["counts"]) == ("success", {"success": 3})
+    flows("stop-backfill", number).refused(1, "is success; only one that is running or held can be stopped")
+    days = [each["run"] for each in flows("runs", nightly, "--json").json["runs"]][:3]
+    told = {flows("logs", run, "extract").out.splitlines()[0] for run in days}
+    assert told == {f"extracting 2025-10-{day}" for day in (24, 25, 26)}
+
+
+def test_a_backfill_of_wrong_dates_is_one_clear_error(flows, nightly):
+    flows("backfill", nightly, "--from", "2025-10-25").refused(2, "give --from and --to, or --dates")
+    flows("backfill", nightly, "--dates", "yesterday").refused(2, "'yesterday' is no date; write it as 2026-11-22")
+    flows("backfill", nightly, "--from", "2025-10-25", "--to", "2025-10-24").refused(2, "put the earlier date first")
+    flows("backfill", nightly, "--dates", "2025-10-25", "--order", "up").refused(2, "neither asc nor desc")
+
+
+def test_a_backfill_is_stopped(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    number = flows("backfill", "holds", "--dates", "2025-10-25,2025-10-26", "--json").json["backfill"]
+    assert "1 not started" in flows("backfills").out
+    stopped = flows("stop-backfill", number, "--wait", "--json").json
+    assert (stopped["state"], stopped["counts"]) == ("stopped", {"stopped": 2})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("list",), ("show", "evil"), ("runs", "evil"), ("show", 0), ("why", 0, "a"), ("logs", 0, "a"), ("schedule",),
+        ("start", "evil", "-p", f"text={EVIL}", "--follow"), ("start", EVIL), ("show", EVIL), ("list", "--json"),
+        ("show", 0, "--json"), ("workers",),
+    ],
+    ids=lambda args: ascii(" ".join(map(str, args)))[:40],
+)  # fmt: skip
+def test_hostile_text_reaches_no_terminal_from_any_command(flows, evil, args, monkeypatch):
+    if args[0] == "logs":  # as they are in a pipe
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    told = flows(*(evil if each == 0 else each for each in args))
+    for text in (told.out, told.err):
+        assert BAD.search(text) is None
+
+
+@pytest.fixture(scope="module")
+def evil(served, tmp_path_factory):
+    """The number of a run that failed, of a workflow in which everything that may be is hostile."""
+    script = (
+        'printf "%s\\n" "$text"; printf "%s\\n" "$text" >&2; printf "out=%s\\n" "$text" >> "$LATCHWORK_OUTPUT"; exit 3'
+    )
+    tasks = [{"name": "a", "type": "shell", "description": EVIL.replace("\r", ""), "params": {"script": script}}]
+    given = {"name": "evil", "description": EVIL.replace("\r", ""), "params": {"text": EVIL}, "tasks": tasks}
+    with WorkflowClient.local(served.home.database) as client:
+        client.apply(given)
+        run = client.start("evil")
+        run.wait(60.0)
+        return run.id()

@@ -48,7 +48,7 @@ def test_what_cannot_be_done_says_why_and_holds_nothing_up(stage):
         stage.send("start", code=version.code, version=1, start_from=["z"]),
         stage.send("start", nonsense=1),
         stage.send("pause", 12345),
-        stage.send("backfill", 1),
+        stage.send("failover", 1),
     ]
     good = stage.send("start", code=version.code, version=1)
     with stage.master():

@@ -225,7 +225,8 @@ def test_cancelled_task_is_killed_and_its_cancel_ends_nothing_else(store, logs, 
     running(store, "1.1")
     store.commit([], [Put(KEYS.cancel("1.1"), b"")])
     found = result(store, "1.1")
-    assert (found.outcome, found.error) == (Outcome.KILLED, "it was stopped by a command")
+    assert found.outcome is Outcome.KILLED
+    assert found.error.startswith("it was stopped ")  # by a command, perhaps before it began
     assert result(store, "2.1").outcome is Outcome.SUCCESS
 
 

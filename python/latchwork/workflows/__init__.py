@@ -10,8 +10,10 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
+    from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork.workflows.keys import Keys
     from latchwork.workflows.looking import RunSeen
+    from latchwork.workflows.many import BackfillRef, BackfillSeen
     from latchwork.workflows.serve import Serve, ServeOptions
     from latchwork.workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
@@ -33,6 +36,7 @@ else:
         __name__,
         {
             "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork.workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork.workflows.definitions.builder": (
                 "Cron",
                 "Node",
@@ -43,6 +47,7 @@ else:
                 "workflow",
             ),
             "latchwork.workflows.definitions.kinds": ("http", "mapreduce", "noop", "procedure", "spark", "sql"),
+            "latchwork.workflows.definitions.moments": ("DateRange",),
             "latchwork.workflows.errors": (
                 "DefinitionInvalid",
                 "NotAllowed",
@@ -57,14 +62,18 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },
     )
 
 __all__ = [
+    "BackfillRef",
+    "BackfillSeen",
     "Command",
     "Cron",
+    "DateRange",
     "DefinitionInvalid",
     "Home",
     "Installation",
@@ -72,6 +81,7 @@ __all__ = [
     "Node",
     "NotAllowed",
     "NotOwner",
+    "On",
     "ParamsModel",
     "Problem",
     "RunInfo",
@@ -88,6 +98,8 @@ __all__ = [
     "WorkflowClient",
     "WrongState",
     "adopt_store",
+    "conditions",
+    "dependent",
     "http",
     "initialize",
     "installation_of",
@@ -97,6 +109,8 @@ __all__ = [
     "shell",
     "spark",
     "sql",
+    "sub_process",
+    "switch",
     "task",
     "workflow",
 ]

@@ -19,17 +19,17 @@ from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.definitions import Version
-from latchwork.workflows.database.views import instances
 from latchwork.workflows.definitions.builder import Workflow
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import instances as runs_desk
-from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
+from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
-from latchwork.workflows.looking import LOOK_S, Looks, RunSeen, split, told
+from latchwork.workflows.looking import LOOK_S, RunSeen, split, told
+from latchwork.workflows.many import Backfills
 from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 
@@ -68,7 +68,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Looks):
+class WorkflowClient(Backfills):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -270,26 +270,7 @@ class WorkflowClient(Looks):
             WrongState: it was refused; the message says why.
             WaitTimeout: none has in that time; it is done when one comes.
         """
-        return int(self.wait_command(command, timeout_s).instance)
-
-    def wait_command(self, command: int, timeout_s: float | None = 30.0) -> Row:
-        """The row of a command, once a master has done it. Errors as for ``done``."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            with self._parts.database.read() as connection:
-                row = instances.find_command(connection, command)
-            if row is None:
-                raise UnknownWorkflow(f"there is no command {command}")
-            if row.done_at is not None:
-                if row.error:
-                    raise WrongState(row.error)
-                return row
-            if until is not None and time.monotonic() >= until:
-                raise WaitTimeout(
-                    f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "
-                    "`latchwork workflows serve` or `master`"
-                )
-            self._never.wait(LOOK_S)
+        return int(self.done_row(command, timeout_s).instance)
 
     def wait(self, instance_id: int, timeout_s: float | None = None) -> RunSeen:
         """The run, once it is over.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from latchwork.errors import LatchworkError, Unavailable
+from latchwork.errors import LatchworkError, Unavailable, WaitTimeout
 from latchwork.web import Identity, Problem
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.desk import Parts, definitions
@@ -157,6 +158,30 @@ class Looks:
                 is_over = attempts_desk.find(self._parts, self._who, attempt).attempt.ended_at is not None
             if is_over and not self.log(attempt, offset).data:
                 return
+            self._never.wait(LOOK_S)
+
+    def done_row(self, command: int, timeout_s: float | None = 30.0) -> Row:
+        """Wait until a master has done a command; its row, with ``instance`` or ``backfill`` that it is about.
+
+        Raises:
+            WrongState: it was refused; the message says why.
+            WaitTimeout: none has in that time; it is done when one comes.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._parts.database.read() as connection:
+                row = instances.find_command(connection, command)
+            if row is None:
+                raise UnknownWorkflow(f"there is no command {command}")
+            if row.done_at is not None:
+                if row.error:
+                    raise WrongState(row.error)
+                return row
+            if until is not None and time.monotonic() >= until:
+                raise WaitTimeout(
+                    f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "
+                    "`latchwork workflows serve` or `master`"
+                )
             self._never.wait(LOOK_S)
 
     def workers(self) -> Sequence[Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
-from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState
+from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
+from latchwork.workflows.why_held import Held, why_held
 
 _PLAIN = {
     TaskState.SUCCESS: "It has succeeded.",
@@ -32,6 +33,8 @@ class Known:
         others: the states of all tasks of the run, by name.
         owner: who has the shard; empty: nobody yet.
         groups: how many workers each worker group has; None: the store was not asked.
+        held: of a task that its master holds; None: of any other.
+        is_cut: whether no branch that leads to it was chosen.
     """
 
     state: TaskState
@@ -42,6 +45,8 @@ class Known:
     others: Mapping[str, TaskState]
     owner: str = ""
     groups: Mapping[str, int] | None = None
+    held: Held | None = None
+    is_cut: bool = False
 
 
 def why(name: str, known: Known, definition: Definition, now: float) -> str:
@@ -53,8 +58,12 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
         definition: the version that its run has.
         now: seconds since the epoch.
     """
-    task = definition.task(name)
+    task = definition.task(base_of(name))
     state = known.state
+    if known.held is not None and (answer := why_held(state, known.held, now)):
+        return answer
+    if known.is_cut:
+        return "It is left out: no branch that leads to it was chosen."
     if state is TaskState.FAILURE:
         tries = counted(known.failures, "attempt")
         return f"It has failed: {tries} of {task.retries + 1}. Recover the run, or force it to success."

@@ -7,9 +7,11 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from latchwork.web import Role
+from latchwork.workflows.database import backfills
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import attempt, command, event, instance, schedule
+from latchwork.workflows.database.tables import attempt, command, definition, event, instance, schedule
 from latchwork.workflows.state import InstanceState
+from latchwork.workflows.state.backfilling import BackfillState
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
 
 START = "/api/v1/workflows/default/nightly:start"
@@ -292,3 +294,56 @@ def test_a_large_workflow_is_taken_and_one_that_is_too_large_is_refused(ask):
     answer = ask("admin").post("/api/v1/workflows", content=b"{" + b" " * 5_100_000)
     assert answer.status_code == 413
     assert answer.json()["status"] == 413
+
+
+BACKFILL = "/api/v1/workflows/default/nightly:backfill"
+
+
+def test_a_backfill_is_a_command_that_names_every_moment(ask, seeds):
+    given = {"first": "2025-10-25", "last": "2025-10-26", "parallel": 2, "order": "desc", "stop_on_failure": True}
+    answer = ask("operator-of-default").post(BACKFILL, json={**given, "params": {"region": "us"}})
+    assert answer.status_code == 202
+    asked = ask("admin").get(f"/api/v1/commands/{answer.json()['command']}").json()
+    assert (asked["type"], asked["backfill"]) == ("backfill", None)
+    (row,) = rows(seeds, sa.select(command.c.args).where(command.c.id == asked["id"]))
+    assert row.args["moments"] == [1761354000.0, 1761444000.0]  # three o'clock in summer, and in winter
+    assert (row.args["parallel"], row.args["order"], row.args["stop_on_failure"]) == (2, "desc", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({}, "dates"),
+        ({"first": "2025-10-25"}, "dates"),
+        ({"first": "2025-10-25", "last": "2025-10-26", "dates": ["2025-10-25"]}, "dates"),
+        ({"first": "2025-10-27", "last": "2025-10-26"}, "last"),
+        ({"dates": ["9000-10-27"]}, "dates"),
+        ({"dates": ["2025-10-27"], "params": {"no": 1}}, "params.no"),
+        ({"dates": ["2025-13-27"]}, "body.dates[0]"),
+        ({"dates": ["2025-10-27"], "parallel": 0}, "body.parallel"),
+    ],
+)
+def test_a_backfill_that_cannot_be_is_told_which_field_is_wrong(ask, given, path):
+    answer = ask("admin").post(BACKFILL, json=given)
+    assert answer.status_code == 422
+    assert path in [each["path"] for each in answer.json()["errors"]]
+
+
+def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
+    code = rows(seeds, sa.select(definition.c.code).where(definition.c.name == "nightly"))[0].code
+    same = {"shard": 0, "code": code, "version": 1, "created_at": 1.0, "by": "ann"}
+    kinds = {"parallel": 3, "direction": "desc", "stop_on_failure": False}
+    with seeds.database.write() as connection:
+        number = backfills.create(connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2})
+    (first, *_) = ask("viewer-of-default").get("/api/v1/backfills?project=default&workflow=nightly").json()
+    assert (first["id"], first["counts"], first["order"]) == (number, {"submitted": 2}, "desc")
+    shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json()
+    assert [each["schedule_time"] for each in shown["runs"]] == [0.0, 86400.0]
+    assert number not in [each["id"] for each in ask("stranger").get("/api/v1/backfills").json()]
+    key = {"Idempotency-Key": "stop-that-backfill"}
+    asked = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()
+    with seeds.database.write() as connection:
+        backfills.set_state(connection, number, BackfillState.STOPPED, 2.0)
+    again = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()
+    assert (again["command"], again["is_new"]) == (asked["command"], False)
+    assert ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop").status_code == 409

@@ -5,6 +5,7 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
+from latchwork.workflows.database import backfills
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
@@ -50,6 +51,10 @@ API = {
     "PUT /api/v1/workflows/{project}/{name}/online": of("editor", 204),
     "PUT /api/v1/workflows/{project}/{name}/schedule": of("operator", 204),
     "POST /api/v1/workflows/{project}/{name}:start": of("operator", 202),
+    "POST /api/v1/workflows/{project}/{name}:backfill": of("operator", 202),
+    "GET /api/v1/backfills": IN,
+    "GET /api/v1/backfills/{backfill_id}": VIEW,
+    "POST /api/v1/backfills/{backfill_id}:stop": of("operator", 202),
     "GET /api/v1/schedules": IN,
     "GET /api/v1/schedules:preview": IN,
     "GET /api/v1/task-types": (401, 403, *(200,) * 6),
@@ -150,12 +155,25 @@ def world(seeds):
         tasks = dict(rows)
         claim = connection.exec_driver_sql(f"SELECT claim FROM attempt WHERE task = {tasks['clean']}").scalar()
         command = connection.exec_driver_sql("SELECT max(id) FROM command").scalar()
-    return {"half": half, "good": good, "tasks": tasks, "attempt": f"{tasks['clean']}.1.{claim}", "command": command}
+        code = connection.exec_driver_sql("SELECT code FROM definition WHERE project = 'default'").scalar()
+    with seeds.database.write() as connection:
+        fields = {"shard": 0, "code": code, "version": 1, "created_at": 1.0}
+        kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
+        backfill = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
+    return {
+        "backfill": backfill,
+        "half": half,
+        "good": good,
+        "tasks": tasks,
+        "attempt": f"{tasks['clean']}.1.{claim}",
+        "command": command,
+    }
 
 
 BODIES = {
     "POST /api/v1/workflows": {"definition": NIGHTLY},
     "POST /api/v1/workflows:validate": {"definition": BILLING},
+    "POST /api/v1/workflows/{project}/{name}:backfill": {"first": "2025-10-01", "last": "2025-10-02"},
     "PUT /api/v1/workflows/{project}/{name}/online": {"online": True},
     "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
     "POST /api/v1/tokens": {"name": "more"},
@@ -169,6 +187,7 @@ def filled(route, world, seeds, name):
     method, path = route.split(" ")
     path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
     path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
+    path = path.replace("{backfill_id}", str(world["backfill"]))
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     if "{token_id}" in path:

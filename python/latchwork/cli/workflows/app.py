@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.cli.options import group
-from latchwork.cli.workflows import care, define, nodes, operate, watch
+from latchwork.cli.workflows import care, define, many, nodes, operate, watch
 
 workflows_app = group(
     "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
@@ -19,6 +19,8 @@ workflows_app = group(
     show=watch.show_,
     schedule=define.schedule,
     start=operate.start,
+    backfill=many.backfill,
+    backfills=many.backfills,
     runs=watch.runs,
     logs=watch.logs,
     why=watch.why,
@@ -32,6 +34,6 @@ workflows_app = group(
     export=care.export,
     **{"import": care.import_},
     upgrade=nodes.upgrade,
-    **{"adopt-store": nodes.adopt_store},
+    **{"stop-backfill": many.stop_backfill, "adopt-store": nodes.adopt_store},
 )
 workflows_app.add_typer(nodes.secrets_app, name="secrets")

@@ -26,6 +26,17 @@ StartFrom = Annotated[
     ),
 ]
 
+Params = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        "-p",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
+    ),
+]
+
 
 @command(
     "latchwork workflows start nightly",
@@ -35,16 +46,7 @@ StartFrom = Annotated[
 def start(
     name: Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")],
     *,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param",
-            "-p",
-            metavar="NAME=VALUE",
-            show_default=False,
-            help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
-        ),
-    ] = None,
+    param: Params = None,
     start_from: StartFrom = None,
     scope: Annotated[
         str, typer.Option(metavar="SCOPE", help="With --from, what else runs: only, downstream or upstream.")
@@ -69,7 +71,7 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Start a run of a workflow, and print its number once a master has taken it."""
-    params = _params(param or [])
+    params = params_of(param or [])
     if scope not in {"only", "downstream", "upstream"}:
         raise UsageError(f"--scope is only, downstream or upstream, not {scope!r}")
     with client_of(home_of(home, database, store, logs)) as client:
@@ -172,7 +174,8 @@ def recover(
         _did(client, run, "recover", number, wait=wait, as_json=as_json)
 
 
-def _params(given: list[str]) -> dict[str, Any]:
+def params_of(given: list[str]) -> dict[str, Any]:
+    """Parameters as they were written: ``name=value`` each."""
     found: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")

@@ -159,6 +159,7 @@ class CommandDocument(Document):
     id: int
     type: str
     instance: int | None
+    backfill: int | None
     by: str
     created_at: float
     done_at: float | None

@@ -5,9 +5,13 @@ that could not be done has an ``error``. ``args`` of each type:
 
 ``start``          code, version, params, priority (None: that of the definition), start_from, scope, dry,
                    schedule_time (None: when the command was written); ``instance`` is set once there is one
+``backfill``       code, version, moments (each becomes an instance), params, priority, dry, parallel, order,
+                   stop_on_failure; ``backfill`` of the row is set once there is one
+``backfill_stop``  backfill
 ``recover``        start_from
 ``force_success``, ``force_start``   task
-``pause``, ``resume``, ``stop``, ``rerun``, ``wake``   none
+``pause``, ``resume``, ``stop``, ``rerun``   none
+``wake``           none; or backfill, whose next moments are to be started
 ``mend``           none, and no instance: the shard is read again, and what nobody waits for is dropped
 """
 
@@ -37,6 +41,7 @@ class CommandType(str, Enum):
     FORCE_SUCCESS = "force_success"
     FORCE_START = "force_start"
     BACKFILL = "backfill"
+    BACKFILL_STOP = "backfill_stop"
     TIMER = "timer"
     WAKE = "wake"
     FAILOVER = "failover"
@@ -102,7 +107,8 @@ def ask(
     except sa.exc.IntegrityError:
         there = connection.execute(sa.select(command).where(command.c.unique_key == unique_key)).one()
     is_same = there.type == kind.value and _asked(there.args) == _asked(given)
-    if not is_same or (kind is not CommandType.START and there.instance != instance):
+    makes = kind in {CommandType.START, CommandType.BACKFILL}
+    if not is_same or (not makes and there.instance != instance):
         raise KeyReused(
             f"the key {unique_key!r} was used for command {there.id}, which is another one; give each command its own"
         )

@@ -64,11 +64,21 @@ def is_any_open(connection: sa.Connection, shard: int) -> bool:
     return connection.execute(chosen).first() is not None
 
 
-def done(connection: sa.Connection, number: int, now: float, *, instance: int | None, error: str | None) -> None:
+def done(
+    connection: sa.Connection,
+    number: int,
+    now: float,
+    *,
+    instance: int | None,
+    error: str | None,
+    backfill: int | None = None,
+) -> None:
     """It is done, or cannot be."""
     values: dict[str, Any] = {"done_at": now, "error": error}
     if instance is not None:
         values["instance"] = instance
+    if backfill is not None:
+        values["backfill"] = backfill
     connection.execute(sa.update(command).where(command.c.id == number).values(**values))
 
 

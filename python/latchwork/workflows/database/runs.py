@@ -37,6 +37,7 @@ class Stored:
         outputs: of the tasks that ended, by name.
         parent: the row of the task that it is the child of; None: nobody's.
         depth: how many runs it is inside of.
+        backfill: which it is a part of.
 
     Elements of maps have the names of ``state.element``.
     """
@@ -53,6 +54,7 @@ class Stored:
     outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parent: int | None = None
     depth: int = 0
+    backfill: int | None = None
 
 
 def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
@@ -115,6 +117,7 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
         {names[each.id]: each.outputs for each in rows if each.outputs is not None},
         row.parent_task,
         row.depth,
+        row.backfill,
     )
 
 

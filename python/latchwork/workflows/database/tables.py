@@ -123,6 +123,7 @@ command = Table(
     Column("created_at", Float, nullable=False),
     Column("done_at", Float),
     Column("error", Text),
+    Column("backfill", BigInteger),
     Index("ix_command_open", "shard", "id", sqlite_where=_OPEN, postgresql_where=_OPEN),
     Index(None, "instance"),
 )
@@ -162,6 +163,25 @@ instance = Table(
     Index(None, "code", "id"),
     Index(None, "state", "id"),
     Index(None, "code", "state", "id"),
+)
+
+#: One workflow for many moments, each of which is an instance of its shard.
+backfill = Table(
+    "backfill",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("shard", Integer, nullable=False),
+    Column("code", BigInteger, ForeignKey("definition.code", ondelete="CASCADE"), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("parallel", Integer, nullable=False),
+    Column("direction", String(4), nullable=False),
+    Column("stop_on_failure", Boolean, nullable=False),
+    Column("dates", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("by", String(200), nullable=False, server_default=text("''")),
+    Index(None, "code", "id"),
 )
 
 task = Table(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
 from latchwork.workflows.definitions.validate import Checked, checked
@@ -34,6 +35,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_building", default=None)
+
+
+#: The workflows of this process that somebody has still, by their keys: what a run of a test starts by name.
+BUILT: WeakValueDictionary[str, Workflow] = WeakValueDictionary()
 
 
 class Template:
@@ -89,6 +94,29 @@ class Node:
     def __rshift__(self, other: Node) -> Node:
         """``a >> b``: b waits for a; returns b."""
         return other.after(self)
+
+    def map(
+        self, fn: TaskFunction[..., Any] | Workflow, items: str = "result", *, parallel: int | None = None, **fixed: Any
+    ) -> Node:
+        """A task for each item of an output of this one; its outputs are lists of theirs, in the order of the items.
+
+        Args:
+            fn: called with an item as its first parameter; or a workflow, started with it.
+            items: the output that is a list.
+            parallel: so many at a time; None: as many as workers take.
+            fixed: further arguments, the same for all.
+        """
+        options: dict[str, Any] = {"map": str(self[items]), "map_parallel": parallel}
+        item = Template("${item}")
+        if isinstance(fn, Workflow):
+            if not fn.definition.params:
+                raise TypeError(f"{fn.name} has no parameter that an item could be")
+            first = next(iter(fn.definition.params))
+            given = {"workflow": fn.definition.key, "params": {first: item, **fixed}}
+            return add("sub_process", given, after=[self], default_name=fn.name, **options)
+        first = next(iter(inspect.signature(fn.__wrapped__).parameters))
+        made: Node = fn.options(**options)(**{first: item, **fixed})
+        return made.after(self)
 
     def __getitem__(self, output: str) -> Template:
         """An output of it, for another task."""
@@ -236,16 +264,22 @@ def shell(script: str, *, name: str | None = None, after: Iterable[Node] = (), *
 
 
 def add(
-    type_: str, params: Mapping[str, Any], *, name: str | None = None, after: Iterable[Node] = (), **options: Any
+    type_: str,
+    params: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    after: Iterable[Node] = (),
+    default_name: str | None = None,
+    **options: Any,
 ) -> Node:
-    """A task of any type."""
+    """A task of any type; ``default_name`` is what it is called, with a number, if nobody says."""
     building = _now_building(f"{type_}()")
     _check_options(options)
     nodes: set[str] = set()
     plain = {key: value if isinstance(value, str) else _plain(value, nodes, key) for key, value in params.items()}
     fields = {"type": type_, "params": plain, **options}
     named = [building.of(each) for each in after]
-    return building.add(fields, name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
+    return building.add(fields, name or default_name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -273,11 +307,18 @@ class Workflow:
     def __init__(self, built: Checked) -> None:
         self.definition = built.definition
         self.order = built.order
+        BUILT[self.definition.key] = self
 
     @property
     def name(self) -> str:
         """Unique in its project."""
         return self.definition.name
+
+    def __call__(self, **params: Any) -> Node:
+        """Inside another workflow: a task that is a run of this one, started with these parameters."""
+        _now_building(self.name)
+        given = {"workflow": self.definition.key, **({"params": params} if params else {})}
+        return add("sub_process", given, default_name=self.name)
 
     def test(self, *, schedule_time: float | None = None, **params: Any) -> TestRun:
         """Run all of it in this process: no database, no store, and the clock jumps to whatever is waited for.

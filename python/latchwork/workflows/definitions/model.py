@@ -6,12 +6,14 @@ clothes. Fields that are not given have their documented defaults and are left o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.workflows.state import OnFailure, OnTimeout, Plan, Rule
+from latchwork.workflows.state import LOGICAL, OnFailure, OnTimeout, Plan, Rule
+from latchwork.workflows.types.logical import rule_of
 
 #: Names are segments of keys in the store, and words of a command line.
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$"
@@ -71,6 +73,8 @@ class TaskSpec(Part):
         cache_s: seconds for which the same task with the same parameters has the same outputs; None: it runs each time.
         enabled: else it is skipped, which counts as success.
         env: environment variables of the task.
+        map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
+        map_parallel: so many of them at a time; None: as many as workers take.
     """
 
     name: Name
@@ -90,6 +94,8 @@ class TaskSpec(Part):
     cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     enabled: bool = True
     env: dict[str, str] = Field(default_factory=dict)
+    map: list[Any] | str | None = None
+    map_parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
 class Definition(Part):
@@ -154,7 +160,7 @@ def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
 
 
 def _rule(task: TaskSpec) -> Rule:
-    return Rule(
+    plain = Rule(
         after=task.after,
         retries=task.retries,
         retry_interval_s=task.retry_interval_s,
@@ -162,4 +168,7 @@ def _rule(task: TaskSpec) -> Rule:
         timeout_s=task.timeout_s,
         on_timeout=task.on_timeout,
         enabled=task.enabled,
+        maps=task.map is not None,
+        map_parallel=task.map_parallel,
     )
+    return replace(plain, **rule_of(task.type, task.params, plain)) if task.type in LOGICAL else plain

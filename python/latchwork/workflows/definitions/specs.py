@@ -9,11 +9,18 @@ from latchwork.workflows.definitions.model import PRIORITIES, Definition, TaskSp
 from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.exchange import Head, Spec
 from latchwork.workflows.keys import Order, lane_of, shelf_of
-from latchwork.workflows.state import OnTimeout
+from latchwork.workflows.state import OnTimeout, element
 
 
 def spec_of(
-    run: Run, task: TaskSpec, row: int, n: int, outputs: Mapping[str, Mapping[str, Any]], *, place: tuple[int, int, int]
+    run: Run,
+    task: TaskSpec,
+    row: int,
+    n: int,
+    outputs: Mapping[str, Mapping[str, Any]],
+    *,
+    place: tuple[int, int, int],
+    index: int = -1,
 ) -> Spec:
     """What a worker gets of an attempt.
 
@@ -24,6 +31,7 @@ def spec_of(
         n: number of the attempt.
         outputs: of the tasks that have ended, by name.
         place: shard, and code and version of the workflow.
+        index: of an element of a map; -1 of any other task.
     Raises:
         KeyError, ValueError: as for ``values_of``.
     """
@@ -36,7 +44,7 @@ def spec_of(
         code,
         version,
         run.definition.key,
-        task.name,
+        element(task.name, index),
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
@@ -45,7 +53,7 @@ def spec_of(
         head,
         task.params,
         {**run.environment, **task.env},
-        values_of(run, task, n, outputs),
+        values_of(run, task, n, outputs, index=index),
         run.schedule_time,
         run.tz,
     )

@@ -10,15 +10,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from latchwork.schedules import Cron
+from latchwork.workflows.definitions import logical
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork.workflows.definitions.templates import SECRET, Reference, references
+from latchwork.workflows.definitions.values import OF_ELEMENTS
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.types.registry import UnknownType
@@ -70,6 +73,7 @@ def checked(given: object, types: TaskTypes) -> Checked:
             )
         else:
             problems += _references(definition, order, types)
+            problems += logical.problems(definition)
     if problems:
         raise DefinitionInvalid(problems)
     return Checked(definition, order)
@@ -210,7 +214,8 @@ def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes
         quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
         given = {key: value for key, value in task.params.items() if key not in quoted}
         yield from _secrets_in_scripts(task, quoted, f"tasks[{index}].params")
-        for path, found in [*_texts(given, f"tasks[{index}].params"), *_texts(task.env, f"tasks[{index}].env")]:
+        parts = {"params": given, "env": task.env, "map": task.map}
+        for path, found in chain(*(_texts(each, f"tasks[{index}].{part}") for part, each in parts.items())):
             if isinstance(found, str):
                 yield Problem(path, found)
             elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition)):
@@ -226,7 +231,7 @@ def _secrets_in_scripts(task: TaskSpec, quoted: frozenset[str], path: str) -> It
 
 def _misplaced(name: str, task: TaskSpec, before: frozenset[str], names: set[str], definition: Definition) -> str:
     owner, dot, _ = name.rpartition(".")
-    if name.startswith(SECRET):
+    if name.startswith(SECRET) or (task.map is not None and (owner == "item" or name in OF_ELEMENTS)):
         return ""
     if dot:
         if owner not in names:

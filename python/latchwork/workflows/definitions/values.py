@@ -53,7 +53,13 @@ class Run:
         return datetime.fromtimestamp(self.schedule_time, ZoneInfo(self.tz))
 
 
-def values_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+#: What elements of a map have besides what all tasks have.
+OF_ELEMENTS = frozenset({"item", "map_index"})
+
+
+def values_of(
+    run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int = -1
+) -> dict[str, Any]:
     """What ``${name}`` stands for in a task.
 
     Args:
@@ -61,10 +67,13 @@ def values_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[st
         task: of its definition.
         n: number of the attempt.
         outputs: of the tasks that have ended, by name.
+        index: of an element of a map; -1 of any other task.
     Raises:
         KeyError: a parameter refers to a name that nothing has; its argument is the name.
-        ValueError: parameters refer to each other.
+        ValueError: parameters refer to each other; the items of a map are no list.
     """
+    if index >= 0:
+        return _of_element(run, task, n, outputs, index)
     built_in = _built_in(run, task.name, n)
     known = {**run.shared, **run.environment, **_before(run, task, outputs)}
     params = {**run.definition.params, **run.params}
@@ -73,6 +82,28 @@ def values_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[st
         if name not in known and isinstance(value, (str, int, float, bool)) and "${" not in str(value):
             known[name] = value
     return {**known, **_named(task, outputs), **built_in}
+
+
+def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """The items of a map. Errors as for ``values_of``."""
+    items = fill(task.map, values_of(run, task, n, outputs), run.moment)
+    if not isinstance(items, list):
+        raise ValueError(f"the items of {task.name!r} are to be a list, not {items!r:.100}")  # noqa: TRY004
+    return items
+
+
+def _of_element(
+    run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], index: int
+) -> dict[str, Any]:
+    """Those of its task, the item, and without the list of all: that would be sent once for each of them."""
+    known = values_of(run, task, n, outputs)
+    items = items_of(run, task, n, outputs)
+    named = _referred([task.params, task.env])
+    known = {name: value for name, value in known.items() if name in named or value is not items}
+    item = items[index]
+    if isinstance(item, Mapping):
+        known |= {f"item.{key}": value for key, value in item.items()}
+    return {**known, "item": item, "map_index": index}
 
 
 def params_of(run: Run) -> dict[str, Any]:
@@ -134,7 +165,7 @@ def _resolved(
 def _named(task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """``task.output`` of what the task refers to."""
     found: dict[str, Any] = {}
-    for name in _referred([task.params, task.env]):
+    for name in _referred([task.params, task.env, task.map]):
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]

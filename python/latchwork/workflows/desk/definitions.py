@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from latchwork.schedules import Cron
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import definitions
+from latchwork.workflows.database import definitions, families
 from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.tables import schedule, shard
@@ -19,6 +19,7 @@ from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.desk.parts import Parts, need, seen
+from latchwork.workflows.errors import DefinitionInvalid
 
 Row: TypeAlias = Any
 
@@ -100,6 +101,9 @@ def apply(
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
+        rings = families.rings(connection, wanted)
+        if rings:
+            raise DefinitionInvalid(rings)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
         version = definitions.apply(connection, found, shards=max(1, shards), author=who.name, online=online)
         if version.is_new or (there is not None and there.online != online):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import runs
+from latchwork.workflows.database import families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
@@ -17,6 +18,7 @@ from latchwork.workflows.database.tables import command, shard
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
+from latchwork.workflows.desk import held
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.state import (
@@ -32,6 +34,7 @@ from latchwork.workflows.state import (
     Stop,
     TaskState,
     advance,
+    base_of,
     possible,
 )
 from latchwork.workflows.why import Known, why
@@ -103,7 +106,7 @@ def start(
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         body = load_definition(connection, row.code, row.version)
-    _check_start(body, given)
+    check_start(body, given)
     args = {
         "code": row.code,
         "version": row.version,
@@ -115,7 +118,7 @@ def start(
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
-        if not row.online and not _was_asked(connection, unique_key):
+        if not row.online and not was_asked(connection, unique_key):
             raise WrongState(f"{body.key} is offline; set it online to start it")
         kind = CommandType.START
         asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
@@ -126,7 +129,12 @@ def start(
     return asked
 
 
-def _check_start(body: Definition, given: Start) -> None:
+def check_start(body: Definition, given: Start) -> None:
+    """Refuse parameters, tasks and priorities that the workflow does not have.
+
+    Raises:
+        Problem: 422, naming each field.
+    """
     problems = [
         (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
         for each in given.params
@@ -207,8 +215,8 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
 ) -> Asked:
     with parts.database.write() as connection:
-        if not _was_asked(connection, unique_key):
-            _check_state(connection, row, event)
+        if not was_asked(connection, unique_key):
+            _check_state(connection, row, kind, event)
         asked = ask(
             connection, kind, shard_id=row.shard, instance=row.id, args=args, unique_key=unique_key, by=who.name
         )
@@ -225,19 +233,20 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     return asked
 
 
-def _was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
+def was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
     """A repeated question gets the answer of the first, whatever has become of the run since."""
     if unique_key is None:
         return False
     return connection.execute(sa.select(command.c.id).where(command.c.unique_key == unique_key)).first() is not None
 
 
-def _check_state(connection: sa.Connection, row: Row, event: Event) -> None:
+def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:
     """What the master would do, tried without writing: the master decides by what it finds then."""
     stored = runs.load(connection, [row.id]).get(row.id)
     if stored is None:
         raise Problem(404, f"there is no run {row.id}")
     try:
+        families.check_alone(connection, row.id, stored.parent, kind.value)
         advance(_plan(connection, row), stored.known, [event], time.time())
     except WrongState as error:
         raise Problem(
@@ -265,6 +274,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     others = {each.name: TaskState(each.state) for each in tasks}
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+        around_held = held.held(connection, row, body, tasks, names)
     groups: dict[str, int] | None = None
     workers = parts.workers()
     if workers is not None:
@@ -275,8 +285,9 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     known = {each.name for each in body.tasks}
     found = {}
     for task in tasks:
-        if task.name in names and task.name in known:
+        if task.name in names and base_of(task.name) in known:
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
+            around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
             found[task.name] = why(task.name, around, body, time.time())
     return found

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.definitions.model import PRIORITIES, Priority
+from latchwork.workflows.definitions.moments import MOST_MOMENTS, MOST_PARALLEL
 from latchwork.workflows.state import (
     Event,
     ForceStart,
@@ -24,6 +25,10 @@ from latchwork.workflows.state import (
 
 #: Commands that make an instance.
 STARTS = frozenset({"start", "timer"})
+
+
+#: Commands about backfills; a wake is one if it names one.
+BACKFILLS = frozenset({"backfill", "backfill_stop"})
 
 
 class Malformed(ValueError):
@@ -49,6 +54,61 @@ class Wanted:
     schedule_time: float
     params: Mapping[str, Any]
     priority: Priority | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """A backfill that is to be made.
+
+    Attributes:
+        code: of the workflow.
+        version: of the workflow.
+        moments: of its instances, in seconds since the epoch; each once.
+        parallel: so many at a time.
+        direction: ``asc`` or ``desc``.
+        stop_on_failure: no other starts while one has failed.
+        params: values for ``${name}``, of all.
+        priority: None: as the definition says.
+        dry: every task succeeds without running.
+    """
+
+    code: int
+    version: int
+    moments: tuple[float, ...]
+    parallel: int
+    direction: str
+    stop_on_failure: bool
+    params: Mapping[str, Any]
+    priority: Priority | None
+    dry: bool
+
+
+def dates_of(row: CommandRow) -> Dates:
+    """What a backfill asks for.
+
+    Raises:
+        Malformed: it does not say.
+    """
+    args = row.args
+    start = start_of(row)
+    moments, parallel, direction = args.get("moments"), args.get("parallel"), args.get("order")
+    good = isinstance(moments, list) and 0 < len(moments) <= MOST_MOMENTS and direction in {"asc", "desc"}
+    good = good and all(type(each) in {int, float} and each >= 0 for each in moments or ())
+    if not good or len(set(moments or ())) < len(moments or ()):
+        raise Malformed(f"command {row.id} names no moments, or no order")
+    if type(parallel) is not int or not 1 <= parallel <= MOST_PARALLEL:
+        raise Malformed(f"command {row.id}: parallel is {parallel!r:.40}")
+    return Dates(
+        start.code,
+        start.version,
+        tuple(float(each) for each in cast("list[float]", moments)),
+        parallel,
+        cast("str", direction),
+        args.get("stop_on_failure") is True,
+        start.params,
+        start.priority,
+        start.event.dry,
+    )
 
 
 def start_of(row: CommandRow) -> Wanted:

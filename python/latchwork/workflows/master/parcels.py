@@ -16,6 +16,7 @@ from latchwork.workflows.definitions.values import Run
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.sending import Parcel, Place
+from latchwork.workflows.state import base_of, index_of
 
 
 def parcels_of(
@@ -40,8 +41,9 @@ def parcels_of(
 
 
 def _parcel(shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run) -> Parcel:
-    make = partial(spec_of, run, version.tasks[attempt.name], attempt.task, attempt.n, stored.outputs)
-    value, body = make(place=(shard, stored.code, stored.version)).to_bytes()
+    make = partial(spec_of, run, version.tasks[base_of(attempt.name)], attempt.task, attempt.n, stored.outputs)
+    place = (shard, stored.code, stored.version)
+    value, body = make(place=place, index=index_of(attempt.name)).to_bytes()
     return Parcel(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, shard), value, body)
 
 

@@ -96,6 +96,14 @@ class Sending:
         """The key of an item."""
         return self._backlog.key(place.lane, place.shelf, place.item.id)
 
+    def poke(self, shards: Iterable[int]) -> None:
+        """Have the owners of other shards look for commands; they would in some seconds, so nothing is lost."""
+        for each in shards:
+            try:
+                self._store.put(self._keys.poke(each), b"")
+            except LatchworkError:
+                _log.debug("shard %d was not poked", each, exc_info=True)
+
     # Results
 
     def tidy(self, ended: Sequence[str], strange: Sequence[str], seq: int) -> None:

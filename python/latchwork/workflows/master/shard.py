@@ -95,6 +95,7 @@ class ShardRun:
         self._removed: dict[str, Attempt] = {}
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._abandoned: list[str] = []
+        self._pokes: set[int] = set()
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._polled_at = -1e18
@@ -162,7 +163,7 @@ class ShardRun:
         self._do()
         if self._mends and self._is_known:
             self._mend()
-        if written is not None and written.fired:
+        if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
         is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)
@@ -248,6 +249,7 @@ class ShardRun:
             if has_commands:
                 writing.fire(self._schedules)
                 writing.do_commands()
+            writing.finish()
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
@@ -286,12 +288,15 @@ class ShardRun:
         self._abandoned += written.abandoned
         if written.mends:
             self._mends, self._is_known = True, False
+        self._pokes |= written.pokes
 
     # Doing
 
     def _do(self) -> None:
         """What follows in the store. Whatever does not get through is done in the next turn."""
         self._is_busy = False
+        pokes, self._pokes = self._pokes, set()
+        self._sending.poke(pokes)
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
@@ -324,6 +329,7 @@ class ShardRun:
                 run = self._book.instances[attempt.instance].known.run
                 event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
                 writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
+            writing.finish()
         self._took(writing.written)
         self._is_busy = True
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import Unavailable
-from latchwork.workflows.database import attempts, consuming, runs, schedules
+from latchwork.workflows.database import attempts, consuming, families, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
 from latchwork.workflows.database.commands import CommandType
 from latchwork.workflows.database.consuming import CommandRow
@@ -26,10 +26,12 @@ from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.keys import Order, attempt_of, log_ref
 from latchwork.workflows.master import orders
+from latchwork.workflows.master.backfilling import Backfills
 from latchwork.workflows.master.book import Book, stored_after
+from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
-from latchwork.workflows.state import Event, Fact, Instance, InstanceState, TaskState, advance
+from latchwork.workflows.state import Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Written:
         more: there may be more commands.
         fired: schedules were written.
         mends: somebody asks to have all read again, and what nobody waits for dropped.
+        pokes: shards that have a command of ours.
     """
 
     instances: dict[int, Stored] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class Written:
     more: bool = False
     fired: bool = False
     mends: bool = False
+    pokes: set[int] = field(default_factory=set)
 
 
 class Writing:
@@ -80,6 +84,13 @@ class Writing:
         self._now = now
         self._is_careful = is_careful  # the last turn was refused by the database: whose rows it was is found out
         self.written = Written()
+        self._holding = Holding(connection, shard, plans, now, self)
+        self._backfills = Backfills(connection, shard, plans, now, self)
+
+    def finish(self) -> None:
+        """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
+        self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
+        self.written.pokes |= self._holding.finish()
 
     # What was seen
 
@@ -131,11 +142,16 @@ class Writing:
         *,
         outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """An instance with events that no state refuses."""
-        stored = self._stored(instance)
+        """An instance with events that no state refuses, and what follows for others."""
+        self.step(instance, events, (outputs or {}).get(instance, {}))
+        self._holding.follow()
+
+    def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for this instance alone."""
+        stored = self.stored(instance)
         if stored is None:
             return
-        given = (outputs or {}).get(instance, {})
+        given = outputs
         try:
             version = self._plans.get(self._connection, stored.code, stored.version)
             after = advance(version.plan, stored.known, events, self._now)
@@ -152,8 +168,10 @@ class Writing:
             return
         self._save(stored, version, after, given)
 
-    def _stored(self, instance: int) -> Stored | None:
-        return self.written.instances.get(instance) or self._book.instances.get(instance)
+    def stored(self, instance: int) -> Stored | None:
+        """An instance of this shard, as it is now; None: it is not there."""
+        known = self.written.instances.get(instance) or self._book.instances.get(instance)
+        return known or runs.load(self._connection, [instance], shard=self._shard).get(instance)
 
     def _save(
         self, stored: Stored, version: Version, after: Instance, outputs: Mapping[str, Mapping[str, Any]]
@@ -172,6 +190,7 @@ class Writing:
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
+        self._holding.saved(stored, made, after)
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
@@ -184,7 +203,7 @@ class Writing:
                 forced = task.forced_after is not None and task.n > task.forced_after
                 found[name] = queue_key_of(
                     version.definition,
-                    version.tasks[name],
+                    version.tasks[base_of(name)],
                     stored.id,
                     stored.priority,
                     now=self._now,
@@ -202,18 +221,18 @@ class Writing:
             for name, task in stored.known.tasks.items()
         }
         self.written.abandoned += [
-            f"{stored.ids[name]}.{task.n}"
-            for name, task in stored.known.tasks.items()
-            if task.state in {TaskState.SUBMITTED, TaskState.RUNNING}
+            f"{stored.ids[name]}.{task.n}" for name, task in stored.known.tasks.items() if task.in_hands
         ]
         known = replace(stored.known, state=InstanceState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
         ids = runs.save(self._connection, stored, known, self._now)
-        self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
+        made = self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
+        self._holding.saved(stored, made, known)
+        self._holding.abandoned(stored)
         self.tell(stored.id, "error", details={"error": why})
 
     def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:
         """An attempt that could not be given to any worker has ended, with the reason."""
-        stored = self._stored(instance)
+        stored = self.stored(instance)
         if stored is None:
             return
         row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=why[:4000])
@@ -240,25 +259,31 @@ class Writing:
         rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
+            instance, error, backfill = None, None, None
             try:
-                instance, error = self._command(row), None
+                if row.type == CommandType.MEND.value:
+                    self.written.mends = True
+                elif row.type in orders.BACKFILLS or "backfill" in row.args:
+                    backfill = self._backfills.command(row)
+                else:
+                    instance = self._start(row) if row.type in orders.STARTS else self._change(row)
+                    self._holding.follow()
             except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
-                instance, error = None, str(refusal)
+                error = str(refusal)
             except (Unavailable, sa.exc.SQLAlchemyError):
                 raise
             except Exception as defect:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
-                instance, error = None, f"{type(defect).__name__}: {defect}"[:1000]
-            consuming.done(self._connection, row.id, self._now, instance=instance, error=error)
-
-    def _command(self, row: CommandRow) -> int | None:
-        if row.type == CommandType.MEND.value:
-            self.written.mends = True
-            return None
-        return self._start(row) if row.type in orders.STARTS else self._change(row)
+                error = f"{type(defect).__name__}: {defect}"[:1000]
+            consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _start(self, row: CommandRow) -> int:
-        wanted = orders.start_of(row)
+        made = self.make(orders.start_of(row), row.by)
+        self.tell(made, "begin", details={"command": row.id, "by": row.by})
+        return made
+
+    def make(self, wanted: orders.Wanted, by: str, **columns: Any) -> int:
+        """A new instance; ``columns`` say whose child it is."""
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         after = advance(version.plan, Instance(), [wanted.event], self._now)
         priority = wanted.priority or version.definition.priority
@@ -271,7 +296,8 @@ class Writing:
             schedule_time=wanted.schedule_time,
             created_at=self._now,
             priority=priority,
-            by=row.by,
+            by=by,
+            **columns,
         )
         stored = Stored(
             made,
@@ -281,23 +307,34 @@ class Writing:
             wanted.schedule_time,
             wanted.params,
             Instance(),
+            parent=columns.get("parent_task"),
+            depth=columns.get("depth", 0),
         )
         self._save(stored, version, after, {})
-        self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
     def _change(self, row: CommandRow) -> int | None:
+        if row.type == "wake" and row.instance is None:
+            self._wake_waiting(row)
+            return None
         wanted = orders.event_of(row)
         instance = row.instance or 0
-        stored = self._stored(instance)
-        if stored is None:
-            stored = runs.load(self._connection, [instance], shard=self._shard).get(instance)
+        stored = self.stored(instance)
         if stored is None:
             raise UnknownWorkflow(f"there is no instance {instance} here")
+        families.check_alone(self._connection, instance, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
         self._save(stored, version, after, {})
         return instance
+
+    def _wake_waiting(self, row: CommandRow) -> None:
+        """A run of a workflow has ended: tasks here that wait for it look."""
+        code = row.args.get("code")
+        if not isinstance(code, int):
+            raise orders.Malformed(f"command {row.id} wakes nobody")
+        for instance in families.waiting_for(self._connection, self._shard, code):
+            self.advance(instance, [Wake()])
 
 
 _OPEN = frozenset(TaskState) - {

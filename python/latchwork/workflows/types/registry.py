@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from latchwork.workflows.types.base import TaskType
 from latchwork.workflows.types.cluster import MapReduce, Spark
 from latchwork.workflows.types.http import Http
+from latchwork.workflows.types.logical import Conditions, Dependent, SubProcess, Switch
 from latchwork.workflows.types.noop import NoOp
 from latchwork.workflows.types.python import Python
 from latchwork.workflows.types.shell import Shell
@@ -30,7 +31,8 @@ class TaskTypes:
 
     def __init__(self, more: Iterable[TaskType] = ()) -> None:
         ours: tuple[TaskType, ...] = (Shell(), Python(), Sql(), StoredProcedure(), Http(), Spark(), MapReduce(), NoOp())
-        self._types = {each.name: each for each in (*ours, *more)}
+        logical: tuple[TaskType, ...] = (SubProcess(), Dependent(), Conditions(), Switch())
+        self._types = {each.name: each for each in (*ours, *logical, *more)}
         self._entries = {each.name: each for each in entry_points(group=GROUP)}
 
     @property

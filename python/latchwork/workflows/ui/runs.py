@@ -17,7 +17,7 @@ from latchwork.workflows.desk import attempts as logs
 from latchwork.workflows.desk import definitions as workflows
 from latchwork.workflows.desk import instances as desk
 from latchwork.workflows.desk.parts import parts_of, seen, seen_codes
-from latchwork.workflows.state import InstanceState, possible
+from latchwork.workflows.state import InstanceState, base_of, possible
 from latchwork.workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork.workflows.ui.frame import led, older, page
 
@@ -65,10 +65,12 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         events = history.of_instance(connection, row.id, most=60)
         asked = instances.open_commands(connection, row.id)
     place = {task.name: number for number, task in enumerate(body.tasks)}
-    all_tasks.sort(key=lambda each: place.get(each.name, 0))
+    all_tasks.sort(key=lambda each: place.get(base_of(each.name), 0))
     start = max(0, min(tasks, len(all_tasks)))
     shown = all_tasks[start : start + _MOST_TASKS]
-    why = desk.reasons(parts, row, body, all_tasks, [each.name for each in shown if each.state in _OPEN])
+    why = desk.reasons(
+        parts, row, body, all_tasks, [each.name for each in shown if each.state in _OPEN or _is_held(each)]
+    )
     states = {each.name: each.state for each in all_tasks}
     is_drawn = len(body.tasks) <= MOST_DRAWN or bool(draw)
     links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
@@ -93,6 +95,11 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
     )
 
 
+def _is_held(task: Any) -> bool:
+    """Its master has it itself."""
+    return bool(task.state == "running" and task.queue_key is None)
+
+
 def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
     """One row for each task that was tried, in the order in which they began; the last ones of very many."""
     by_task: dict[str, list[Bar]] = {}
@@ -101,7 +108,7 @@ def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
         kind = each.outcome or "running"
         bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{logs.name_of(each)}")
         by_task.setdefault(each.name, []).append(bar)
-    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(pair[0], 0)))
+    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(base_of(pair[0]), 0)))
     return Bars(rows[-_MOST_ROWS:]).svg(now)
 
 
@@ -124,7 +131,7 @@ def show_task(request: Request, who: Who, task_id: Id) -> HTMLResponse:
     with parts.database.read() as connection:
         tried = instances.attempts_of_task(connection, task_id)
         others = instances.tasks(connection, task.instance, task.run)
-    spec = next((each for each in body.tasks if each.name == task.name), None)
+    spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)
     states = {each.name: each for each in others}
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]

@@ -21,6 +21,14 @@ _INSTANCE = sa.select(
 ).join(definition, definition.c.code == instance.c.code)
 
 
+#: What a task is called: an element of a map with its index.
+_NAME = sa.case(
+    (task.c.map_index == -1, task.c.name),
+    else_=task.c.name + "[" + sa.cast(task.c.map_index, sa.String) + "]",
+).label("name")
+_TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
+
+
 def find(connection: sa.Connection, instance_id: int) -> Row | None:
     """One instance with the name of its workflow; None if there is none."""
     return connection.execute(_INSTANCE.where(instance.c.id == instance_id)).first()
@@ -89,7 +97,7 @@ def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[i
 
 def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
     """The tasks of a run, in the order in which they were made; at most 5,000."""
-    chosen = sa.select(*task.c).where(task.c.instance == instance_id, task.c.run == run)
+    chosen = sa.select(*_TASK).where(task.c.instance == instance_id, task.c.run == run)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
@@ -112,7 +120,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
         definition.c.project,
         instance.c.run.label("newest_run"),
     )
-    chosen = sa.select(*task.c, definition.c.name.label("workflow"), *columns)
+    chosen = sa.select(*_TASK, definition.c.name.label("workflow"), *columns)
     chosen = chosen.join(instance, instance.c.id == task.c.instance).join(
         definition, definition.c.code == instance.c.code
     )
@@ -121,7 +129,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
 
 def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = None, most: int = 2000) -> list[Row]:
     """The attempts of an instance with the names of their tasks, the newest first, by when they started."""
-    chosen = sa.select(*attempt.c, task.c.name, task.c.run).join(task, task.c.id == attempt.c.task)
+    chosen = sa.select(*attempt.c, _NAME, task.c.run).join(task, task.c.id == attempt.c.task)
     chosen = chosen.where(task.c.instance == instance_id)
     if run is not None:
         chosen = chosen.where(task.c.run == run)

@@ -1,0 +1,217 @@
+"""Runs that belong to each other: children and their parents, and tasks that wait for runs of other workflows.
+
+Who writes has the guard of the shard in the same transaction; parents and children are of one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork.workflows.database import definitions
+from latchwork.workflows.database.tables import instance, task, waiting
+from latchwork.workflows.definitions.logical import full_name
+from latchwork.workflows.definitions.model import Definition, TaskSpec
+from latchwork.workflows.errors import Problem, UnknownWorkflow, WrongState
+from latchwork.workflows.state import InstanceState, TaskState, element
+from latchwork.workflows.state.children import may_be_asked
+from latchwork.workflows.state.windows import Span
+
+
+class Place(NamedTuple):
+    """A task of an instance.
+
+    Attributes:
+        instance: id of the instance.
+        name: of the task; of an element of a map as ``state.element`` has it.
+        state: of the task.
+    """
+
+    instance: int
+    name: str
+    state: TaskState
+
+
+class Found(NamedTuple):
+    """A run of another workflow.
+
+    Attributes:
+        id: of the instance.
+        state: of it.
+        tasks: their states, by name.
+        outputs: of those that ended, by name.
+    """
+
+    id: int
+    state: InstanceState
+    tasks: Mapping[str, TaskState]
+    outputs: Mapping[str, Mapping[str, Any]]
+
+
+def child_of(connection: sa.Connection, row: int) -> int | None:
+    """The instance that is the child of this row of a task; None: it has none."""
+    found: int | None = connection.execute(
+        sa.select(instance.c.id).where(instance.c.parent_task == row)
+    ).scalar_one_or_none()
+    return found
+
+
+def parent_of(connection: sa.Connection, row: int) -> Place | None:
+    """The task whose child an instance is; None: it is not there any more, or of an earlier run."""
+    found = connection.execute(
+        sa.select(task.c.instance, task.c.name, task.c.map_index, task.c.state)
+        .join(instance, sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run))
+        .where(task.c.id == row)
+    ).first()
+    if found is None:
+        return None
+    return Place(found.instance, element(found.name, found.map_index), TaskState(found.state))
+
+
+def check_alone(connection: sa.Connection, of: int, row: int | None, command: str) -> None:
+    """Refuse what sets a child going by itself while its parent does not wait for it.
+
+    Args:
+        connection: a transaction.
+        of: the instance that is asked.
+        row: its parent's task; None: it is nobody's child.
+        command: what it is asked, as in the table of commands.
+    Raises:
+        WrongState: with the instance to ask instead.
+    """
+    place = parent_of(connection, row) if row is not None else None
+    if place is not None and not may_be_asked(command, place.state):
+        raise WrongState(f"run {of} is a part of run {place.instance}; {command} that one: it takes this along")
+
+
+def above(connection: sa.Connection, row: int | None) -> list[int]:
+    """The instances that an instance is inside of, the nearest first; ``row`` is its parent's task."""
+    found: list[int] = []
+    while row is not None:
+        place = connection.execute(
+            sa.select(instance.c.id, instance.c.parent_task)
+            .join(task, task.c.instance == instance.c.id)
+            .where(task.c.id == row)
+        ).first()
+        if place is None:
+            break
+        found.append(place.id)
+        row = place.parent_task
+    return found
+
+
+def rings(connection: sa.Connection, wanted: Definition) -> list[Problem]:
+    """Sub-processes by which a definition, once it is written, would start itself; each by its place."""
+    found = []
+    bodies: dict[str, Definition | None] = {wanted.key: wanted}
+    for index, each in enumerate(wanted.tasks):
+        way = _way(connection, bodies, _starts(each), wanted.key) if each.type == "sub_process" else None
+        if way is not None:
+            shown = " -> ".join([wanted.key, *way])
+            found.append(Problem(f"tasks[{index}].params.workflow", f"it would start itself, again and again: {shown}"))
+    return found
+
+
+def _starts(spec: TaskSpec) -> str:
+    return full_name(str(spec.params.get("workflow", "")))
+
+
+def _way(connection: sa.Connection, bodies: dict[str, Definition | None], start: str, goal: str) -> list[str] | None:
+    """The workflows from one to another, by sub-processes; None: no way leads there."""
+    open_, seen = [[start]], {start}
+    while open_:
+        way = open_.pop()
+        if way[-1] == goal:
+            return way
+        body = _body(connection, bodies, way[-1])
+        for each in body.tasks if body is not None else ():
+            if each.type == "sub_process" and (name := _starts(each)) not in seen:
+                seen.add(name)
+                open_.append([*way, name])
+    return None
+
+
+def _body(connection: sa.Connection, bodies: dict[str, Definition | None], name: str) -> Definition | None:
+    if name not in bodies:
+        try:
+            code, version, _ = definitions.find(connection, name)
+            bodies[name] = definitions.load(connection, code, version)
+        except (UnknownWorkflow, ValueError):
+            bodies[name] = None  # it may come
+    return bodies[name]
+
+
+# Waiting for others
+
+
+def wait(connection: sa.Connection, row: int, of: int, shard: int, targets: Iterable[tuple[int, str]]) -> None:
+    """This task of the instance ``of`` waits for workflows, each by its code and the task in it; twice is fine."""
+    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(waiting)
+    values = [
+        {"task": row, "code": code, "target": target, "instance": of, "shard": shard}
+        for code, target in dict.fromkeys(targets)
+    ]
+    if values:
+        connection.execute(insert.on_conflict_do_nothing(), values)
+
+
+def forget(connection: sa.Connection, row: int) -> None:
+    """This task waits for nobody any more."""
+    connection.execute(sa.delete(waiting).where(waiting.c.task == row))
+
+
+def forget_all(connection: sa.Connection, of: int) -> None:
+    """No task of this instance waits for anybody any more."""
+    connection.execute(sa.delete(waiting).where(waiting.c.instance == of))
+
+
+def who_waits(
+    connection: sa.Connection, over: Collection[int], ended: Mapping[int, Collection[str]]
+) -> list[tuple[int, int]]:
+    """The shards that wait for workflows of which something ended, each with the workflow's code.
+
+    Args:
+        connection: a transaction.
+        over: codes of workflows of which a run is over.
+        ended: by code, tasks that have ended.
+    """
+    asked: list[sa.ColumnElement[bool]] = [waiting.c.code.in_(sorted(over))] if over else []
+    for code, names in ended.items():
+        if code not in over:
+            asked.append(sa.and_(waiting.c.code == code, waiting.c.target.in_(sorted({*names, "*"}))))
+    if not asked:
+        return []
+    chosen = sa.select(waiting.c.shard, waiting.c.code).where(sa.or_(*asked)).distinct()
+    return [(row.shard, row.code) for row in connection.execute(chosen.order_by(waiting.c.shard, waiting.c.code))]
+
+
+def waiting_for(connection: sa.Connection, shard: int, code: int) -> list[int]:
+    """The instances of a shard that wait for a workflow."""
+    chosen = sa.select(waiting.c.instance).where(waiting.c.shard == shard, waiting.c.code == code).distinct()
+    return list(connection.execute(chosen.order_by(waiting.c.instance)).scalars())
+
+
+def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:
+    """The run of a workflow with the latest schedule time in a span, but for these; with its tasks."""
+    chosen = (
+        sa.select(instance.c.id, instance.c.state, instance.c.run)
+        .where(instance.c.code == code, instance.c.schedule_time >= span.start, instance.c.schedule_time < span.end)
+        .where(instance.c.id.not_in(sorted(without)))
+        .order_by(instance.c.schedule_time.desc(), instance.c.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(chosen).first()
+    if row is None:
+        return None
+    mine = sa.and_(task.c.instance == row.id, task.c.run == row.run, task.c.map_index == -1)
+    tasks = connection.execute(sa.select(task.c.name, task.c.state, task.c.outputs).where(mine).order_by(task.c.id))
+    rows = tasks.all()
+    return Found(
+        row.id,
+        InstanceState(row.state),
+        {each.name: TaskState(each.state) for each in rows},
+        {each.name: each.outputs for each in rows if each.outputs is not None},
+    )

@@ -1,0 +1,184 @@
+"""Backfills: one workflow for many dates, asked for, looked at and stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple, TypeAlias
+
+from latchwork.web import Identity, Problem, Role
+from latchwork.workflows.database.commands import Asked, CommandType, ask, draw
+from latchwork.workflows.database.definitions import load as load_definition
+from latchwork.workflows.database.history import told
+from latchwork.workflows.database.views import backfills, catalog
+from latchwork.workflows.definitions.moments import MOST_PARALLEL, DateRange, moments_of
+from latchwork.workflows.desk.instances import Start, check_start, was_asked
+from latchwork.workflows.desk.parts import Parts, need, seen, seen_codes
+from latchwork.workflows.errors import WrongState
+from latchwork.workflows.state.backfilling import STOPPABLE, BackfillState
+
+Row: TypeAlias = Any
+
+
+class Backfill(NamedTuple):
+    """What a backfill says.
+
+    Attributes:
+        dates: from one to another, or each by itself.
+        parallel: so many at a time.
+        order: ``asc``, the oldest first, or ``desc``.
+        stop_on_failure: no other date starts while one has failed.
+        params: instead of the definition's values, for all dates.
+        priority: instead of the definition's.
+        dry: every task succeeds without running.
+    """
+
+    dates: DateRange | Sequence[date]
+    parallel: int = 1
+    order: str = "asc"
+    stop_on_failure: bool = False
+    params: Mapping[str, Any] = {}
+    priority: str | None = None
+    dry: bool = False
+
+
+class Seen(NamedTuple):
+    """A backfill, and how far it is.
+
+    Attributes:
+        row: of it: ``id``, ``project``, ``name``, ``version``, ``state``, ``parallel``, ``direction``,
+            ``stop_on_failure``, ``dates``, ``created_at``, ``ended_at``, ``by``.
+        counts: how many of its runs are in each state; ``submitted`` has those that were never started.
+    """
+
+    row: Row
+    counts: Mapping[str, int]
+
+
+def start(
+    parts: Parts, who: Identity, project: str, name: str, given: Backfill, *, unique_key: str | None = None
+) -> Asked:
+    """Ask for a backfill.
+
+    Raises:
+        Problem: 403, 404, 422 naming the field.
+        WrongState: the workflow is offline.
+        KeyReused: the key was given before, for another command.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        need(who, Role.OPERATOR, project)
+        body = load_definition(connection, row.code, row.version)
+    check_start(body, Start(given.params, given.priority))
+    _check(given)
+    try:
+        moments = moments_of(given.dates, body.schedule, time.time())
+    except ValueError as error:
+        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
+    args = {
+        "code": row.code,
+        "version": row.version,
+        "moments": moments,
+        "params": dict(given.params),
+        "priority": given.priority,
+        "dry": given.dry,
+        "parallel": given.parallel,
+        "order": given.order,
+        "stop_on_failure": given.stop_on_failure,
+    }
+    with parts.database.write() as connection:
+        if not row.online and not was_asked(connection, unique_key):
+            raise WrongState(f"{body.key} is offline; set it online to start it")
+        kind = CommandType.BACKFILL
+        asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
+        if asked.is_new:
+            details = {"workflow": name, "command": asked.id, "runs": len(moments)}
+            told(connection, "backfill", by=who.name, project=project, details=details)
+    parts.poke(asked.shard)
+    return asked
+
+
+def _check(given: Backfill) -> None:
+    problems = []
+    if not 1 <= given.parallel <= MOST_PARALLEL:
+        problems.append(("parallel", f"{given.parallel} is not from 1 to {MOST_PARALLEL:,}"))
+    if given.order not in {"asc", "desc"}:
+        problems.append(("order", f"{given.order[:40]!r} is neither asc nor desc"))
+    if problems:
+        path, message = problems[0]
+        raise Problem(422, f"{path}: {message}", errors=problems)
+
+
+def find(parts: Parts, who: Identity, number: int) -> Seen:
+    """A backfill that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, backfills.find(connection, number), f"backfill {number}")
+        return Seen(row, backfills.counts(connection, [number])[number])
+
+
+def listed(
+    parts: Parts,
+    who: Identity,
+    *,
+    project: str = "",
+    workflow: str = "",
+    before: int | None = None,
+    most: int = 50,
+) -> list[Seen]:
+    """The newest backfills that somebody may see; of a project, and of a workflow of it.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        if workflow:
+            there = catalog.find(connection, project, workflow)
+            codes: list[int] | None = [seen(who, there, f"workflow {project}.{workflow}").code]
+        else:
+            codes = seen_codes(connection, who, project)
+        rows = backfills.newest(connection, codes=codes, before=before, most=most)
+        counts = backfills.counts(connection, [row.id for row in rows])
+    return [Seen(row, counts[row.id]) for row in rows]
+
+
+def runs(parts: Parts, who: Identity, number: int) -> list[Row]:
+    """The runs of a backfill, the oldest moment first: ``id``, ``schedule_time``, ``state``, when it began and ended.
+
+    Raises:
+        Problem: 404.
+    """
+    find(parts, who, number)
+    with parts.database.read() as connection:
+        return backfills.instances(connection, number)
+
+
+def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> Asked:
+    """Ask that a backfill ends: none of its dates starts any more, and those at work are stopped.
+
+    Raises:
+        Problem: 403, 404, 409.
+        KeyReused: the key was given before, for another command.
+    """
+    row = find(parts, who, number).row
+    need(who, Role.OPERATOR, row.project)
+    with parts.database.write() as connection:
+        if not was_asked(connection, unique_key) and BackfillState(row.state) not in STOPPABLE:
+            raise Problem(409, f"backfill {number} is {row.state}; only one that is running or held can be stopped")
+        asked = ask(
+            connection,
+            CommandType.BACKFILL_STOP,
+            shard_id=row.shard,
+            args={"backfill": number},
+            unique_key=unique_key,
+            by=who.name,
+        )
+        if asked.is_new:
+            details = {"workflow": row.name, "backfill": number}
+            told(connection, "backfill stop", by=who.name, project=row.project, details=details)
+    parts.poke(asked.shard)
+    return asked

@@ -1,0 +1,96 @@
+"""What is known of tasks that masters hold, for who asks why they are where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo
+
+import sqlalchemy as sa
+from pydantic import ValidationError
+
+from latchwork.workflows.database import definitions, families
+from latchwork.workflows.database.tables import instance
+from latchwork.workflows.definitions.model import Definition, TaskSpec
+from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.state import InstanceState, TaskState, base_of
+from latchwork.workflows.state.conditions import Ended, Other, leaves
+from latchwork.workflows.state.dependents import of_run, of_spans
+from latchwork.workflows.state.windows import spans
+from latchwork.workflows.types.logical import DependentParams
+from latchwork.workflows.why_held import Held
+
+Row: TypeAlias = Any
+_LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})
+
+
+def held(
+    connection: sa.Connection, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+) -> dict[str, Held]:
+    """Of those of these tasks that a master holds, or held.
+
+    Args:
+        connection: a transaction.
+        row: of the instance.
+        body: the version that it has.
+        tasks: all of its run.
+        names: which are asked for.
+    """
+    wanted = set(names)
+    specs = {each.name: each for each in body.tasks}
+    mine = [each for each in tasks if each.name in wanted and base_of(each.name) in specs]
+    chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
+    children = _children(connection, [each.id for each in chosen])
+    found = {}
+    for task in chosen:
+        spec = specs[base_of(task.name)]
+        kind = _kind(spec, task.name)
+        elements = {
+            each.name: TaskState(each.state)
+            for each in (tasks if kind == "map" else ())
+            if each.name != task.name and base_of(each.name) == task.name
+        }
+        is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
+        others = _wanted(connection, row, body, spec) if is_waiting else []
+        found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)
+    return found
+
+
+def _kind(spec: TaskSpec, name: str) -> str:
+    if spec.map is not None and name == spec.name:
+        return "map"
+    return spec.type if spec.type in _LOGICAL else ""
+
+
+def _children(connection: sa.Connection, rows: Sequence[int]) -> dict[int, tuple[int, InstanceState]]:
+    found: dict[int, tuple[int, InstanceState]] = {}
+    for start in range(0, len(rows), 400):
+        chosen = sa.select(instance.c.parent_task, instance.c.id, instance.c.state)
+        chosen = chosen.where(instance.c.parent_task.in_(rows[start : start + 400]))
+        found.update((each.parent_task, (each.id, InstanceState(each.state))) for each in connection.execute(chosen))
+    return found
+
+
+def _wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
+    """What the master would see now."""
+    try:
+        condition = DependentParams.model_validate(spec.params).on.condition()
+    except ValidationError:
+        return []
+    moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
+    without = [row.id, *families.above(connection, row.parent_task)]
+    return [
+        (each, _said(connection, each, moment, without))
+        for each in dict.fromkeys(leaves(condition))
+        if not isinstance(each, Ended)
+    ]
+
+
+def _said(connection: sa.Connection, other: Other, moment: datetime, without: Sequence[int]) -> bool | None:
+    try:
+        code, _, _ = definitions.find(connection, other.workflow)
+    except UnknownWorkflow:
+        return None
+    found = [families.newest(connection, code, span, without) for span in spans(other.window, moment)]
+    return of_spans(None if run is None else of_run(run.state, other.task, run.tasks) for run in found)

@@ -1,0 +1,195 @@
+"""Tasks that wait for runs of other workflows: which runs, until when, and who wakes them."""
+
+import itertools
+import time
+import uuid
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+import latchwork
+from latchwork.workflows.database.tables import waiting
+from latchwork.workflows.installation import initialize
+from latchwork.workflows.state import InstanceState, Outcome, TaskState
+from latchwork.workflows.state.dependents import of_run
+from latchwork.workflows.state.windows import WINDOWS, spans
+from patience import eventually
+from workflows.hands import Stage, a_workflow
+
+DAY = 86_400.0
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def a_dependent(on, **params):
+    task = {"type": "dependent", "params": {"on": on, **params}}
+    return a_workflow("waits", tasks={"dep": task, "go": ["dep"]})
+
+
+def test_a_run_that_is_missing_or_goes_on_is_waited_for_and_its_end_wakes_who_waits(stage, client):
+    hand = stage.hand()
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master():
+        made = stage.start(version, schedule_time=DAY + 3600)
+        stage.until_task(made, dep="running")
+        assert "no run of target (today) has succeeded yet" in client.why(made)["dep"]
+        stage.start(target, schedule_time=2 * DAY)  # of another day
+        hand.end(hand.wait("t"))
+        stage.start(target, schedule_time=DAY)
+        t = hand.wait("t")
+        assert stage.states(made)["dep"] == "running"
+        hand.end(t, outputs={"rows": 7})
+        go = hand.wait("go")
+        assert hand.spec(go).values["rows"] == 7
+        assert stage.count(waiting) == 0
+
+
+def test_a_run_that_has_ended_before_is_found_at_once_and_the_newest_of_its_day_counts(stage):
+    hand = stage.hand()
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master():
+        for outcome in (Outcome.FAILURE, Outcome.SUCCESS):
+            stage.until(end(stage, hand, target, outcome), "success" if outcome is Outcome.SUCCESS else "failure")
+        stage.start(version, schedule_time=DAY)
+        hand.wait("go")
+
+
+def end(stage, hand, target, outcome=Outcome.SUCCESS, at=DAY):
+    made = stage.start(target, schedule_time=at)
+    hand.end(hand.wait("t"), outcome)
+    return made
+
+
+def test_a_failure_fails_who_depends_on_it_or_is_mended_while_they_wait(stage):
+    hand = stage.hand()
+    target = stage.apply(a_workflow("target", tasks={"t": []}))
+    at_once = stage.apply(a_dependent("target"))
+    with stage.master():
+        failed = end(stage, hand, target, Outcome.FAILURE)
+        stage.until(failed, "failure")
+        stage.until(stage.start(at_once, schedule_time=DAY), "failure")
+        patient = stage.start(stage.apply(a_dependent("target", on_failure="wait", wait_s=3600)), schedule_time=DAY)
+        eventually(lambda: stage.known(patient).tasks["dep"].until)
+        stage.send("recover", failed)
+        hand.end(hand.wait("t"))
+        hand.wait("go")
+    assert ("what it waits for has failed") in [error for *_, error in stage.attempts()]
+
+
+def test_one_task_or_each_of_them_can_be_waited_for_while_their_run_goes_on(stage):
+    hand = stage.hand()
+    target = stage.apply(a_workflow("target", tasks={"t": [], "off": {"enabled": False}, "late": ["t"]}))
+    one = stage.apply(
+        a_dependent({"all": [{"workflow": "target", "task": "t"}, {"workflow": "target", "task": "off"}]})
+    )
+    with stage.master():
+        made = stage.start(one, schedule_time=DAY)
+        stage.until_task(made, dep="running")
+        stage.start(target, schedule_time=DAY)
+        hand.end(hand.wait("t"))
+        both = hand.wait("go", "late")
+        hand.end(both["go"])
+        every = stage.start(stage.apply(a_dependent({"workflow": "target", "task": "*"})), schedule_time=DAY)
+        stage.until_task(every, dep="running")
+        hand.end(both["late"])
+        hand.wait("go")
+
+
+def test_any_of_several_is_enough_where_that_is_said(stage):
+    hand = stage.hand()
+    target = stage.apply(a_workflow("target", tasks={"t": []}))
+    on = {"any": [{"all": ["nobody", "target"]}, {"workflow": "target", "window": "yesterday"}]}
+    version = stage.apply(a_dependent(on))
+    with stage.master():
+        end(stage, hand, target)
+        made = stage.start(version, schedule_time=DAY)
+        stage.until_task(made, dep="running")
+        end(stage, hand, target, at=0.0)
+        hand.wait("go")
+
+
+def test_a_run_never_counts_as_one_that_it_waits_for(stage):
+    """The newest run of its day would be itself, which ends only once it has ended."""
+    hand = stage.hand()
+    with stage.master():
+        stage.until(end(stage, hand, stage.apply(a_workflow("waits", tasks={"t": []}))), "success")
+        stage.start(stage.apply(a_dependent("waits")), schedule_time=DAY)
+        hand.wait("go")
+
+
+def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_url):
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
+        stage = Stage(database_url, store)
+        initialize(stage.database, shards=2)
+        target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+        hand = stage.hand()
+        with stage.master(0, poll_s=3600.0), stage.master(1, poll_s=3600.0):
+            asked = stage.send("start", on=1, code=version.code, version=1, schedule_time=DAY)
+            made = eventually(lambda: stage.command(asked).instance)
+            stage.until_task(made, dep="running")
+            stage.send("start", on=0, code=target.code, version=1, schedule_time=DAY)
+            hand.end(hand.wait("t"))
+            hand.wait("go")
+        stage.close()
+
+
+def test_a_message_that_was_lost_costs_half_a_minute_and_no_more(stage):
+    """Who registers while a run ends may miss it: neither sees the other's row. Then the next look finds it."""
+    hand = stage.hand()
+    moved = [0.0]
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master(now=lambda: time.time() + moved[0]):
+        made = stage.start(version, schedule_time=DAY)
+        stage.until_task(made, dep="running")
+        with stage.database.write() as connection:
+            connection.execute(waiting.delete())
+        end(stage, hand, target)
+        eventually(lambda: stage.count(waiting) == 0 and stage.commands_open() == [])
+        assert hand.take() == {}
+        moved[0] = 31.0
+        stage.poke()
+        hand.wait("go")
+
+
+@pytest.mark.parametrize(
+    ("window", "count", "first", "end"),
+    [
+        ("this_hour", 1, (2026, 3, 29, 4), (2026, 3, 29, 5)),
+        ("last_3_hours", 3, (2026, 3, 29, 0), (2026, 3, 29, 4)),  # an hour is missing that night
+        ("today", 1, (2026, 3, 29), (2026, 3, 30)),
+        ("yesterday", 1, (2026, 3, 28), (2026, 3, 29)),
+        ("last_7_days", 7, (2026, 3, 22), (2026, 3, 29)),
+        ("this_week", 1, (2026, 3, 23), (2026, 3, 30)),
+        ("last_week", 1, (2026, 3, 16), (2026, 3, 23)),
+        ("last_sunday", 1, (2026, 3, 22), (2026, 3, 23)),
+        ("this_month", 1, (2026, 3, 1), (2026, 4, 1)),
+        ("last_month", 1, (2026, 2, 1), (2026, 3, 1)),
+        ("last_month_begin", 1, (2026, 2, 1), (2026, 2, 2)),
+        ("last_month_end", 1, (2026, 2, 28), (2026, 3, 1)),
+    ],
+)
+def test_a_window_is_spans_of_local_time(window, count, first, end):
+    found = spans(window, datetime(2026, 3, 29, 4, 30, tzinfo=BERLIN))
+    assert len(found) == count
+    assert found[0].start == datetime(*first, tzinfo=BERLIN).timestamp()
+    assert found[-1].end == datetime(*end, tzinfo=BERLIN).timestamp()
+    assert all(one.end == other.start for one, other in itertools.pairwise(found))
+
+
+def test_every_window_has_spans_in_every_month():
+    for month in range(1, 13):
+        for name in WINDOWS:
+            assert all(each.start < each.end for each in spans(name, datetime(2026, month, 1, tzinfo=BERLIN)))
+
+
+def test_what_is_tried_again_or_paused_has_not_failed_and_what_never_started_in_a_run_that_is_over_has():
+    run, task = InstanceState, TaskState
+    assert of_run(run.RUNNING, "a", {"a": task.RETRY_WAIT}) is None
+    assert of_run(run.PAUSED, "a", {"a": task.PAUSED}) is None
+    assert of_run(run.PAUSED, "", {}) is None
+    assert of_run(run.STOPPED, "", {}) is False
+    assert of_run(run.FAILURE, "a", {"a": task.WAITING}) is False
+    assert of_run(run.FAILURE, "a", {"a": task.SUCCESS}) is True
+    assert of_run(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.SKIPPED}) is True
+    assert of_run(run.RUNNING, "*", {"a": task.SUCCESS, "b": task.RUNNING}) is None
+    assert of_run(run.SUCCESS, "gone", {"a": task.SUCCESS}) is False
