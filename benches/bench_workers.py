@@ -274,7 +274,7 @@ def lose(url, number, parties):
 
 
 def hear(child, what):
-    """What a child says of that; the coming back of one that was lost is a fault of its own, which may be told first."""
+    """What a child says of that: the coming back of one that was lost is a fault too, and may be told first."""
     while what not in (said := child.hear()):
         pass
     return said[what]
