@@ -9,7 +9,7 @@ from pathlib import Path
 from latchwork.workflows import Cron, conditions, shell, task, workflow
 
 
-@task(retries=1, retry_interval_s=5)
+@task
 def add_up(branch: str, folder: str) -> dict:
     """The sum of a branch's book: a number in each line."""
     lines = (Path(folder) / f"{branch}.txt").read_text().split()

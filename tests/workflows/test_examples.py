@@ -10,8 +10,8 @@ import pytest
 
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.definitions.moments import DateRange
+from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.home import Home
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.serve import Serve, ServeOptions

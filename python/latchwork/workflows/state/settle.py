@@ -30,25 +30,17 @@ def settle(work: Working) -> None:
     if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
         return
     _time(work)
-    _end_on_failure(work)
-    _go_on(work)
-    if not _is_going(work) and (work.ending or work.state is InstanceState.READY_STOP):
-        _kill_idle(work)
-    logical.hold(work)
-    if _can_go_on(work):
-        _go_on(work)  # conditions look at a map that has just failed
-    _finish(work)
-
-
-def _is_going(work: Working) -> bool:
-    return work.state is InstanceState.RUNNING and not work.ending
-
-
-def _go_on(work: Working) -> None:
-    if _is_going(work):
-        _make_ready(work)
-        while _submit(work):  # conditions are decided at once, and what they lead to is ready
+    is_open = True
+    while is_open:  # a map that has failed may end the others, or is what conditions look at
+        _end_on_failure(work)
+        if work.state is InstanceState.RUNNING and not work.ending:
             _make_ready(work)
+            while _submit(work):  # conditions are decided at once, and what they lead to is ready
+                _make_ready(work)
+        elif work.ending or work.state is InstanceState.READY_STOP:
+            _kill_idle(work)
+        is_open = logical.hold(work)
+    _finish(work)
 
 
 def _time(work: Working) -> None:
