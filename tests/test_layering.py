@@ -70,6 +70,7 @@ LIBRARIES = {
     "alembic": ("workflows",),
     "yaml": ("workflows",),
     "fsspec": ("workflows",),
+    "simpleeval": ("workflows",),
     "fastapi": ("web", "workflows"),
     "jinja2": ("web", "workflows"),
 }
