@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
-from latchwork.workflows.why_held import Held, why_held
+from latchwork.workflows.why.held import Held, why_held
 
 _PLAIN = {
     TaskState.SUCCESS: "It has succeeded.",
