@@ -3,8 +3,10 @@
 import uuid
 
 import pytest
+import sqlalchemy as sa
 
 import latchwork
+from latchwork.workflows.database.tables import backfill
 from latchwork.workflows.installation import initialize
 from latchwork.workflows.state import Outcome
 from patience import eventually
@@ -44,3 +46,27 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
         eventually(lambda: stage.known(made[0]).run == 2)
         eventually(work, 30.0)
     assert len(stage.attempts()) == ended == 9
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_a_backfill_runs_each_date_once_through_lost_answers(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": []}))
+    hand = stage.hand()
+    ended = []
+    with stage.master(0), stage.master(1):
+        stage.lose_answers(monkeypatch, every=5)
+        moments = [86_400.0 * each for each in range(1, 6)]
+        kinds = {"moments": moments, "parallel": 2, "order": "desc"}
+        asked = stage.send("backfill", on=1, code=version.code, version=1, **kinds)
+
+        def work():
+            for claim in hand.take_all().values():
+                ended.append(hand.spec(claim).values["schedule_time"][:10])
+                hand.end(claim, Outcome.FAILURE if len(ended) == 2 else Outcome.SUCCESS)
+            with stage.database.read() as connection:
+                return connection.execute(sa.select(backfill.c.state)).scalars().all() == ["failure"]
+
+        eventually(work, 60.0)
+    assert sorted(ended) == [f"1970-01-0{each}" for each in range(2, 7)]
+    assert set(ended[:2]) == {"1970-01-05", "1970-01-06"}
+    assert stage.command(asked).error is None
