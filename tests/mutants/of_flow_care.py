@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.defect import Defect, of
 
+MENDING, DOCTOR, CARRYING = "workflows/master/mending.py", "workflows/doctor.py", "workflows/carrying.py"
 RETENTION, CHORES = "workflows/database/retention.py", "workflows/master/chores.py"
 
 DEFECTS = (
@@ -86,5 +87,61 @@ DEFECTS = (
         "            self._logs.check(installation_of(self._database).id)\n",
         "            self._logs.probe()\n",
         of("workflows/retention", "without_the_logs_of_the_workers_runs_stay", on="file"),
+    ),
+    Defect(
+        "FlowCare",
+        "mending drops what is queued",
+        MENDING,
+        "if place.item.shard == shard and x not in wanted}",
+        "if place.item.shard == shard}",
+        of("workflows/doctor", "mending_leaves_alone_what_is_queued_and_what_runs", on="memory"),
+    ),
+    Defect(
+        "FlowCare",
+        "what a worker has is not ended",
+        MENDING,
+        "    ended = sending.cancel({x: place for x, place in orphans.items() if x not in back})\n",
+        "    ended = back\n",
+        of("workflows/doctor", "an_item_that_a_worker_has_is_ended_by_it", on="memory"),
+    ),
+    Defect(
+        "FlowCare",
+        "a mending master trusts its memory",
+        "workflows/master/shard.py",
+        "            self._mends, self._is_known = True, False\n",
+        "            self._mends = True\n",
+        of("workflows/doctor", "a_queued_task_that_no_worker_can_find_is_queued_again", on="memory"),
+    ),
+    Defect(
+        "FlowCare",
+        "what passes is told",
+        DOCTOR,
+        "        return [each for each in second if (each.kind, each.subject) in before]\n",
+        "        return first\n",
+        of("workflows/doctor", "what_is_gone_at_the_second_look_was_only_passing", on="memory"),
+    ),
+    Defect(
+        "FlowCare",
+        "what has a result is missed by its worker",
+        DOCTOR,
+        "        is_somewhere = x in facts.running or x in facts.results\n",
+        "        is_somewhere = x in facts.running\n",
+        of("workflows/doctor", "a_result_and_a_command_that_no_master_takes_are_found", on="memory"),
+    ),
+    Defect(
+        "FlowCare",
+        "a dry run writes",
+        CARRYING,
+        "        if not dry_run and any(",
+        "        if any(",
+        of("workflows/carrying", "what_differs_is_named_and_a_dry_run_changes_nothing", on="file"),
+    ),
+    Defect(
+        "FlowCare",
+        "an imported schedule fires that was off",
+        CARRYING,
+        "timed.values(enabled=each.scheduled)",
+        "timed.values(enabled=True)",
+        of("workflows/carrying", "what_is_exported_is_imported_and_then_the_same", on="file"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Defects of tasks that masters hold: children that are lost or made twice, branches that leak, waits without an end."""
+"""Defects of tasks that masters hold: children that are lost or made twice, branches that leak, waits without end."""
 
 from __future__ import annotations
 

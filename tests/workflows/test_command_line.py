@@ -7,9 +7,12 @@ import sys
 
 import pytest
 
+import latchwork
 from latchwork.cli.main import app
+from latchwork.words import counted
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
+from latchwork.workflows.keys import Item
 from latchwork.workflows.serve import Serve, ServeOptions
 from latchwork.workflows.worker import WorkerOptions
 from patience import eventually
@@ -245,6 +248,43 @@ def test_a_client_waits_follows_and_asks(served, nightly):
         done = client.start(nightly).wait(60)
         assert done.state.value == "success"
         assert client.instances(nightly)[0].id >= done.id
+
+
+def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
+    told = flows("doctor")
+    assert (told.code, told.out) == (0, "nothing is wrong\n")
+    item = "workflows/backlog/lanes/default/items/s1/" + Item(987654, 1, 0).id
+    with latchwork.connect(served.home.store) as store:
+        store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')
+        found = flows("doctor", "--json")
+        assert (found.code, found.json["ok"]) == (1, False)
+        assert [(each["kind"], each["shard"]) for each in found.json["findings"]] == [("item without task", 0)]
+        mended = flows("doctor", "--mend")
+        assert (mended.code, mended.out, mended.err) == (0, "1 finding mended\nnothing is wrong\n", "")
+        assert store.get(item) is None
+
+
+def test_all_that_people_wrote_is_exported_and_imported(flows, nightly, tmp_path):
+    told = flows("export")
+    assert told.code == 0
+    assert "name: nightly" in told.out
+    document = flows("export", "--json").json
+    (tmp_path / "flows.yaml").write_text(told.out)
+    same = flows("import", "flows.yaml", "--json").json
+    assert {each["what"] for each in same["changes"]} == {"same"}
+    there = flows("init", "--home", tmp_path / "other", "--database", f"sqlite:///{tmp_path}/other.db")
+    assert there.code == 0
+    other = ("--database", f"sqlite:///{tmp_path}/other.db")
+    count = len(document["workflows"]) + len(document["accounts"])
+    dry = flows("import", "flows.yaml", "--dry-run", *other)
+    assert "new workflow default.nightly" in dry.out
+    assert f"{counted(count, 'thing')} would be written, 0 the same" in dry.out
+    assert f"{counted(count, 'thing')} written, 0 the same" in flows("import", "flows.yaml", *other).out
+    assert f"0 things written, {count} the same" in flows("import", "flows.yaml", *other).out
+    (tmp_path / "bad.yaml").write_text("latchwork_workflows: 1\nworkflows: [{definition: {name: a b}}]\n")
+    bad = flows("import", "bad.yaml", *other)
+    assert (bad.code, "workflows[0].definition.name" in bad.out) == (2, True)
+    flows("import", "missing.yaml", *other).refused(2, "missing.yaml cannot be read")
 
 
 def test_a_backfill_runs_each_date_and_is_listed_and_stopped(flows, nightly):

@@ -16,6 +16,7 @@ from latchwork.workflows.database.fair import FairLock
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade, versions
 from latchwork.workflows.database.tables import about, instance, metadata, shard
 from latchwork.workflows.errors import NotOwner, SchemaTooNew
+from latchwork.workflows.installation import initialize
 from patience import eventually
 
 
@@ -185,3 +186,14 @@ def test_a_fair_lock_that_is_not_passed_in_time_forgets_who_asked():
     assert not lock.acquire(0.01)
     lock.release()
     assert lock.acquire(0.01)
+
+
+def test_a_connection_is_opened_while_somebody_else_writes(tmp_path):
+    database, other = (Database(f"sqlite:///{tmp_path}/flows.db") for _ in range(2))
+    initialize(database)
+    with database.write() as writing:
+        writing.exec_driver_sql("INSERT INTO about (name, value) VALUES ('x', 'y')")
+        with other.read() as reading:
+            assert reading.exec_driver_sql("SELECT count(*) FROM about WHERE name = 'x'").scalar() == 0
+    database.close()
+    other.close()

@@ -31,7 +31,7 @@ def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None
     from latchwork.workflows.definitions import problems_of
     from latchwork.workflows.types import TaskTypes
 
-    problems = problems_of(_text(file), TaskTypes())
+    problems = problems_of(text_of(file), TaskTypes())
     if as_json:
         say_json({"problems": [each._asdict() for each in problems]})
     elif not problems:
@@ -54,7 +54,7 @@ def apply(
 ) -> None:
     """Write a definition: a new version if it differs from the newest of its name. Its schedule owes nothing yet."""
     where = home_of(home, database, store)
-    text = _text(file)
+    text = text_of(file)
     with client_of(where) as client:
         from latchwork.workflows.definitions import read
 
@@ -237,7 +237,8 @@ def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
         say(line)
 
 
-def _text(file: str) -> str:
+def text_of(file: str) -> str:
+    """What is in a file, or comes by a pipe."""
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

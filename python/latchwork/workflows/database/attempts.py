@@ -67,6 +67,16 @@ def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> 
     return found
 
 
+def gone_tasks(connection: sa.Connection, tasks: Iterable[int]) -> set[int]:
+    """Those of these task rows that are not there any more."""
+    ids = sorted(set(tasks))
+    there: set[int] = set()
+    for start in range(0, len(ids), _TOGETHER):
+        chosen = sa.select(task.c.id).where(task.c.id.in_(ids[start : start + _TOGETHER]))
+        there.update(connection.execute(chosen).scalars())
+    return set(ids) - there
+
+
 def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> None:
     """Write these; what is there of the same claims is filled in, what ran before under other claims has ended."""
     if not rows:

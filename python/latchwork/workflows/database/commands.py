@@ -12,6 +12,7 @@ that could not be done has an ``error``. ``args`` of each type:
 ``force_success``, ``force_start``   task
 ``pause``, ``resume``, ``stop``, ``rerun``   none
 ``wake``           none; or backfill, whose next moments are to be started
+``mend``           none, and no instance: the shard is read again, and what nobody waits for is dropped
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ class CommandType(str, Enum):
     WAKE = "wake"
     FAILOVER = "failover"
     WAITING_THREAD = "waiting_thread"
+    MEND = "mend"
 
 
-#: What only masters write; who else asks for it is refused.
-INTERNAL = frozenset({CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD})
+#: What only masters and ``doctor`` write; who else asks for it is refused.
+INTERNAL = frozenset(
+    {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.MEND}
+)
 
 
 class KeyReused(LatchworkError):

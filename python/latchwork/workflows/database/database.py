@@ -117,7 +117,8 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     def prepare(connection: Any, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
         if not in_memory:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; see ``retention.give_back``
+            if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # to set it later would wait for writers
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # see ``retention.give_back``
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
 

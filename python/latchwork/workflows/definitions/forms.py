@@ -68,14 +68,17 @@ _resolve("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789")
 _resolve("tag:yaml.org,2002:float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
 
 
-def read(text: str) -> Any:
+def read(text: str, *, most_text: int = MOST_TEXT) -> Any:
     """The plain values of a YAML or JSON text (JSON is YAML).
 
+    Args:
+        text: of a mapping.
+        most_text: characters that it has at most.
     Raises:
         DefinitionInvalid: it is neither; the problem has the line.
     """
-    if len(text) > MOST_TEXT:
-        raise DefinitionInvalid([Problem("", f"the text has {len(text):,} characters; at most {MOST_TEXT:,}")])
+    if len(text) > most_text:
+        raise DefinitionInvalid([Problem("", f"the text has {len(text):,} characters; at most {most_text:,}")])
     try:
         value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with fewer types
     except yaml.MarkedYAMLError as error:
@@ -120,5 +123,9 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers  # what it lea
 
 def write(definition: Definition) -> str:
     """The definition as YAML, in the order of its fields, without defaults; ``read`` has the same again."""
-    plain = definition.model_dump(mode="json", exclude_defaults=True)
+    return as_yaml(definition.model_dump(mode="json", exclude_defaults=True))
+
+
+def as_yaml(plain: Any) -> str:
+    """Plain values as YAML that ``read`` takes, in their order."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

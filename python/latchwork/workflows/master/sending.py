@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
@@ -213,6 +214,37 @@ class Sending:
     def abandon(self, attempts: Sequence[str]) -> None:
         """Have attempts ended, and not taken, whose items nobody knows any more."""
         ops = [Put(self._keys.cancel(x), b"") for x in attempts]
+        for start in range(0, len(ops), _MOST_OPS):
+            self._commit([], ops[start : start + _MOST_OPS])
+
+    # Mending
+
+    def items(self) -> dict[str, Place]:
+        """Every item of the backlog, of all shards, by its attempt; those that nobody of ours named are left out."""
+        found = {}
+        lanes = f"{self._keys.backlog}/lanes"
+        for entry in self._store.list(lanes, recursive=True):
+            lane, _, rest = entry.key[len(lanes) + 1 :].partition("/")
+            kind, _, rest = rest.partition("/")
+            shelf, _, name = rest.partition("/")
+            if kind == "items":
+                with suppress(InvalidKey):
+                    item = Item.of(name)
+                    found[item.x] = Place(lane, shelf, item)
+        return found
+
+    def marked(self) -> set[str]:
+        """Attempts, of all shards, that are cancelled or have a second part of their spec."""
+        keys = self._keys
+        return {
+            entry.key[len(prefix) + 1 :].partition("/")[0]
+            for prefix in (keys.cancels, keys.every_data)
+            for entry in self._store.list(prefix, recursive=True)
+        }
+
+    def unmark(self, attempts: Sequence[str]) -> None:
+        """Delete cancels and second parts that belong to no item."""
+        ops = [Delete(key) for x in attempts for key in (self._keys.cancel(x), self._keys.data(x))]
         for start in range(0, len(ops), _MOST_OPS):
             self._commit([], ops[start : start + _MOST_OPS])
 

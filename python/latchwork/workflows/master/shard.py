@@ -18,12 +18,13 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, consuming, runs, schedules
+from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, told
+from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.sending import PASSING, Place, Sending
@@ -100,7 +101,7 @@ class ShardRun:
         self._polled_at = -1e18
         self._poke = -1
         self._is_known = self._is_careful = False
-        self._is_busy = False
+        self._is_busy = self._mends = False
         self.turns = 0
 
     def stop(self) -> None:
@@ -160,11 +161,13 @@ class ShardRun:
             self._took(written)
         self._is_careful = False
         self._do()
+        if self._mends and self._is_known:
+            self._mend()
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
         is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)
-        return 0.0 if is_more or self._is_busy else self._wait_s(now)
+        return 0.0 if is_more or self._is_busy or self._mends else self._wait_s(now)
 
     # Knowing
 
@@ -283,6 +286,8 @@ class ShardRun:
         if len(self._claims) > 2 * len(self._book.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
         self._abandoned += written.abandoned
+        if written.mends:
+            self._mends, self._is_known = True, False
         self._pokes |= written.pokes
 
     # Doing
@@ -327,6 +332,17 @@ class ShardRun:
             writing.finish()
         self._took(writing.written)
         self._is_busy = True
+
+    def _mend(self) -> None:
+        """Drop what nobody waits for; of tasks that are gone the first shard drops what is left."""
+
+        def is_ours(tasks: Iterable[int]) -> set[int]:
+            with self._tools.database.read() as connection:
+                gone = attempts.gone_tasks(connection, tasks) if self._id == 0 else set()
+                return gone | attempts.known_tasks(connection, self._id, tasks).keys()
+
+        mend(self._sending, self._book, self._id, is_ours)
+        self._mends = False
 
     def _settle(self, instance: int) -> None:
         """Take back and cancel what an instance has in hands."""

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from latchwork.errors import Unavailable
 from latchwork.workflows.database import attempts, consuming, families, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
+from latchwork.workflows.database.commands import CommandType
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.database.tables import event
@@ -48,6 +49,7 @@ class Written:
         abandoned: attempts of instances that a defect has ended, which somebody may have or take.
         more: there may be more commands.
         fired: schedules were written.
+        mends: somebody asks to have all read again, and what nobody waits for dropped.
         pokes: shards that have a command of ours.
     """
 
@@ -56,6 +58,7 @@ class Written:
     abandoned: list[str] = field(default_factory=list)
     more: bool = False
     fired: bool = False
+    mends: bool = False
     pokes: set[int] = field(default_factory=set)
 
 
@@ -258,7 +261,9 @@ class Writing:
         for row in rows:
             instance, error, backfill = None, None, None
             try:
-                if row.type in orders.BACKFILLS or "backfill" in row.args:
+                if row.type == CommandType.MEND.value:
+                    self.written.mends = True
+                elif row.type in orders.BACKFILLS or "backfill" in row.args:
                     backfill = self._backfills.command(row)
                 else:
                     instance = self._start(row) if row.type in orders.STARTS else self._change(row)

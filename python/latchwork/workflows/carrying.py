@@ -1,0 +1,308 @@
+"""What people wrote, as one document: workflows with their schedules, values, accounts; carried to another database.
+
+Runs, history, logs, passwords, tokens and secrets stay where they are. What is imported is compared first; it adds and
+changes, and deletes nothing. All of it is written, or nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from latchwork.workflows.database import Database, definitions, tables
+from latchwork.workflows.database.history import told
+from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.definitions.validate import Checked, checked
+from latchwork.workflows.errors import DefinitionInvalid, Problem
+from latchwork.workflows.types import TaskTypes
+
+FORMAT = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", str_max_length=200_000)
+
+
+class CarriedWorkflow(_Record):
+    """A workflow: its newest version, whether it may be started, and whether its schedule starts it."""
+
+    definition: dict[str, Any]
+    online: bool = True
+    scheduled: bool = True
+
+
+class CarriedParameter(_Record):
+    """A value for ``${name}`` of a project, or of all."""
+
+    project: str = Field("", max_length=100)
+    name: str = Field(max_length=100)
+    value: JsonValue
+
+
+class CarriedEnvironment(_Record):
+    """Variables by a name."""
+
+    name: str = Field(max_length=100)
+    variables: dict[str, JsonValue]
+
+
+class CarriedConnection(_Record):
+    """All of a connection but its password."""
+
+    name: str = Field(max_length=100)
+    url: str = Field(max_length=1000)
+    options: dict[str, JsonValue] = {}
+
+
+class CarriedGroup(_Record):
+    """How many tasks of a task group run at a time."""
+
+    name: str = Field(max_length=100)
+    size: int = Field(ge=1)
+
+
+class CarriedAccount(_Record):
+    """An account and its roles by project, without its password: an administrator gives it a new one."""
+
+    name: str = Field(max_length=100)
+    enabled: bool = True
+    roles: dict[str, Literal["viewer", "operator", "editor", "admin"]] = {}
+
+
+class Document(_Record):
+    """All of it."""
+
+    latchwork_workflows: Literal[1]
+    workflows: list[CarriedWorkflow] = []
+    parameters: list[CarriedParameter] = []
+    environments: list[CarriedEnvironment] = []
+    connections: list[CarriedConnection] = []
+    task_groups: list[CarriedGroup] = []
+    accounts: list[CarriedAccount] = []
+
+
+class Change(NamedTuple):
+    """What an import does with one thing.
+
+    Attributes:
+        kind: such as ``workflow`` or ``account``.
+        name: of it.
+        what: ``new``, ``changed`` or ``same``.
+        fields: of what has changed, what differs.
+    """
+
+    kind: str
+    name: str
+    what: str
+    fields: tuple[str, ...] = ()
+
+
+#: Section, kind, table, and the columns of its key; all other columns are its values.
+_PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
+    ("parameters", "parameter", tables.parameter, ("project", "name")),
+    ("environments", "environment", tables.environment, ("name",)),
+    ("connections", "connection", tables.connection, ("name",)),
+    ("task_groups", "task group", tables.task_group, ("name",)),
+)
+
+
+def document_of(database: Database) -> dict[str, Any]:
+    """All of a database that people wrote, as plain values in the order of names."""
+    with database.read() as connection:
+        return _document(connection).model_dump(mode="json")
+
+
+def import_document(
+    database: Database, given: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
+) -> list[Change]:
+    """Compare a document with a database, and write what differs.
+
+    Args:
+        database: to write to.
+        given: what ``document_of`` made.
+        types: the task types that its workflows may have; None: all that are installed.
+        by: who does it.
+        dry_run: only say what would be done.
+    Returns:
+        One change for each thing of the document, in its order.
+    Raises:
+        DefinitionInvalid: with every problem, each by its place; nothing was written.
+    """
+    document = _read(given)
+    found = _checked(document, types or TaskTypes())
+    with database.write() as connection:
+        changes = list(_changes(_document(connection), document, found))
+        if not dry_run and any(each.what != "same" for each in changes):
+            _write(connection, document, found, changes, by)
+    return changes
+
+
+def missing_bundles(given: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
+    """Code bundles that the workflows of a document need, and that a log store has not.
+
+    Args:
+        given: the document.
+        has: says of a sha256 whether it is there.
+    """
+    wanted = {
+        task["params"]["bundle"]
+        for each in _read(given).workflows
+        for task in each.definition.get("tasks", ())
+        if isinstance(task, dict) and isinstance((task.get("params") or {}).get("bundle"), str)
+    }
+    return sorted(each for each in wanted if not has(each))
+
+
+def _read(given: Mapping[str, Any]) -> Document:
+    try:
+        return Document.model_validate({name: each for name, each in given.items() if name != "exported_at"})
+    except ValidationError as error:
+        raise DefinitionInvalid([Problem(_path(each["loc"]), each["msg"]) for each in error.errors()]) from None
+
+
+def _path(places: Sequence[str | int]) -> str:
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in places).lstrip(".")
+
+
+def _checked(document: Document, types: TaskTypes) -> list[Checked]:
+    found, problems = [], []
+    for number, each in enumerate(document.workflows):
+        try:
+            found.append(checked(each.definition, types))
+        except DefinitionInvalid as error:
+            place = f"workflows[{number}].definition"
+            problems += [Problem(f"{place}.{at}" if at else place, message) for at, message in error.problems]
+    keys = [each.definition.key for each in found]
+    problems += [
+        Problem("workflows", f"{key} is there twice") for key in sorted({k for k in keys if keys.count(k) > 1})
+    ]
+    if problems:
+        raise DefinitionInvalid(problems)
+    return found
+
+
+# From the database
+
+
+def _document(connection: sa.Connection) -> Document:
+    made: dict[str, Any] = {"latchwork_workflows": FORMAT, "workflows": _workflows(connection)}
+    for section, _, table, key in _PLAIN:
+        rows = connection.execute(sa.select(table).order_by(*(table.c[each] for each in key)))
+        made[section] = [dict(row._mapping) for row in rows]  # noqa: SLF001 - public, in spite of its name
+    made["accounts"] = _accounts(connection)
+    return Document.model_validate(made)
+
+
+def _workflows(connection: sa.Connection) -> list[dict[str, Any]]:
+    plain, version, timed = tables.definition, tables.definition_version, tables.schedule
+    newest = sa.and_(version.c.code == plain.c.code, version.c.version == plain.c.version)
+    chosen = sa.select(plain.c.online, version.c.body, timed.c.enabled).join(version, newest)
+    chosen = chosen.outerjoin(timed, timed.c.code == plain.c.code).order_by(plain.c.project, plain.c.name)
+    return [
+        {"definition": _body(row.body), "online": row.online, "scheduled": row.enabled is not False}
+        for row in connection.execute(chosen)
+    ]
+
+
+def _body(text: str) -> dict[str, Any]:
+    return Definition.model_validate_json(text).model_dump(mode="json", exclude_defaults=True)
+
+
+def _accounts(connection: sa.Connection) -> list[dict[str, Any]]:
+    roles: dict[str, dict[str, str]] = {}
+    for row in connection.execute(sa.select(tables.account_role).order_by(tables.account_role.c.project)):
+        roles.setdefault(row.account, {})[row.project] = row.role
+    chosen = sa.select(tables.account.c.name, tables.account.c.enabled).order_by(tables.account.c.name)
+    return [
+        {"name": row.name, "enabled": row.enabled, "roles": roles.get(row.name, {})}
+        for row in connection.execute(chosen)
+    ]
+
+
+# Comparing
+
+
+def _changes(there: Document, given: Document, found: Sequence[Checked]) -> Iterator[Change]:
+    old = {_key(each.definition): each for each in there.workflows}
+    for each, one in zip(given.workflows, found, strict=True):
+        plain = CarriedWorkflow(
+            definition=one.definition.model_dump(mode="json", exclude_defaults=True),
+            online=each.online,
+            scheduled=each.scheduled or one.definition.schedule is None,
+        )
+        yield _change("workflow", one.definition.key, old.get(one.definition.key), plain)
+    for section, kind, _, key in _PLAIN:
+        before = {_name(each, key): each for each in getattr(there, section)}
+        for each in getattr(given, section):
+            yield _change(kind, _name(each, key), before.get(_name(each, key)), each)
+    accounts = {each.name: each for each in there.accounts}
+    for account in given.accounts:
+        yield _change("account", account.name, accounts.get(account.name), account)
+
+
+def _change(kind: str, name: str, before: _Record | None, after: _Record) -> Change:
+    if before is None:
+        return Change(kind, name, "new")
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    fields = [each for each in new if each != "definition" and old[each] != new[each]]
+    if "definition" in new:
+        mine, theirs = old["definition"], new["definition"]
+        fields += [each for each in sorted(mine.keys() | theirs.keys()) if mine.get(each) != theirs.get(each)]
+    return Change(kind, name, "changed" if fields else "same", tuple(fields))
+
+
+def _key(definition: Mapping[str, Any]) -> str:
+    return f"{definition.get('project', 'default')}.{definition['name']}"
+
+
+def _name(record: _Record, key: Sequence[str]) -> str:
+    return ".".join(getattr(record, each) for each in key if getattr(record, each))
+
+
+# Writing
+
+
+def _write(
+    connection: sa.Connection, document: Document, found: Sequence[Checked], changes: Sequence[Change], by: str
+) -> None:
+    todo = {(each.kind, each.name) for each in changes if each.what != "same"}
+    shards = connection.execute(sa.select(sa.func.count()).select_from(tables.shard)).scalar_one()
+    for each, one in zip(document.workflows, found, strict=True):
+        if ("workflow", one.definition.key) in todo:
+            made = definitions.apply(connection, one, shards=max(1, shards), author=by, online=each.online)
+            timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
+            connection.execute(timed.values(enabled=each.scheduled))
+    for section, kind, table, key in _PLAIN:
+        for record in getattr(document, section):
+            if (kind, _name(record, key)) in todo:
+                _put(connection, table, key, record.model_dump(mode="json"))
+    for account in document.accounts:
+        if ("account", account.name) in todo:
+            _put_account(connection, account)
+    done = {what: sum(each.what == what for each in changes) for what in ("new", "changed", "same")}
+    told(connection, "import", by=by, details=done)
+
+
+def _put(connection: sa.Connection, table: sa.Table, key: Sequence[str], row: Mapping[str, Any]) -> None:
+    same = sa.and_(*(table.c[each] == row[each] for each in key))
+    values = {name: each for name, each in row.items() if name not in key}
+    if not connection.execute(sa.update(table).where(same).values(**values)).rowcount:
+        connection.execute(sa.insert(table).values(**row))
+
+
+def _put_account(connection: sa.Connection, given: CarriedAccount) -> None:
+    account, role = tables.account, tables.account_role
+    mine = sa.update(account).where(account.c.name == given.name).values(enabled=given.enabled)
+    if not connection.execute(mine).rowcount:
+        made = {"name": given.name, "enabled": given.enabled, "created_at": time.time()}
+        connection.execute(sa.insert(account).values(**made))
+    if not given.enabled:
+        connection.execute(sa.delete(tables.web_session).where(tables.web_session.c.account == given.name))
+    connection.execute(sa.delete(role).where(role.c.account == given.name))
+    rows = [{"account": given.name, "project": project, "role": word} for project, word in given.roles.items()]
+    if rows:
+        connection.execute(sa.insert(role), rows)

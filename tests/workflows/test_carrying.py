@@ -1,0 +1,137 @@
+"""What people wrote is one document, which another database takes whole or not at all."""
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.web import Role
+from latchwork.workflows.carrying import document_of, import_document, missing_bundles
+from latchwork.workflows.database import Database, definitions, tables
+from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.views import catalog
+from latchwork.workflows.definitions.forms import as_yaml, read
+from latchwork.workflows.errors import DefinitionInvalid
+from latchwork.workflows.installation import initialize
+from workflows.hands import a_workflow
+
+
+@pytest.fixture
+def other(tmp_path):
+    made = Database(f"sqlite:///{tmp_path}/other.db")
+    initialize(made, shards=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def full(database_url):
+    made = Database(database_url)
+    initialize(made, shards=2)
+    with made.write() as connection:
+        schedule = {"cron": "0 3 * * *", "tz": "Europe/Berlin"}
+        found = definitions.apply(connection, a_workflow("nightly", schedule=schedule), shards=2)
+        definitions.apply(connection, a_workflow("off", project="billing"), shards=2, online=False)
+        connection.execute(sa.update(tables.schedule).where(tables.schedule.c.code == found.code).values(enabled=False))
+        connection.execute(sa.insert(tables.parameter).values(project="", name="bucket", value={"a": [1, None]}))
+        connection.execute(sa.insert(tables.environment).values(name="test", variables={"X": "on"}))
+        connection.execute(sa.insert(tables.connection).values(name="shop", url="sqlite:///shop.db", options={}))
+        connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
+    accounts = DatabaseAccounts(made)
+    accounts.create("eve", "a long password", by="test")
+    accounts.set_role("eve", "billing", Role.EDITOR, by="test")
+    yield made
+    made.close()
+
+
+def changes(found):
+    return {(each.kind, each.name): (each.what, *each.fields) for each in found}
+
+
+def test_what_is_exported_is_imported_and_then_the_same(full, other):
+    document = document_of(full)
+    found = import_document(other, read(as_yaml({**document, "exported_at": "now"})), by="test")
+    assert {each.what for each in found} == {"new"}
+    assert document_of(other) == document
+    assert {each.what for each in import_document(other, document, by="test")} == {"same"}
+    assert "a long password" not in str(document)
+    assert "scrypt" not in str(document)
+    with other.read() as connection:
+        (row,) = [each for each in catalog.listed(connection) if each.name == "nightly"]
+        assert (row.online, row.scheduled) == (True, False)
+        kinds = connection.execute(sa.select(tables.event.c.kind)).scalars().all()
+    assert kinds == ["import"]
+    (eve,) = DatabaseAccounts(other).accounts()
+    assert (eve.has_password, eve.roles) == (False, {"billing": Role.EDITOR})
+
+
+def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
+    document = document_of(full)
+    import_document(other, document, by="test")
+    document["task_groups"][0]["size"] = 4
+    document["accounts"][0]["roles"] = {"": "viewer"}
+    document["workflows"][1]["definition"]["timeout_s"] = 60.0
+    document["workflows"][0]["online"] = True
+    before = document_of(other)
+    found = changes(import_document(other, document, by="test", dry_run=True))
+    assert found == {
+        ("workflow", "billing.off"): ("changed", "online"),
+        ("workflow", "default.nightly"): ("changed", "timeout_s"),
+        ("parameter", "bucket"): ("same",),
+        ("environment", "test"): ("same",),
+        ("connection", "shop"): ("same",),
+        ("task group", "db"): ("changed", "size"),
+        ("account", "eve"): ("changed", "roles"),
+    }
+    assert document_of(other) == before
+    assert changes(import_document(other, document, by="test")) == found
+    assert document_of(other) == document
+
+
+def test_what_a_document_does_not_name_stays(full):
+    before = document_of(full)
+    import_document(full, {"latchwork_workflows": 1, "task_groups": [{"name": "new", "size": 1}]}, by="test")
+    after = document_of(full)
+    assert after.pop("task_groups") == [{"name": "db", "size": 3}, {"name": "new", "size": 1}]
+    assert after == {name: each for name, each in before.items() if name != "task_groups"}
+
+
+def test_an_import_keeps_the_password_of_who_is_there(full):
+    document = document_of(full)
+    document["accounts"][0]["roles"] = {}
+    import_document(full, document, by="test")
+    (eve,) = DatabaseAccounts(full).accounts()
+    assert (eve.has_password, eve.roles) == (True, {})
+
+
+def test_a_document_with_problems_is_refused_whole_with_each_by_its_place(full, other):
+    document = document_of(full)
+    document["workflows"][1]["definition"]["tasks"][0]["type"] = "shel"
+    document["workflows"].append(document["workflows"][0])
+    with pytest.raises(DefinitionInvalid) as refused:
+        import_document(other, document, by="test")
+    found = {each.path: each.message for each in refused.value.problems}
+    assert "did you mean 'shell'?" in found["workflows[1].definition.tasks[0].type"]
+    assert found["workflows"] == "billing.off is there twice"
+    document = {"latchwork_workflows": 2, "task_groups": [{"name": "db", "size": 0}], "more": 1}
+    with pytest.raises(DefinitionInvalid) as refused:
+        import_document(other, document, by="test")
+    assert {each.path for each in refused.value.problems} == {"latchwork_workflows", "task_groups[0].size", "more"}
+    assert document_of(other)["workflows"] == []
+
+
+def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch):
+    def fail(*_args):
+        raise RuntimeError("died here")
+
+    monkeypatch.setattr("latchwork.workflows.carrying._put_account", fail)
+    with pytest.raises(RuntimeError):
+        import_document(other, document_of(full), by="test")
+    assert document_of(other)["workflows"] == []
+
+
+def test_bundles_that_a_log_store_has_not_are_named(full):
+    document = document_of(full)
+    sha256 = "ab" * 32
+    row = {"name": "p", "type": "python", "params": {"function": "flows:p", "bundle": sha256}}
+    document["workflows"][0]["definition"]["tasks"].append(row)
+    assert missing_bundles(document, lambda _: False) == [sha256]
+    assert missing_bundles(document, lambda _: True) == []
