@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 import latchwork
-from latchwork.workflows.database.tables import backfill
+from latchwork.workflows.database.tables import backfill, instance
 from latchwork.workflows.installation import initialize
 from latchwork.workflows.state import Outcome
 from patience import eventually
@@ -70,3 +70,29 @@ def test_a_backfill_runs_each_date_once_through_lost_answers(stage, monkeypatch)
     assert sorted(ended) == [f"1970-01-0{each}" for each in range(2, 7)]
     assert set(ended[:2]) == {"1970-01-05", "1970-01-06"}
     assert stage.command(asked).error is None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_of_a_serial_workflow_one_run_goes_at_a_time_in_all_shards(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": []}, serial="wait"))
+    hand = stage.hand()
+    with stage.master(0, poll_s=1.0), stage.master(1, poll_s=1.0):
+        stage.lose_answers(monkeypatch, every=7)
+        for each in range(6):
+            stage.send("start", on=each % 2, code=version.code, version=1)
+        ended = 0
+
+        def work():
+            nonlocal ended
+            with stage.database.read() as connection:
+                found = connection.execute(sa.select(instance.c.state)).scalars().all()
+            assert found.count("running") <= 1
+            claims = list(hand.take_all().values())
+            assert len(claims) <= 1
+            for claim in claims:
+                hand.end(claim)
+                ended += 1
+            return found == ["success"] * 6
+
+        eventually(work, 60.0)
+    assert ended == 6

@@ -38,6 +38,10 @@ class Writer(Protocol):
         """Advance an instance, and what follows for others."""
         ...
 
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Whether it waits for its turn, in a workflow of which one run goes at a time."""
+        ...
+
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
         """An event more, for people."""
         ...
@@ -116,7 +120,8 @@ class Backfills:
         if isinstance(event, Start):
             self._writer.tell(instance, "begin", details={"backfill": number})
             stored = self._writer.stored(instance)
-            event = replace(event, dry=stored is not None and stored.known.dry)
+            if stored is not None:
+                event = replace(event, dry=stored.known.dry, waits=self._writer.has_to_wait(stored))
         self._writer.advance(instance, [event])
 
 
