@@ -1,4 +1,4 @@
-"""Defects of tasks that masters hold: children that are lost or made twice, branches that leak, waits without end."""
+"""Defects of tasks that masters hold: children that are lost, branches that leak, waits without an end."""
 
 from __future__ import annotations
 

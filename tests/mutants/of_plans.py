@@ -23,6 +23,14 @@ DEFECTS = (
     ),
     Defect(
         "Plans",
+        "an end is written with more than a transaction holds",
+        STATES,
+        "        return edit if max(len(edit.checks), len(edit.ops)) <= MOST_WRITES else None\n",
+        "        return edit\n",
+        of("plans/ends", "ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice", on="memory"),
+    ),
+    Defect(
+        "Plans",
         "what was taken along by a lost answer is forgotten",
         HANDING,
         "                put.doubtful()\n",

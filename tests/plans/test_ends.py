@@ -131,6 +131,27 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     assert [bench.commit(name, done) for name, done in zip(("n2", "n3"), last, strict=True)] == [True, True]
 
 
+@pytest.mark.parametrize(("before", "behind"), [(12, 12), (1, 30), (10, 30)])
+def test_ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice(store, caplog, before, behind):
+    """The last of a layer would check an edge for each pair, and take along all that comes behind it."""
+    counted = Functions()
+    runs = Counter()
+
+    @counted.task(name="counts")
+    def counts(number: int, *_values: object) -> int:
+        runs[number] += 1
+        return number
+
+    with Plans(store, functions=counted).new() as plan:
+        layer = [plan.add(counts, number) for number in range(before)]
+        for number in range(behind):
+            plan.add(counts, before + number, *layer)
+    with PlanWorker(store, slots=16, functions=counted):
+        assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
+    assert set(runs.values()) == {1}
+    assert "cannot be ended" not in caplog.text
+
+
 def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")

@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 
 from latchwork.workflows.errors import WrongState
 from latchwork.workflows.state import (
+    ChildPaused,
+    Chose,
     Claimed,
     Ended,
+    Expanded,
     Instance,
     InstanceState,
     Lost,
@@ -25,6 +28,7 @@ from latchwork.workflows.state import (
     TaskState,
     Wake,
     advance,
+    conditions,
 )
 from workflows.golden_state import STORIES, told
 
@@ -106,3 +110,85 @@ def check(plan, before, instance, now):
         assert all(task.state in done for task in instance.tasks.values())
     again = advance(plan, instance, [], now)
     assert (again.state, again.tasks, again.facts) == (instance.state, instance.tasks, ())  # settled: nothing follows
+
+
+@st.composite
+def held_plans(draw):
+    """Plans with tasks that the master holds; conditions and switches lead to the last two tasks."""
+    rules = {}
+    for index in range(draw(st.integers(1, 4))):
+        before = tuple(f"t{each}" for each in range(index) if draw(st.booleans()))
+        kind = draw(st.sampled_from(["", "sub_process", "dependent"]))
+        maps = kind != "dependent" and draw(st.booleans())
+        rules[f"t{index}"] = Rule(before, kind=kind, maps=maps, map_parallel=draw(st.sampled_from([None, 1])))
+    last = tuple(rules)[-1]
+    kind = draw(st.sampled_from(["conditions", "switch"]))
+    branches = (("x",), ("y",))
+    when = conditions.Ended(last)
+    rules["fork"] = Rule((last,), kind=kind, heads=("x", "y"), branches=branches, when=when)
+    rules |= {"x": Rule(("fork",)), "y": Rule(("fork",)), "behind": Rule(("y",)), "join": Rule(("x", "behind"))}
+    return Plan(rules, on_failure=draw(st.sampled_from(OnFailure)))
+
+
+@given(held_plans(), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_every_history_with_held_tasks_ends_and_no_worker_is_asked_about_them(plan, random):
+    now, instance = 0.0, advance(plan, Instance(), [Start()], 0.0)
+    for step in range(600):
+        now += random.choice([0, 1])
+        instance = answered(plan, instance, random, now)
+        assert not any(instance.tasks[name].held for name in (*instance.to_remove, *instance.to_kill))
+        assert all(plan.kind(name) for name, task in instance.tasks.items() if task.held)
+        over = {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}
+        if instance.state in over | {InstanceState.PAUSED}:
+            assert not any(task.state in {TaskState.SUBMITTED, TaskState.RUNNING} for task in instance.tasks.values())
+        if step > 150 and instance.state in over:
+            return
+        try:
+            instance = advance(plan, instance, [a_held_event(plan, instance, random, step)], now)
+        except WrongState:
+            continue
+        again = advance(plan, instance, [], now)
+        assert (again.state, again.tasks, again.facts) == (instance.state, instance.tasks, ())
+    raise AssertionError(instance)
+
+
+def answered(plan, instance, random, now):
+    """What a master does at once: choose, expand and gather."""
+    while asked := [each for each in instance.calls if each.kind in {"choose", "expand", "gather"}]:
+        events = []
+        for each in asked:
+            n = instance.tasks[each.task].n
+            given = {
+                "choose": Chose(each.task, n, (random.choice(["x", "y"]),), instance.run),
+                "expand": Expanded(each.task, n, random.randint(1, 3), instance.run),
+                "gather": Ended(each.task, n, Outcome.SUCCESS, instance.run),
+            }
+            events.append(given[each.kind])
+        instance = advance(plan, instance, events, now)
+    return instance
+
+
+def a_held_event(plan, instance, random, step):
+    held = [name for name, task in instance.tasks.items() if task.held and plan.kind(name) != "map"]
+    if held and random.random() < 0.5:
+        name = random.choice(held)
+        n = instance.tasks[name].n
+        if instance.state is InstanceState.READY_PAUSE:
+            return ChildPaused(name, n, instance.run)
+        return Ended(name, n, random.choice([Outcome.SUCCESS, Outcome.SUCCESS, Outcome.FATAL]), instance.run)
+    if step >= 150 and instance.state in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
+        return Resume()
+    if step < 150 and random.random() < 0.1:
+        return random.choice([Pause, Resume, Stop, Recover, Rerun])()
+    removing = set(instance.to_remove)
+    possible = [Wake()]
+    for name, task in instance.tasks.items():
+        if task.state is TaskState.SUBMITTED:
+            possible.append(Claimed(name, task.n, instance.run))
+            possible += [Removed(name, task.n, instance.run)] * (name in removing)
+        elif task.state is TaskState.RUNNING and not task.held:
+            killed = name in instance.to_kill
+            outcome = Outcome.KILLED if killed else random.choice([Outcome.SUCCESS, Outcome.FAILURE])
+            possible += [Ended(name, task.n, outcome, instance.run)] * 3
+    return random.choice(possible[1:] or possible)

@@ -3,6 +3,7 @@
 import pytest
 
 from latchwork.errors import LatchworkError
+from latchwork.workflows.definitions.branching import On, conditions, dependent, switch
 from latchwork.workflows.definitions.builder import shell, task, workflow
 from workflows import flows
 
@@ -72,3 +73,63 @@ def test_what_a_task_uses_can_be_replaced(monkeypatch):
     monkeypatch.setattr(flows.extract, "__wrapped__", lambda day: {"rows": 41})
     run = flows.nightly.test(day="x")
     assert "loaded 41 into facts" in run.tasks["load"].log
+
+
+# Tasks that a master holds
+
+
+@task
+def files(count: int) -> dict:
+    return {"files": [f"f{each}" for each in range(count)]}
+
+
+@task
+def size(name: str, factor: int = 1) -> int:
+    return len(name) * factor
+
+
+@task(name="one")
+def fails_for(name: str) -> None:
+    raise ValueError(name)
+
+
+@task
+def told(what: str = "") -> str:
+    return what
+
+
+@workflow
+def inner(count: int = 1, day: str = "none"):
+    files(count)
+    told(day)
+
+
+@workflow
+def outer(count: int = 2):
+    ready = dependent(On("billing.close"))
+    got = inner(count=count).after(ready)
+    sizes = got.map(size, "files", factor=10)
+    many, few = told.options(name="many")("many"), told.options(name="few")("few")
+    switch(sizes, {"len(result) > 2": many}, default=few)
+    bad = fails_for("x")
+    good, mended = told.options(name="good")("good"), told.options(name="mended")("mended")
+    conditions(bad, success=good, failure=mended)
+    got.map(inner, "files", parallel=1)
+
+
+def test_a_whole_run_knows_sub_processes_dependents_maps_switches_and_conditions():
+    run = outer.test(count=3)
+    assert run.state == "failure"  # `inner` takes a number first, and gets the name of a file
+    assert run.outputs["inner"] == {"files": ["f0", "f1", "f2"], "result": "none"}
+    assert run.outputs["size"] == {"result": [20, 20, 20]}
+    states = {name: each.state for name, each in run.tasks.items()}
+    assert states["size[2]"] == "success"
+    assert [states[each] for each in ("many", "few", "good", "mended", "one")] == [
+        "success",
+        "skipped",
+        "skipped",
+        "success",
+        "failure",
+    ]
+    assert "inner-2[0]" in run.tasks
+    assert outer.test(count=0).outputs["size"] == {}

@@ -153,7 +153,8 @@ class Edges:
         ``waiting`` are the successors that wait, as they were read; ``others`` has, by successor, a task that it waits
         for besides this one, and none where this is the last; ``another`` is a task of the plan that has not ended,
         asked for where nobody waits for this one; ``gone`` are edges that ends on their way delete, without which a
-        successor would not be ready; ``items`` is as for ``finished``. None where who ends this one has to look.
+        successor would not be ready; ``items`` is as for ``finished``. None where who ends this one has to look: nobody
+        else will, or all of it is more than a transaction holds.
         """
         if len(task.record.succ) > MOST_TOGETHER:
             return None
@@ -167,7 +168,7 @@ class Edges:
         edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)
         if not ready and witness is not None:
             edit.checks.append(Exists(self.keys.todo(plan_id, witness)))
-        return edit
+        return edit if max(len(edit.checks), len(edit.ops)) <= MOST_WRITES else None
 
     def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
         """A task is done."""

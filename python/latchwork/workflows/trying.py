@@ -3,6 +3,7 @@
 No database, no store, no waiting: the same rules decide (``advance``), values and parameters are filled in as for a
 worker, and the clock jumps to whatever is waited for next. Python tasks are called here, so that a debugger stops in
 them and a test replaces what they use; other tasks are started as a worker starts them, but under no supervision.
+Sub-processes are workflows that this process has built; what a dependent waits for is taken to be there.
 """
 
 from __future__ import annotations
@@ -15,22 +16,41 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from latchwork.errors import LatchworkError
 from latchwork.workflows.bundles import BundleCache
-from latchwork.workflows.definitions.model import Definition, plan_of
+from latchwork.workflows.definitions.builder import BUILT
+from latchwork.workflows.definitions.logical import chosen, full_name
+from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import fill
-from latchwork.workflows.definitions.values import Run
+from latchwork.workflows.definitions.values import Run, gathered, items_of, values_of
 from latchwork.workflows.exchange import Spec
 from latchwork.workflows.logs import open_logs
-from latchwork.workflows.state import Claimed, Ended, Instance, InstanceState, Outcome, Start, TaskState, advance
+from latchwork.workflows.state import (
+    Call,
+    Chose,
+    Claimed,
+    Ended,
+    Event,
+    Expanded,
+    Instance,
+    InstanceState,
+    Outcome,
+    Start,
+    TaskState,
+    advance,
+    base_of,
+    element,
+    index_of,
+)
 from latchwork.workflows.state.records import OVER
 from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.types.logical import SubProcessParams
 from latchwork.workflows.worker import Secrets, WorkerOptions
 from latchwork.workflows.worker.attempt import Attempt
 from latchwork.workflows.worker.outputs import BadOutput, outputs_of
@@ -41,6 +61,8 @@ if TYPE_CHECKING:
 
 #: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
 _MOST_ROUNDS = 100_000
+#: What is answered for tasks that a master would hold.
+_ANSWERED = frozenset({"open", "look", "choose", "expand", "gather"})
 
 
 @dataclass(slots=True)
@@ -105,7 +127,7 @@ class Trying:
         self._run = Run(definition, 1, now, params)
         self._plan = plan_of(definition, order)
         self._types = TaskTypes()
-        self._rows = {name: number for number, name in enumerate(order, 1)}
+        self._rows: dict[str, int] = {}
         self._tried = {each.name: TaskTried() for each in definition.tasks}
         self._outputs: dict[str, Mapping[str, Any]] = {}
         self._folder = folder
@@ -120,12 +142,77 @@ class Trying:
         """The run from its start to its end."""
         known = advance(self._plan, Instance(), [Start()], self._now)
         for _ in range(_MOST_ROUNDS):
+            known = self._follow(known)
             if known.state in OVER:
                 break
             known = self._round(known)
         for name, task in known.tasks.items():
-            self._tried[name].state = task.state.value
+            self._of(name).state = task.state.value
         return TestRun(known.state.value, self._tried, self._now - self._began)
+
+    def _of(self, name: str) -> TaskTried:
+        return self._tried.setdefault(name, TaskTried())
+
+    def _follow(self, known: Instance) -> Instance:
+        """What a master does for the tasks that it holds."""
+        while known.calls:
+            calls, known = known.calls, replace(known, calls=(), facts=())
+            for call in calls:
+                task = known.tasks[call.task]
+                if task.held and call.kind in _ANSWERED:
+                    earlier, known = known.calls, replace(known, calls=())
+                    known = advance(self._plan, known, [self._answer(call, task.n)], self._now)
+                    known = replace(known, calls=(*earlier, *known.calls))
+        return known
+
+    def _answer(self, call: Call, n: int) -> Event:
+        name = call.task
+        tried = self._of(name)
+        tried.attempts += call.kind != "gather"
+        try:
+            event, outputs = self._held(call.kind, name, n)
+        except KeyError as error:
+            tried.error = f"nothing has the name {error.args[0]!r}"
+            return Ended(name, n, Outcome.FATAL)
+        except (LatchworkError, ValueError) as error:
+            tried.error = str(error)
+            return Ended(name, n, Outcome.FATAL)
+        if isinstance(event, Ended):
+            self._outputs[name] = tried.outputs = outputs
+        return event
+
+    def _held(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
+        spec = self._run.tasks[base_of(name)]
+        if kind == "choose":
+            values = values_of(self._run, spec, n, self._outputs)
+            return Chose(name, n, tuple(chosen(spec.params, values, self._outputs))), {}
+        if kind == "expand":
+            count = len(items_of(self._run, spec, n, self._outputs))
+            return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}
+        outputs: Mapping[str, Any] = {}  # of a dependent: nothing else runs here that it could wait for
+        if kind == "gather":
+            outputs = self._gathered(name)
+        elif kind == "open":
+            outputs = self._child(spec, name, n)
+        return Ended(name, n, Outcome.SUCCESS), outputs
+
+    def _gathered(self, name: str) -> Mapping[str, Any]:
+        count = sum(base_of(each) == name for each in self._tried) - 1
+        return gathered(self._outputs.get(element(name, index), {}) for index in range(count))
+
+    def _child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
+        """A workflow that this process has built, tried in its turn."""
+        given = SubProcessParams.model_validate(spec.params)
+        flow = BUILT.get(full_name(given.workflow))
+        if flow is None:
+            raise LatchworkError(f"no workflow {given.workflow!r} was imported here; import its module in the test")
+        values = values_of(self._run, spec, n, self._outputs, index=index_of(name))
+        params = fill(given.params, values, self._run.moment)
+        done = try_out(flow.definition, flow.order, params, self._run.schedule_time)
+        self._now += done.took_s
+        self._of(name).log += "".join(each.log for each in done.tasks.values())
+        done.check()
+        return {key: value for each in flow.order for key, value in done.tasks[each].outputs.items()}
 
     def _round(self, known: Instance) -> Instance:
         submitted = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
@@ -133,7 +220,7 @@ class Trying:
             n = known.tasks[name].n
             known = advance(self._plan, known, [Claimed(name, n)], self._now)
             outcome = self._attempt(name, n)
-            known = advance(self._plan, known, [Ended(name, n, outcome)], self._now)
+            known = self._follow(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
             if known.state is not InstanceState.RUNNING or known.ending:
                 break
         if not submitted or known.ending:
@@ -144,11 +231,13 @@ class Trying:
         return known
 
     def _attempt(self, name: str, n: int) -> Outcome:
-        tried = self._tried[name]
+        tried = self._of(name)
         tried.attempts += 1
         began = time.monotonic()
         try:
-            spec = spec_of(self._run, self._run.tasks[name], self._rows[name], n, self._outputs, place=(0, 1, 1))
+            row = self._rows.setdefault(name, len(self._rows) + 1)
+            of, index = self._run.tasks[base_of(name)], index_of(name)
+            spec = spec_of(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
             outcome, outputs = self._called(spec, tried) if self._is_here(spec) else self._started(spec, tried)
         except KeyError as error:
             outcome, outputs = Outcome.FATAL, {}

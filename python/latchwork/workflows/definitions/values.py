@@ -6,7 +6,7 @@ then the environment, then parameters of the project, then those of everything. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -90,6 +90,13 @@ def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str
     if not isinstance(items, list):
         raise ValueError(f"the items of {task.name!r} are to be a list, not {items!r:.100}")  # noqa: TRY004
     return items
+
+
+def gathered(outputs: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The outputs of a map: lists of those of its elements, in their order; None where one has none."""
+    each = list(outputs)
+    keys = dict.fromkeys(key for values in each for key in values)
+    return {key: [values.get(key) for values in each] for key in keys}
 
 
 def _of_element(

@@ -23,7 +23,7 @@ from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import MOST_TASKS
-from latchwork.workflows.definitions.values import items_of, values_of
+from latchwork.workflows.definitions.values import gathered, items_of, values_of
 from latchwork.workflows.errors import UnknownWorkflow
 from latchwork.workflows.master.orders import Wanted
 from latchwork.workflows.master.parcels import run_of
@@ -311,13 +311,9 @@ class Holding:
 
     def _gather(self, stored: Stored, name: str, task: Task) -> None:
         """Lists of what its elements have put out, in the order of the items."""
-        each = [
-            stored.outputs.get(element(name, index), {})
-            for index in range(MOST_ITEMS)
-            if stored.known.tasks.get(element(name, index), _NONE).state is not TaskState.SKIPPED
-        ]
-        keys = dict.fromkeys(key for values in each for key in values)
-        self._succeed(stored, name, task, {key: [values.get(key) for values in each] for key in keys})
+        items = (element(name, index) for index in range(MOST_ITEMS))
+        there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
+        self._succeed(stored, name, task, gathered(stored.outputs.get(each, {}) for each in there))
 
 
 _NONE = Task(TaskState.SKIPPED)

@@ -188,8 +188,8 @@ def room(work: Working) -> dict[str, int]:
     return {name: limit or 0 for name, limit in limits.items()}
 
 
-def hold(work: Working) -> None:
-    """What becomes of tasks that are held when their instance goes on, pauses or ends."""
+def hold(work: Working) -> bool:
+    """What becomes of tasks that are held when their instance goes on, pauses or ends; whether one is over now."""
     held = [name for name, task in work.tasks.items() if task.held]
     is_ending = bool(work.ending) or work.state is InstanceState.READY_STOP
     is_pausing = work.state is InstanceState.READY_PAUSE and not is_ending
@@ -204,6 +204,7 @@ def hold(work: Working) -> None:
         else:
             ended(work, name)
             work.put(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
+    return any(not work.tasks[name].held for name in held)
 
 
 def _hold_map(work: Working, name: str, *, is_ending: bool, is_pausing: bool) -> None:

@@ -30,14 +30,16 @@ def settle(work: Working) -> None:
     if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
         return
     _time(work)
-    _end_on_failure(work)
-    if work.state is InstanceState.RUNNING and not work.ending:
-        _make_ready(work)
-        while _submit(work):  # conditions are decided at once, and what they lead to is ready
+    is_open = True
+    while is_open:  # a map that has failed may end the others, or is what conditions look at
+        _end_on_failure(work)
+        if work.state is InstanceState.RUNNING and not work.ending:
             _make_ready(work)
-    elif work.ending or work.state is InstanceState.READY_STOP:
-        _kill_idle(work)
-    logical.hold(work)
+            while _submit(work):  # conditions are decided at once, and what they lead to is ready
+                _make_ready(work)
+        elif work.ending or work.state is InstanceState.READY_STOP:
+            _kill_idle(work)
+        is_open = logical.hold(work)
     _finish(work)
 
 

@@ -1,0 +1,49 @@
+"""Parents that wait hold no thread, no slot and no place among the tasks that workers may have."""
+
+import threading
+
+from latchwork.workflows.state.records import MOST_IN_HANDS
+from patience import eventually
+from workflows.hands import a_workflow
+
+
+def sub(of, **params):
+    return {"type": "sub_process", "params": {"workflow": of, **params}}
+
+
+def test_fifty_levels_of_runs_and_two_hundred_siblings_end_with_one_slot_and_one_thread(stage):
+    """Parents that waited in threads took all of a pool, and their children had none: DolphinScheduler #4300, #5543.
+
+    There the third of its options against it (start anyway) stood still too, once parents were nested.
+    """
+    stage.apply(a_workflow("level-0", tasks={"leaf": {"type": "noop", "params": {}}}))
+    for level in range(1, 50):
+        stage.apply(a_workflow(f"level-{level}", tasks={"sub": sub(f"level-{level - 1}")}))
+    siblings = {"type": "sub_process", "map": list(range(200)), "params": {"workflow": "level-0"}}
+    version = stage.apply(a_workflow("top", tasks={"deep": sub("level-49"), "wide": siblings}))
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        done = 0
+
+        def work():
+            nonlocal done
+            while found := hand.backlog.try_take(["default"], limit=1, extra=hand._extra):  # one slot
+                hand.end(found[0])
+                done += 1
+            return done >= 201 and stage.state(made) == "success"
+
+        eventually(work, 120.0)
+        assert threading.active_count() < 30
+        assert done == 201
+    assert stage.instances() == 1 + 50 + 200
+
+
+def test_parents_that_wait_take_no_place_among_the_tasks_that_workers_may_have(stage):
+    """As many as an instance may have with workers wait, and the tasks behind them are queued all the same."""
+    tasks = {f"dep{index}": {"type": "dependent", "params": {"on": "nobody"}} for index in range(MOST_IN_HANDS)}
+    version = stage.apply(a_workflow("top", tasks={**tasks, "a": []}))
+    hand = stage.hand()
+    with stage.master():
+        stage.start(version)
+        hand.end(hand.wait("a"))
