@@ -178,7 +178,7 @@ DEFECTS = (
     Defect(
         "FlowMaster",
         "whose turn it is is not asked again under the lock",
-        "workflows/database/serials.py",
+        "workflows/database/policies/serials.py",
         "where(mine, instance.c.state.in_(_GOES))",
         "where(mine, sa.false())",
         of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on=MEMORY),

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database import backfills
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.consuming import CommandRow
+from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.errors import UnknownWorkflow, WrongState

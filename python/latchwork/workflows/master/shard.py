@@ -18,8 +18,9 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules, serials
+from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database import serials
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies import serials
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.errors import WrongState
 from latchwork.workflows.master.plans import Version
