@@ -96,3 +96,30 @@ def test_of_a_serial_workflow_one_run_goes_at_a_time_in_all_shards(stage, monkey
 
         eventually(work, 60.0)
     assert ended == 6
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_children_maps_and_dependents_of_two_shards_end_once_each_through_lost_answers(stage, monkeypatch):
+    stage.apply(a_workflow("child", tasks={"c": []}))
+    sub = {"type": "sub_process", "params": {"workflow": "child"}}
+    version = stage.apply(a_workflow("top", tasks={"sub": sub, "fan": {**sub, "map": [1, 2, 3]}, "m": {"map": [1, 2]}}))
+    waits = {"type": "dependent", "params": {"on": {"all": ["top", {"workflow": "top", "task": "m"}]}}}
+    waiting = stage.apply(a_workflow("waits", tasks={"dep": waits, "go": ["dep"]}))
+    hand = stage.hand()
+    with stage.master(0), stage.master(1):
+        lost = stage.lose_answers(monkeypatch, every=4)
+        asked = [stage.send("start", on=0, code=version.code, version=1, schedule_time=1.0)]
+        asked += [stage.send("start", on=1, code=waiting.code, version=1, schedule_time=1.0)]
+        made = [eventually(lambda each=each: stage.command(each).instance) for each in asked]
+        ended = []
+
+        def work():
+            for claim in hand.take_all().values():
+                ended.append(hand.spec(claim).head.name)
+                hand.end(claim)
+            return all(stage.state(each) == "success" for each in made)
+
+        eventually(work, 60.0)
+    assert sorted(ended) == ["c"] * 4 + ["go", "m[0]", "m[1]"]
+    assert lost
+    assert stage.instances() == 6
