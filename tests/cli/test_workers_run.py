@@ -8,10 +8,10 @@ import sys
 from itertools import groupby
 
 import pytest
-from processes import lives
 
 import latchwork
 from latchwork.workers import find
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 URL = "sqlite:///workers.db"

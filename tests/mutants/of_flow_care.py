@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.defect import Defect, of
 
-MENDING, DOCTOR, CARRYING = "workflows/master/mending.py", "workflows/doctor.py", "workflows/carrying.py"
+MENDING, DOCTOR, CARRYING = "workflows/master/mending.py", "workflows/care/doctor.py", "workflows/care/carrying.py"
 RETENTION, CHORES = "workflows/database/retention.py", "workflows/master/chores.py"
 
 DEFECTS = (

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import lives
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ForkedProcess, LatchworkError, WaitTimeout
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, Leash
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE_S = 45.0

@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from processes import lives
 
 from latchwork.primitives import Backlog
+from processes import lives
 
 from . import examples
 from .feeding import end_process, node_process, put

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import lives
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
@@ -29,6 +28,7 @@ from latchwork.tasks import (
 )
 from latchwork.tasks.children import Leash
 from latchwork.types import At, Exists, Fence, SessionAlive
+from processes import lives
 
 from . import examples
 from .test_children import eventually, pid_in

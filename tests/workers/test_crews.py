@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import pytest
-from processes import lives
 
 import latchwork
 from latchwork.errors import LatchworkError
@@ -19,6 +18,7 @@ from latchwork.workers import Worker, WorkerInfo, WrongRun, find, list_events, s
 from latchwork.workers.crews import Crew, Order
 from latchwork.workers.crews.decisions import variables, verdict
 from patience import came_true
+from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 PATIENCE_S = 45.0

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import WaitTimeout
 from latchwork.workflows import DateRange, WrongState
-from latchwork.workflows.database import backfills
+from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.tables import backfill, command, instance
 from latchwork.workflows.definitions.model import ScheduleSpec
 from latchwork.workflows.definitions.moments import MOST_MOMENTS, moments_of

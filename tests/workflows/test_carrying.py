@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.web import Role
-from latchwork.workflows.carrying import document_of, import_document, missing_bundles
+from latchwork.workflows.care import document_of, import_document, missing_bundles
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.views import catalog
@@ -122,7 +122,7 @@ def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch
     def fail(*_args):
         raise RuntimeError("died here")
 
-    monkeypatch.setattr("latchwork.workflows.carrying._put_account", fail)
+    monkeypatch.setattr("latchwork.workflows.care.carrying._put_account", fail)
     with pytest.raises(RuntimeError):
         import_document(other, document_of(full), by="test")
     assert document_of(other)["workflows"] == []

@@ -5,8 +5,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from latchwork.workflows.care import Doctor
 from latchwork.workflows.database.tables import command, task
-from latchwork.workflows.doctor import Doctor
 from latchwork.workflows.installation import join_store
 from latchwork.workflows.keys import Item
 from latchwork.workflows.master import Master

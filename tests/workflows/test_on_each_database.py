@@ -3,8 +3,10 @@
 import uuid
 
 import pytest
+import sqlalchemy as sa
 
 import latchwork
+from latchwork.workflows.database.tables import backfill, instance
 from latchwork.workflows.installation import initialize
 from latchwork.workflows.state import Outcome
 from patience import eventually
@@ -44,6 +46,56 @@ def test_two_shards_run_side_by_side_through_failures_a_rerun_and_lost_answers(s
         eventually(lambda: stage.known(made[0]).run == 2)
         eventually(work, 30.0)
     assert len(stage.attempts()) == ended == 9
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_a_backfill_runs_each_date_once_through_lost_answers(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": []}))
+    hand = stage.hand()
+    ended = []
+    with stage.master(0), stage.master(1):
+        stage.lose_answers(monkeypatch, every=5)
+        moments = [86_400.0 * each for each in range(1, 6)]
+        kinds = {"moments": moments, "parallel": 2, "order": "desc"}
+        asked = stage.send("backfill", on=1, code=version.code, version=1, **kinds)
+
+        def work():
+            for claim in hand.take_all().values():
+                ended.append(hand.spec(claim).values["schedule_time"][:10])
+                hand.end(claim, Outcome.FAILURE if len(ended) == 2 else Outcome.SUCCESS)
+            with stage.database.read() as connection:
+                return connection.execute(sa.select(backfill.c.state)).scalars().all() == ["failure"]
+
+        eventually(work, 60.0)
+    assert sorted(ended) == [f"1970-01-0{each}" for each in range(2, 7)]
+    assert set(ended[:2]) == {"1970-01-05", "1970-01-06"}
+    assert stage.command(asked).error is None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+def test_of_a_serial_workflow_one_run_goes_at_a_time_in_all_shards(stage, monkeypatch):
+    version = stage.apply(a_workflow(tasks={"a": []}, serial="wait"))
+    hand = stage.hand()
+    with stage.master(0, poll_s=1.0), stage.master(1, poll_s=1.0):
+        stage.lose_answers(monkeypatch, every=7)
+        for each in range(6):
+            stage.send("start", on=each % 2, code=version.code, version=1)
+        ended = 0
+
+        def work():
+            nonlocal ended
+            with stage.database.read() as connection:
+                found = connection.execute(sa.select(instance.c.state)).scalars().all()
+            assert found.count("running") <= 1
+            claims = list(hand.take_all().values())
+            assert len(claims) <= 1
+            for claim in claims:
+                hand.end(claim)
+                ended += 1
+            return found == ["success"] * 6
+
+        eventually(work, 60.0)
+    assert ended == 6
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
+    from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from latchwork.workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork.workflows.keys import Keys
     from latchwork.workflows.looking import RunSeen
-    from latchwork.workflows.many import BackfillRef, BackfillSeen
     from latchwork.workflows.serve import Serve, ServeOptions
     from latchwork.workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
@@ -62,7 +62,7 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
-            "latchwork.workflows.many": ("BackfillRef", "BackfillSeen"),
+            "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },

@@ -24,12 +24,12 @@ from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import instances as runs_desk
+from latchwork.workflows.desk.many import Backfills
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.looking import LOOK_S, RunSeen, split, told
-from latchwork.workflows.many import Backfills
 from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from latchwork.errors import LatchworkError
 from latchwork.workflows.bundles import BundleCache
-from latchwork.workflows.definitions.builder import BUILT
+from latchwork.workflows.definitions.built import BUILT
 from latchwork.workflows.definitions.logical import chosen, full_name
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
 from latchwork.workflows.definitions.specs import spec_of

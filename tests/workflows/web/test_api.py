@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from latchwork.web import Role
-from latchwork.workflows.database import backfills
 from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.tables import attempt, command, definition, event, instance, schedule
 from latchwork.workflows.state import InstanceState
 from latchwork.workflows.state.backfilling import BackfillState

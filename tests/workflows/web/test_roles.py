@@ -5,7 +5,7 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
-from latchwork.workflows.database import backfills
+from latchwork.workflows.database.policies import backfills
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and

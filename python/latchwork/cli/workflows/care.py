@@ -27,8 +27,7 @@ from latchwork.errors import WaitTimeout
 from latchwork.words import counted, printable, utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows.carrying import Change
-    from latchwork.workflows.doctor import Finding
+    from latchwork.workflows.care import Change, Finding
 
 #: Seconds that masters have to mend.
 _MEND_S = 30.0
@@ -54,7 +53,7 @@ def doctor(
     changes nothing; with --mend the masters do, by the rules that they always keep.
     """
     where = home_of(home, database, store)
-    from latchwork.workflows.doctor import Doctor, plain
+    from latchwork.workflows.care import Doctor, plain
 
     mended = 0
     with opened_database(where) as opened, opened_store(where) as there:
@@ -99,8 +98,8 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
     import time
 
     from latchwork.workflows import installation_of
-    from latchwork.workflows.carrying import document_of
-    from latchwork.workflows.definitions.forms import as_yaml
+    from latchwork.workflows.care import document_of
+    from latchwork.workflows.definitions import as_yaml
 
     with opened_database(where) as opened:
         installation_of(opened)
@@ -132,8 +131,8 @@ def import_(
     """
     where = home_of(home, database, None, logs)
     from latchwork.workflows import DefinitionInvalid, installation_of
-    from latchwork.workflows.carrying import import_document, missing_bundles
-    from latchwork.workflows.definitions.forms import read
+    from latchwork.workflows.care import import_document, missing_bundles
+    from latchwork.workflows.definitions import read
     from latchwork.workflows.logs import open_logs
 
     text = text_of(file)

@@ -16,6 +16,7 @@ from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.state import Instance, InstanceState, Task, TaskState, base_of, element, index_of
 from latchwork.workflows.state.records import OVER
 
+_NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
 #: Of the variables that SQLite takes in one statement.
 _TOGETHER = 500
 
@@ -194,7 +195,7 @@ def _save_instance(connection: sa.Connection, before: Stored, after: Instance, n
     }
     if is_over and before.known.state not in OVER:
         values["ended_at"] = now
-    elif not is_over and (before.known.state in OVER or before.known.state is InstanceState.SUBMITTED):
+    elif not is_over and after.state is not InstanceState.SERIAL_WAIT and before.known.state in _NOT_BEGUN:
         values |= {"ended_at": None, "started_at": now}
     connection.execute(sa.update(instance).where(instance.c.id == before.id).values(**values))
 

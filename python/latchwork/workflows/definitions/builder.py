@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
-from weakref import WeakValueDictionary
 
+from latchwork.workflows.definitions.built import BUILT
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.errors import DefinitionInvalid, Problem
@@ -35,10 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_building", default=None)
-
-
-#: The workflows of this process that somebody has still, by their keys: what a run of a test starts by name.
-BUILT: WeakValueDictionary[str, Workflow] = WeakValueDictionary()
 
 
 class Template:

@@ -19,7 +19,7 @@ from latchwork.workflows.state.conditions import Ended, Other, leaves
 from latchwork.workflows.state.dependents import of_run, of_spans
 from latchwork.workflows.state.windows import spans
 from latchwork.workflows.types.logical import DependentParams
-from latchwork.workflows.why_held import Held
+from latchwork.workflows.why import Held
 
 Row: TypeAlias = Any
 _LOGICAL = frozenset({"sub_process", "dependent", "switch", "conditions"})

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database import backfills
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.consuming import CommandRow
+from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
@@ -36,6 +36,10 @@ class Writer(Protocol):
 
     def advance(self, instance: int, events: Iterable[Event]) -> None:
         """Advance an instance, and what follows for others."""
+        ...
+
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Whether it waits for its turn, in a workflow of which one run goes at a time."""
         ...
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
@@ -116,7 +120,8 @@ class Backfills:
         if isinstance(event, Start):
             self._writer.tell(instance, "begin", details={"backfill": number})
             stored = self._writer.stored(instance)
-            event = replace(event, dry=stored is not None and stored.known.dry)
+            if stored is not None:
+                event = replace(event, dry=stored.known.dry, waits=self._writer.has_to_wait(stored))
         self._writer.advance(instance, [event])
 
 

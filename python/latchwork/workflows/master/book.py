@@ -48,6 +48,8 @@ class Book:
         self.running: dict[str, Attempt] = {}
         #: Instances with something to take back or to end.
         self.to_settle: set[int] = set()
+        #: Instances that wait for their turn.
+        self.waiting: set[int] = set()
         self._of_task: dict[int, tuple[int, str]] = {}
         self._wakes: list[tuple[float, int]] = []
         for each in instances:
@@ -71,6 +73,7 @@ class Book:
         for name, task in known.tasks.items():
             if everything or old.get(name) != task:
                 self._changed(stored, name, old.get(name), is_going=is_going)
+        (self.waiting.add if known.state is InstanceState.SERIAL_WAIT else self.waiting.discard)(stored.id)
         (self.to_settle.add if known.to_remove or known.to_kill else self.to_settle.discard)(stored.id)
         wake_at = known.wake_at
         if wake_at is not None and (before is None or before.known.wake_at != wake_at):
@@ -92,6 +95,7 @@ class Book:
     def _forget(self, stored: Stored) -> None:
         self.instances.pop(stored.id, None)
         self.to_settle.discard(stored.id)
+        self.waiting.discard(stored.id)
         for name, row in stored.ids.items():
             self._of_task.pop(row, None)
             x = x_of(row, stored.known.tasks[name].n)

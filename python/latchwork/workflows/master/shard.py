@@ -20,6 +20,7 @@ from latchwork.store import Mirror, Store
 from latchwork.types import Fence
 from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
@@ -98,6 +99,7 @@ class ShardRun:
         self._pokes: set[int] = set()
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
+        self._turns: list[int] = []
         self._polled_at = -1e18
         self._poke = -1
         self._is_known = self._is_careful = False
@@ -249,6 +251,7 @@ class ShardRun:
             if has_commands:
                 writing.fire(self._schedules)
                 writing.do_commands()
+                writing.begin(self._turns)
             writing.finish()
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
@@ -273,10 +276,13 @@ class ShardRun:
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
+            waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
+            first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
+            self._turns = [each.id for each in waiting if first[each.code] == each.id]
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)
-        return has_commands or self._is_due(now)
+        return has_commands or bool(self._turns) or self._is_due(now)
 
     def _took(self, written: Written) -> None:
         """What was committed is what we know."""

@@ -31,7 +31,8 @@ from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
-from latchwork.workflows.state import Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
+from latchwork.workflows.master.taking_turns import Turns
+from latchwork.workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 
 _log = logging.getLogger(__name__)
 
@@ -86,11 +87,13 @@ class Writing:
         self.written = Written()
         self._holding = Holding(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
+        self._turns = Turns(connection)
 
     def finish(self) -> None:
         """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
         self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
         self.written.pokes |= self._holding.finish()
+        self.written.pokes |= self._turns.left(self.written.instances.values(), self._book.instances)
 
     # What was seen
 
@@ -278,7 +281,10 @@ class Writing:
             consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _start(self, row: CommandRow) -> int:
-        made = self.make(orders.start_of(row), row.by)
+        wanted = orders.start_of(row)
+        version = self._plans.get(self._connection, wanted.code, wanted.version)
+        waits = self._turns.has_to_wait(version, dry=wanted.event.dry)
+        made = self.make(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
         self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
@@ -325,8 +331,24 @@ class Writing:
         families.check_alone(self._connection, instance, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
+        self._turns.check_again(stored, version, row.type)
         self._save(stored, version, after, {})
         return instance
+
+    def begin(self, instances: Iterable[int]) -> None:
+        """Runs whose turn it was when somebody looked."""
+        for instance in instances:
+            stored = self.stored(instance)
+            if stored is not None and self._turns.is_next(instance, stored.code):
+                self.advance(instance, [Begin()])
+
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""
+        try:
+            version = self._plans.get(self._connection, stored.code, stored.version)
+        except (ValueError, UnknownWorkflow):
+            return False
+        return self._turns.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
 
     def _wake_waiting(self, row: CommandRow) -> None:
         """A run of a workflow has ended: tasks here that wait for it look."""

@@ -6,6 +6,7 @@
 from latchwork.workflows.state.advance import advance
 from latchwork.workflows.state.commands import possible
 from latchwork.workflows.state.events import (
+    Begin,
     ChildForced,
     ChildPaused,
     Chose,
@@ -51,6 +52,7 @@ __all__ = [
     "DONE",
     "FAILED",
     "LOGICAL",
+    "Begin",
     "Call",
     "ChildForced",
     "ChildPaused",

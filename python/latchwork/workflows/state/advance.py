@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from latchwork.workflows.state import commands, logical
 from latchwork.workflows.state.events import (
+    Begin,
     ChildForced,
     ChildPaused,
     Chose,
@@ -62,6 +63,8 @@ def _apply(work: Working, event: Event) -> None:  # noqa: C901, PLR0912 - one li
     match event:
         case Start():
             commands.start(work, event)
+        case Begin():
+            commands.begin(work)
         case Pause():
             commands.pause(work)
         case Resume():

@@ -35,7 +35,16 @@ def start(work: Working, event: Start) -> None:
     chosen = _in_scope(work, event)
     work.dry = event.dry
     work.tasks = {name: Task(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
-    work.restart()
+    if event.waits:
+        work.state = InstanceState.SERIAL_WAIT
+    else:
+        work.restart()
+
+
+def begin(work: Working) -> None:
+    """It waits no more; one that does not wait is left as it is."""
+    if work.state is InstanceState.SERIAL_WAIT:
+        work.restart()
 
 
 def pause(work: Working) -> None:

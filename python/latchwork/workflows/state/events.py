@@ -31,11 +31,18 @@ class Start:
         start_from: the tasks to begin with; empty: all.
         scope: what else runs.
         dry: every task succeeds without running.
+        waits: not yet: another run of its workflow has the place.
     """
 
     start_from: tuple[str, ...] = ()
     scope: Scope = Scope.DOWNSTREAM
     dry: bool = False
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """It is the turn of one that waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +195,7 @@ class Wake:
 
 Event: TypeAlias = (
     Start
+    | Begin
     | Pause
     | Resume
     | Stop

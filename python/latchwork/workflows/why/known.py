@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
-from latchwork.workflows.why_held import Held, why_held
+from latchwork.workflows.why.held import Held, why_held
 
 _PLAIN = {
     TaskState.SUCCESS: "It has succeeded.",
@@ -60,6 +60,8 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     """
     task = definition.task(base_of(name))
     state = known.state
+    if known.instance is InstanceState.SERIAL_WAIT:
+        return f"Its run waits for its turn: another run of {definition.key} goes on, or is paused."
     if known.held is not None and (answer := why_held(state, known.held, now)):
         return answer
     if known.is_cut:

@@ -1,0 +1,192 @@
+"""Workflows of which one run goes at a time: starts wait, are discarded, or end the other; dates of backfills wait."""
+
+from datetime import date
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows import DateRange, WrongState
+from latchwork.workflows.database.tables import instance
+from latchwork.workflows.state import InstanceState, Outcome
+from latchwork.workflows.state.serial import Other, Turn, verdict
+from patience import eventually
+from workflows.hands import a_workflow
+
+GOES = Other(1, 0, InstanceState.RUNNING)
+ENDS = Other(2, 0, InstanceState.READY_STOP)
+WAITS = Other(3, 1, InstanceState.SERIAL_WAIT)
+
+
+@pytest.fixture
+def of(stage):
+    """A workflow with a policy."""
+    return lambda policy, **more: stage.apply(a_workflow(tasks={"a": [], "b": ["a"]}, serial=policy, **more))
+
+
+def finish(stage, hand, run):
+    """Both tasks of a run; nothing else may be there to be taken."""
+    for name in ("a", "b"):
+        hand.end(hand.wait(name))
+    stage.until(run, "success")
+
+
+def test_starts_come_one_after_the_other_each_when_the_one_before_has_ended(stage, client, of):
+    """In DolphinScheduler #9846 the runs that waited were not started rightly."""
+    of("wait")
+    hand = stage.hand()
+    with stage.master():
+        runs = [client.start("flow").id() for _ in range(3)]
+        assert [stage.state(each) for each in runs] == ["running", "serial_wait", "serial_wait"]
+        assert "waits for its turn" in client.why(runs[1])["a"]
+        hand.end(hand.wait("a"), Outcome.FAILURE)
+        stage.until(runs[0], "failure")
+        finish(stage, hand, runs[1])
+        finish(stage, hand, runs[2])
+    assert stage.events(runs[2]) == ["begin", "success"]
+
+
+def test_a_run_that_waits_keeps_what_its_start_said_and_starts_counting_when_it_begins(stage, client, of):
+    of("wait", timeout_s=3600)
+    hand = stage.hand()
+    with stage.master():
+        first = client.start("flow").id()
+        second = client.start("flow", start_from=["b"], scope="only").id()
+        assert stage.known(second).warn_at is None
+        assert client.instance(second).started_at is None
+        client.stop(first)
+        stage.until(first, "stopped")
+        hand.end(hand.wait("b"))
+        stage.until(second, "success")
+    assert client.instance(second).started_at is not None
+
+
+def test_the_highest_priority_that_waits_comes_next_and_one_that_is_stopped_never(stage, client, of):
+    of("wait")
+    hand = stage.hand()
+    with stage.master():
+        first, low, high, gone = (
+            client.start("flow", priority=each).id() for each in ("medium", "low", "high", "highest")
+        )
+        client.done(client.stop(gone))
+        assert stage.state(gone) == "stopped"
+        finish(stage, hand, first)
+        stage.until(high, "running")
+        assert stage.state(low) == "serial_wait"
+
+
+def test_a_start_is_discarded_while_another_run_goes_on_or_is_paused(stage, client, of):
+    of("discard")
+    with stage.master():
+        first = client.start("flow").id()
+        with pytest.raises(WrongState, match=f"run {first} of default.flow is running, and default.flow discards"):
+            client.start("flow").id()
+        client.done(client.pause(first))
+        stage.until(first, "paused")
+        with pytest.raises(WrongState, match="is paused"):
+            client.start("flow").id()
+        client.stop(first)
+        stage.until(first, "stopped")
+        assert stage.state(client.start("flow").id()) == "running"
+    assert stage.instances() == 2
+    assert stage.events(first).count("discarded") == 2
+
+
+def test_a_start_with_priority_ends_the_others_and_begins_when_they_have_ended(stage, client, of):
+    of("priority")
+    hand = stage.hand()
+    with stage.master():
+        first = client.start("flow").id()
+        claim = hand.wait("a")
+        stage.until_task(first, a="running")
+        second = client.start("flow").id()
+        third = client.start("flow").id()
+        eventually(lambda: stage.is_cancelled(claim))
+        assert stage.state(third) == "serial_wait"
+        hand.end(claim, Outcome.KILLED)
+        finish(stage, hand, third)
+    assert [stage.state(each) for each in (first, second)] == ["stopped", "stopped"]
+    assert "superseded" in stage.events(first)
+
+
+def test_a_run_is_not_recovered_or_run_again_beside_another(stage, client, of):
+    of("wait")
+    hand = stage.hand()
+    with stage.master():
+        first = client.start("flow").id()
+        hand.end(hand.wait("a"), Outcome.FAILURE)
+        stage.until(first, "failure")
+        second = client.start("flow").id()
+        for ask in (client.recover, client.rerun):
+            with pytest.raises(WrongState, match=f"run {second} of default.flow is running"):
+                client.done(ask(first))
+        finish(stage, hand, second)
+        client.done(client.recover(first))
+        finish(stage, hand, first)
+
+
+@pytest.mark.parametrize("policy", ["wait", "discard", "priority"])
+def test_each_date_of_a_backfill_runs_one_after_the_other_whatever_the_policy(stage, client, of, policy):
+    """DolphinScheduler #10916, #13967: a backfill of a serial workflow made fewer runs than dates."""
+    of(policy)
+    hand = stage.hand()
+    with stage.master():
+        number = client.backfill("flow", DateRange(date(2025, 10, 1), date(2025, 10, 3)), parallel=3).id()
+        for _ in range(3):
+            hand.end(hand.wait("a"))
+            hand.end(hand.wait("b"))
+        assert client.wait_backfill(number, 60).counts == {"success": 3}
+
+
+def test_a_dry_run_takes_no_turn(stage, client, of):
+    of("wait")
+    with stage.master():
+        client.start("flow").id()
+        assert client.start("flow", dry_run=True).wait(60).state is InstanceState.SUCCESS
+
+
+def test_masters_that_hear_nothing_of_their_writes_let_one_run_go_at_a_time(stage, client, of, monkeypatch):
+    of("wait")
+    hand = stage.hand()
+    asked = [client.start("flow") for _ in range(5)]
+    stage.lose_answers(monkeypatch, every=5)
+    with stage.master(poll_s=0.5):
+
+        def work():
+            for claim in hand.take_all().values():
+                hand.end(claim)
+            with stage.database.read() as connection:
+                found = connection.execute(sa.select(instance.c.state)).scalars().all()
+            assert sum(each == "running" for each in found) <= 1
+            return found == ["success"] * 5
+
+        eventually(work, 60.0)
+        assert len({each.id() for each in asked}) == 5
+
+
+def test_a_turn_that_nobody_told_of_is_found(stage, client, of):
+    """A run that begins to wait while the other one ends, in another shard, is not seen by that one."""
+    of("wait")
+    with stage.master(poll_s=0.2):
+        first, second = (client.start("flow").id() for _ in range(2))
+        with stage.database.write() as connection:
+            gone = sa.update(instance).where(instance.c.id == first)
+            connection.execute(gone.values(state="stopped", active=False))
+        stage.until(second, "running")
+
+
+@pytest.mark.parametrize(
+    ("policy", "others", "expected"),
+    [
+        ("parallel", [GOES, WAITS], (Turn.RUN, ())),
+        ("wait", [], (Turn.RUN, ())),
+        ("wait", [WAITS], (Turn.WAIT, ())),
+        ("discard", [WAITS], (Turn.DISCARD, ())),
+        ("priority", [GOES, ENDS, WAITS], (Turn.WAIT, (GOES, WAITS))),
+        ("priority", [ENDS], (Turn.WAIT, ())),
+    ],
+)
+def test_what_becomes_of_a_start(policy, others, expected):
+    assert verdict(policy, others)[:2] == expected
+    wanted = verdict(policy, others, is_wanted=True)
+    assert wanted.stop == ()
+    assert wanted.turn is not Turn.DISCARD
