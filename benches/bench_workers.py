@@ -283,6 +283,8 @@ def hear(child, what):
 def losses(server, rounds):
     """Seconds from the kill of one of four until the last of the others was told, less the granted TTL."""
     url = f"{server.url()}/{uuid.uuid4().hex[:8]}"
+    with latchwork.connect(url) as store:
+        submit(store, "train", 4, max_restarts=2 * rounds)
     children = [Child("lose", url=url, number=number, parties=4) for number in range(4)]
     took = []
     for _ in range(rounds):
