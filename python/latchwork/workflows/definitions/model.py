@@ -69,8 +69,6 @@ class TaskSpec(Part):
         delay_s: seconds to wait once it could start.
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
-        max_queued_s: a task that no worker took for so long fails; None: it waits.
-        cache_s: seconds for which the same task with the same parameters has the same outputs; None: it runs each time.
         enabled: else it is skipped, which counts as success.
         env: environment variables of the task.
         map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
@@ -90,8 +88,6 @@ class TaskSpec(Part):
     delay_s: Seconds = 0.0
     worker_group: Name | None = None
     task_group: Name | None = None
-    max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
-    cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     enabled: bool = True
     env: dict[str, str] = Field(default_factory=dict)
     map: list[Any] | str | None = None
