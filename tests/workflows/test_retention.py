@@ -8,7 +8,18 @@ import sqlalchemy as sa
 
 from latchwork.workflows.database import Database, definitions, retention
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import about, attempt, command, event, fire, instance, schedule, shard, task
+from latchwork.workflows.database.tables import (
+    about,
+    attempt,
+    backfill,
+    command,
+    event,
+    fire,
+    instance,
+    schedule,
+    shard,
+    task,
+)
 from latchwork.workflows.installation import initialize, installation_of
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master, Retention
@@ -125,6 +136,32 @@ def test_a_run_that_is_not_over_stays_and_keeps_none_behind_it(past, flow):
 
 
 @ON_FILE
+def test_dates_of_a_backfill_that_is_not_over_stay_and_are_counted(past, flow):
+    dates = [past.run(flow, days) for days in (400, 399)]
+    newest = past.run(flow, 1)
+    row = {
+        "shard": 0,
+        "code": flow,
+        "version": 1,
+        "parallel": 1,
+        "direction": "asc",
+        "stop_on_failure": True,
+        "dates": 9,
+    }
+    row |= {"id": 1, "state": "held", "created_at": NOW - 400 * DAY, "ended_at": NOW - 399 * DAY}
+    with past.database.write() as connection:
+        connection.execute(sa.insert(backfill).values(**row))
+        connection.execute(sa.update(instance).where(instance.c.id.in_(dates)).values(backfill=1))
+        moved = sa.case((instance.c.id == dates[0], 1.0), else_=2.0)
+        connection.execute(sa.update(instance).where(instance.c.id.in_(dates)).values(schedule_time=moved))
+    past.chores()
+    assert past.ids() == [*dates, newest]
+    with past.database.write() as connection:
+        connection.execute(sa.update(backfill).values(state="stopped"))
+    past.chores()
+    assert past.ids() == [newest]
+
+
 def test_the_run_with_the_newest_task_stays_so_that_its_number_is_not_given_again(past, flow):
     old, newest = past.run(flow, 300), past.run(flow, 200)
     with past.database.write() as connection:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from latchwork.workflows.database.tables import (
     about,
+    backfill,
     command,
     definition,
     event,
@@ -27,9 +28,13 @@ from latchwork.workflows.database.tables import (
     task,
     web_session,
 )
+from latchwork.workflows.state.backfilling import BackfillState
 
 #: Rows of a transaction.
 ROWS = 500
+#: Those of a backfill that is not over: it counts its dates, and a failed one may yet be recovered for it.
+_GOING = (BackfillState.RUNNING.value, BackfillState.HELD.value, BackfillState.STOPPING.value)
+_COUNTED = instance.c.backfill.in_(sa.select(backfill.c.id).where(backfill.c.state.in_(_GOING)))
 _LOGS = "logs/"
 
 
@@ -73,12 +78,13 @@ def old_runs(connection: sa.Connection, code: int, *, before: float, keep: int, 
     if floor is None:
         return Page({}, None)
     columns = (instance.c.id, instance.c.shard, instance.c.active, instance.c.created_at, instance.c.ended_at)
-    chosen = sa.select(*columns).where(mine, instance.c.id > after, instance.c.id < floor)
+    chosen = sa.select(*columns, _COUNTED.label("counted")).where(mine, instance.c.id > after, instance.c.id < floor)
     rows = connection.execute(chosen.order_by(instance.c.id).limit(ROWS)).all()
     of_newest_task = connection.execute(sa.select(task.c.instance).order_by(task.c.id.desc()).limit(1)).scalar()
     old: dict[int, list[int]] = {}
     for row in rows:
-        if not row.active and row.ended_at is not None and row.ended_at < before and row.id != of_newest_task:
+        is_over = not row.active and not row.counted and row.ended_at is not None
+        if is_over and row.ended_at < before and row.id != of_newest_task:
             old.setdefault(row.shard, []).append(row.id)
     is_last = len(rows) < ROWS or rows[-1].created_at >= before
     return Page(old, None if is_last else rows[-1].id)
@@ -139,6 +145,7 @@ def _still_old(connection: sa.Connection, shard_id: int, ids: Sequence[int], bef
     connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))
     chosen = sa.select(instance.c.id).where(instance.c.id.in_(ids), instance.c.shard == shard_id)
     chosen = chosen.where(instance.c.active.is_(False), instance.c.ended_at < before)
+    chosen = chosen.where(sa.or_(instance.c.backfill.is_(None), sa.not_(_COUNTED)))
     return list(connection.execute(chosen).scalars())
 
 
