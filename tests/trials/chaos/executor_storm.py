@@ -108,9 +108,10 @@ class ExecutorStorm(Storm):
             self.sleep(0.2)
         ended = time.monotonic()
         self._forget_detached()
-        self.report.left_over = self._left_of_tasks(until)
+        left = self._left_of_tasks(until, besides="data")
         self.report.seconds = time.monotonic() - began
         self._close_submitters()
+        self.report.left_over = left or self._left_of_tasks(time.monotonic() + RECOVERY_S)
         self.close_runners()
         faults = [Fault(fault.kind, fault.since, fault.until, fault.pid) for fault in self.faults]
         (self.folder / "faults.json").write_text(json.dumps([asdict(fault) for fault in faults]))
@@ -127,11 +128,15 @@ class ExecutorStorm(Storm):
                         self.report.verdict.violations.append(f"detached task {name} returned {value!r}")
                     ref.forget()
 
-    def _left_of_tasks(self, until):
-        """Keys of tasks that are over, and of submitters that are gone; runners live, and clear them up."""
+    def _left_of_tasks(self, until, besides=""):
+        """Keys of tasks that are over, and of submitters that are gone; runners live, and clear them up.
+
+        A large value that was written, and whose answer and removal were lost, stays until its submitter is gone: so
+        those are looked at ``besides``, once submitters have closed.
+        """
         while True:
             found = [entry.key for entry in self._observer.list("executor", recursive=True)]
-            left = [key for key in found if _is_left(key)]
+            left = [key for key in found if _is_left(key) and key.split("/")[1] != besides]
             if not left or time.monotonic() >= until:
                 return left
             time.sleep(0.2)
