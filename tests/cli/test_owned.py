@@ -216,9 +216,9 @@ def test_a_command_is_run_for_each_item_in_the_whole_cluster(cli, url, wait_unti
     assert re.fullmatch("CommandFailed: 1 of [12] items failed: b: exit code 1", found.failing[0].text)
     listed = cli("jobs", "list", "--url", url)
     assert "failing, " in listed.out
-    assert re.search("backup: failing: [12] items?, ", listed.out)
+    assert re.search("backup: failing: [0-9]+ items?, ", listed.out)
     assert cli("status", "--url", url, "--json").json["jobs"]["backup"]["last_error"]["item"] == "b"
-    assert re.search("failing: [12] items?, ", cli("status", "--url", url).out)
+    assert re.search("failing: [0-9]+ items?, ", cli("status", "--url", url).out)
     for process in (first, second):
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -231,7 +231,7 @@ def test_failures_are_known_after_the_node_has_gone_and_go_on_when_it_is_back(st
     eventually(lambda: len(ran) >= 3)
     first.close()
     (written,) = decode_outcomes("n1", store.get("outcomes/n1").value)
-    assert written.in_a_row == len(ran)
+    assert len(ran) - written.in_a_row in (0, 1)  # a run that its node told to stop does not count
     cluster.node(store, "n1", of_items(["a"], lambda c: ran.append(c) or failing(c), schedule=FixedDelay(60.0)))
     eventually(lambda: seen(store).in_a_row == written.in_a_row + 1)
 

@@ -27,7 +27,7 @@ DEFECTS = (
         STATES,
         "        return edit if max(len(edit.checks), len(edit.ops)) <= MOST_WRITES else None\n",
         "        return edit\n",
-        of("plans/ends", "ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice", on="memory"),
+        of("plans/ends", "ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice", on="memory-12-12"),
     ),
     Defect(
         "Plans",

@@ -7,11 +7,13 @@ takes a step is the future's error, and is raised in that thread too. Nothing he
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from latchwork.interrupts import mutex, once_left
@@ -260,7 +262,7 @@ def chain(source: Future[Any], outcome: Future[Any]) -> None:
     """End one future as another one ends."""
 
     def ended(done: Future[Any]) -> None:
-        error = done.exception()
+        error = CancelledError() if done.cancelled() else done.exception()
         if error is not None:
             reject(outcome, error)
         else:
@@ -353,10 +355,6 @@ def _step(steps: Steps[Any], ready: Future[Any] | None) -> Future[Any]:
     return steps.throw(error) if error is not None else steps.send(ready.result())
 
 
-#: The threads that are giving work to a pool.
-_inside: set[int] = set()
-
-
 class Pool(ThreadPoolExecutor):
     """An executor that a signal handler may give work to while its thread gives it some. Safe to share.
 
@@ -365,13 +363,26 @@ class Pool(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have it called in the pool; in the midst of another ``submit`` of this thread, a moment later."""
-        me = threading.get_ident()
-        if me in _inside:
-            outcome: Future[T] = Future()
-            once_left(lambda: chain(self.submit(fn, *args, **kwargs), outcome))
-            return outcome
-        _inside.add(me)
-        try:
+        if not _is_inside():
             return super().submit(fn, *args, **kwargs)
-        finally:
-            _inside.discard(me)
+        outcome: Future[T] = Future()
+        once_left(lambda: self._submit_late(outcome, partial(fn, *args, **kwargs)))
+        return outcome
+
+    def _submit_late(self, outcome: Future[T], call: Callable[[], T]) -> None:
+        try:
+            future = self.submit(call)
+        except RuntimeError as error:  # it was shut down meanwhile
+            reject(outcome, error)
+        else:
+            chain(future, outcome)
+
+
+def _is_inside() -> bool:
+    """Whether this thread was interrupted in a ``submit``. Its frames tell: a mark might be left by an interrupt."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - who called submit
+    while frame is not None:
+        if frame.f_code is Pool.submit.__code__:
+            return True
+        frame = frame.f_back
+    return False

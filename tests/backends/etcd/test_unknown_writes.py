@@ -150,7 +150,7 @@ def test_close_with_writes_in_flight_ends_every_future_and_nothing_lands_afterwa
     futures = [cut_off.commit([], [Put(f"p/{number}", b"x")]) for number in range(100)]
     started = time.monotonic()
     cut_off.close()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 6
     for future in futures:
         assert isinstance(future.exception(1), (OutcomeUnknown, Closed))
     proxy.release()

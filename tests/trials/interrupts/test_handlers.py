@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import latchwork
+from latchwork.backends.futures import Pool
 from latchwork.errors import LatchworkError, OutcomeUnknown, ReentrantCall, Unavailable
 from latchwork.primitives import Lock, Semaphore
 from trials.interrupts.harness import Interrupter
@@ -163,3 +164,17 @@ def test_a_lock_that_is_closed_in_a_handler_of_its_own_call_hangs_nobody(store: 
     handled_at_every_line(outer, lambda: [each.close() for each in closed], 7 * step)
     with Lock(store, "mine"):
         pass
+
+
+def test_a_submit_that_was_interrupted_at_any_line_leaves_the_next_one_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark that an interrupt left would send all later ones of this thread through threads of their own."""
+    late: list[object] = []
+    monkeypatch.setattr("latchwork.backends.futures.once_left", late.append)
+    interrupter, line, interrupted = Interrupter(), 1, True
+    with Pool(1) as pool:
+        while interrupted:
+            interrupted = interrupter.call(lambda: pool.submit(int), line)
+            assert pool.submit(int).result(HANGS_S) == 0
+            line += 1
+    assert line > 3
+    assert late == []

@@ -235,7 +235,7 @@ class FaultyBackend(Backend):
             session.expire()
 
     def _run_out_unless(self, session: BackendSession, ending: Future[None]) -> None:
-        if ending.exception() is not None:
+        if ending.cancelled() or ending.exception() is not None:
             self.later(session.ttl_s, session.close)
 
     def _opened(self, session: BackendSession) -> BackendSession:
