@@ -76,7 +76,7 @@ DEFECTS = (
         "workflows/master/shard.py",
         "        self._sending.poke(pokes)\n",
         "",
-        of(DEPENDENT, "who_depends_in_another_shard_hears_of_an_end_within_a_moment"),
+        of(DEPENDENT, "who_depends_in_another_shard_hears_of_an_end_within_a_moment", on="file"),
     ),
     Defect(
         "FlowFamilies",
@@ -108,7 +108,7 @@ DEFECTS = (
         SETTLE,
         "            if rule.after and all(work.tasks[before].cut for before in rule.after):\n",
         "            if False:\n",
-        of("workflows/state", "story_goes_as_written"),
+        of("workflows/state", "story_goes_as_written", on="branches"),
     ),
     Defect(
         "FlowFamilies",

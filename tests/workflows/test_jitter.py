@@ -170,7 +170,7 @@ def test_worker_that_is_told_to_end_lets_its_task_end_by_itself(backend_url, sto
         running(store, x)
         result(store, y)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        time.sleep(2.0)
         shell(store, 3, "true")
         (tmp_path / "go").touch()
         assert result(store, x).outcome is Outcome.SUCCESS
