@@ -12,7 +12,7 @@ from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
-from latchwork.cli.workflows.operate import Params, params_of
+from latchwork.cli.workflows.operate import DryRun, Params, PriorityWord, params_of
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
@@ -43,13 +43,8 @@ def backfill(
         bool, typer.Option("--stop-on-failure", help="Start no other date while one has failed.")
     ] = False,
     param: Params = None,
-    priority: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORD", show_default=False, help="highest, high, medium, low or lowest.  [unless given: its own]"
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")] = False,
+    priority: PriorityWord = None,
+    dry_run: DryRun = False,
     unique_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", show_default=False, help="The same key and the same backfill again are one."),

@@ -26,6 +26,13 @@ StartFrom = Annotated[
     ),
 ]
 
+PriorityWord = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD", show_default=False, help="highest, high, medium, low or lowest.  [unless given: its own]"
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")]
 Params = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,13 +58,8 @@ def start(
     scope: Annotated[
         str, typer.Option(metavar="SCOPE", help="With --from, what else runs: only, downstream or upstream.")
     ] = "downstream",
-    priority: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORD", show_default=False, help="highest, high, medium, low or lowest.  [unless given: its own]"
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")] = False,
+    priority: PriorityWord = None,
+    dry_run: DryRun = False,
     unique_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", show_default=False, help="The same key and the same start again are one run."),
