@@ -11,10 +11,10 @@ from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
 from latchwork.workflows.database import Database, Shard
+from latchwork.workflows.database.alerts import tables as alert_tables
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.fair import FairLock
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade, versions
-from latchwork.workflows.database.alerts import tables as alert_tables
 from latchwork.workflows.database.tables import about, instance, metadata, shard
 from latchwork.workflows.errors import NotOwner, SchemaTooNew
 from latchwork.workflows.installation import initialize
