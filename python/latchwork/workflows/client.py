@@ -24,7 +24,7 @@ from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import instances as runs_desk
-from latchwork.workflows.desk.many import Backfills
+from latchwork.workflows.desk.telling import Alerts
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
@@ -68,7 +68,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Backfills):
+class WorkflowClient(Alerts):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, editor, home, more, people, runs, workflows
+from latchwork.workflows.ui import alerts, attempts, editor, home, more, people, runs, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -13,6 +13,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/workflows", "Workflows"),
     Link("/runs", "Runs"),
     Link("/schedules", "Schedules"),
+    Link("/alerts", "Alerts"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -24,6 +25,7 @@ ui_routers: tuple[APIRouter, ...] = (
     workflows.router,
     runs.router,
     attempts.router,
+    alerts.router,
     more.router,
     people.router,
 )
