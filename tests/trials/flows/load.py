@@ -82,7 +82,8 @@ class Load:
 
     def _want(self):
         self._number += 1
-        kind, key = self._random.choice(_KINDS), f"key-{self._number}"
+        kind = "dag" if self._number == 1 else self._random.choice(_KINDS)  # others wait for one
+        key = f"key-{self._number}"
         self.keys[key] = set()
         self._wanted.append((kind, key))
         self._ask(kind, key)
