@@ -12,7 +12,7 @@ def facts_of(database, folder, **more):
     """All of it; ``more`` are the other fields of ``Facts``."""
     names = sa.select(tables.definition.c.code, tables.definition.c.name)
     with database.read() as connection:
-        name_of = {code: name for code, name in connection.execute(names)}
+        name_of = {row.code: row.name for row in connection.execute(names)}
 
         def rows(table, kind, *columns):
             return [kind(*row) for row in connection.execute(sa.select(*(table.c[each] for each in columns)))]
