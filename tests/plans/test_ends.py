@@ -44,7 +44,7 @@ class Bench:
 
     def take(self):
         """Claim what is ready."""
-        run(self.progress.look("p", self.plan, [each.name for each in run(self.place.all_tasks("p"))]))
+        run(self.progress.look("p", (self.entry, self.plan), [each.name for each in run(self.place.all_tasks("p"))]))
         for claim in self.place.backlog.try_take([LANE], limit=40):
             self.claims[split_id(claim.item.id)[1]] = claim
 
@@ -85,8 +85,8 @@ def two_and_sum(store):
 def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
     bench, keys = two_and_sum, two_and_sum.place.keys
     one, two = bench.decide("one", "two")
-    assert Exists(keys.edge("p", "sum", "two")) in one.checks
-    assert Absent(keys.edge("p", "sum", "one")) in two.checks
+    assert Exists(keys.todo("p", "two")) in one.checks
+    assert Absent(keys.todo("p", "one")) in two.checks
     assert [bench.commit("one", one), bench.commit("two", two)] == [True, True]
     assert bench.state("sum") is TaskState.READY
 
@@ -104,7 +104,7 @@ def test_an_end_that_is_refused_is_written_and_looked_after_and_its_item_goes_la
     assert not bench.commit("two", two)
     (again,) = bench.decide("two", again=True)
     assert (bench.state("two"), bench.state("sum")) == (TaskState.DONE, TaskState.WAITING)
-    assert not bench.commit("one", one)  # it relied on an edge that is gone
+    assert not bench.commit("one", one)  # it relied on one that has ended
     both = bench.decide("one", again=True)
     assert bench.state("sum") is TaskState.READY
     assert bench.commit("two", again)
@@ -115,7 +115,7 @@ def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")
     (two,) = bench.decide("two")
-    assert Absent(bench.place.keys.edge("p", "sum", "one")) in two.checks
+    assert Absent(bench.place.keys.todo("p", "one")) in two.checks
     assert not bench.commit("one", one) or bench.commit("two", two)
     assert bench.state("sum") is TaskState.READY
 

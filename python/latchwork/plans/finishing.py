@@ -25,7 +25,7 @@ from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.waking import ends
-from latchwork.plans.states import MOST_TOGETHER, Edit
+from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
@@ -285,9 +285,7 @@ class PlanHooks(FeederHooks):
         edit = self._children.begun(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
-    async def _end_child(
-        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task
-    ) -> Ending | None:
+    async def _end_child(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending | None:
         """The plan that a task waits for has ended, or goes on after all. None: look again."""
         outcome, check = await self._children.outcome(plan_id, task)
         if outcome is None:
@@ -295,7 +293,7 @@ class PlanHooks(FeederHooks):
         if not outcome.is_success:
             return await self._fail(claim, plan_id, seen, task, outcome)
         result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
-        edit = self._place.edges.finished(plan_id, seen[1], task, result, ()).and_also(check)
+        edit = self._place.edges.done(plan_id, task, result).and_also(check)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
@@ -317,41 +315,39 @@ class PlanHooks(FeederHooks):
             if task.record.state is TaskState.CHILD:
                 ending = await self._end_child(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
-                return await self._pass_on(claim, plan_id, plan, task)
+                return await self._pass_on(claim, plan_id, (entry, plan), task)
             elif outcome.instead or not (self._begun.get(claim, Begun()).is_call or is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
             elif outcome.is_success:
-                ending = await self._succeed(claim, plan_id, plan, task, outcome)
+                ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
             else:
                 ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
             if ending is not None:
                 return ending
 
-    async def _pass_on(self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task) -> Ending:
+    async def _pass_on(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending:
         """A task that has ended: what follows from it, which whoever ended it may not have come to."""
         if task.record.state is TaskState.DONE:
-            await self._progress.propagate(plan_id, plan, task)
+            await self._progress.propagate(plan_id, seen, task)
             await self._progress.complete(plan_id)
         elif task.record.state is TaskState.FAILED:
-            await self._progress.skip_behind(claim, plan_id, task, plan.turn)
+            await self._progress.skip_behind(claim, plan_id, task, seen[1].turn)
             await self._progress.complete(plan_id)
         return Done()
 
     async def _succeed(
-        self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
+        self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
         result = await self._stored(claim, plan_id, outcome)
-        edit = self._place.edges.finished(plan_id, plan, task, result, ())
+        edit = self._place.edges.done(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
-        await self._progress.propagate(plan_id, plan, task)
+        await self._progress.propagate(plan_id, seen, task)
         await self._progress.complete(plan_id)
         return Done()
 
-    async def _fail(
-        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, outcome: Outcome
-    ) -> Ending | None:
+    async def _fail(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome) -> Ending | None:
         entry, plan = seen
         failure = outcome.failure
         assert failure is not None
