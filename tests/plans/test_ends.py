@@ -13,7 +13,8 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import result_value
-from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.end import End
+from latchwork.plans.running.ends import Ends
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run
 from latchwork.tasks import Functions, Outcome, Payloads
@@ -131,6 +132,33 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     assert [bench.commit(name, done) for name, done in zip(("n2", "n3"), last, strict=True)] == [True, True]
 
 
+def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading_the_successor(store):
+    def build(plan):
+        plan.add(echo, [plan.add(echo, n, name=f"n{n}") for n in range(4)], name="sum")
+
+    bench = Bench(store, build)
+    reads = []
+    ask = bench.place.tasks
+
+    async def tasks(plan_id, names):
+        reads.extend(names)
+        return await ask(plan_id, names)
+
+    bench.place.tasks = tasks
+    for name in ("n0", "n1"):
+        (done,) = bench.decide(name)
+        assert Exists(bench.place.keys.todo("p", "n3")) in done.checks
+        assert bench.commit(name, done)
+    assert "sum" not in reads
+    (last,) = bench.decide("n3")  # which the others relied on: now the one before
+    assert Exists(bench.place.keys.todo("p", "n2")) in last.checks
+    assert bench.commit("n3", last)
+    assert "sum" not in reads
+    (last,) = bench.decide("n2")
+    assert bench.commit("n2", last)
+    assert bench.state("sum") is TaskState.READY
+
+
 @pytest.mark.parametrize(("before", "behind"), [(12, 12), (1, 30), (10, 30)])
 def test_ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice(store, caplog, before, behind):
     """The last of a layer would check an edge for each pair, and take along all that comes behind it."""
@@ -156,6 +184,7 @@ def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(t
     bench = two_and_sum
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
+    bench.ends._known("p", bench.plan).learn(run(bench.place.tasks("p", ["sum"])))
     key = bench.place.keys.task("p", "sum")
     bench.store.put(key, bench.store.get(key).value)  # as an added task does
     (two,) = bench.decide("two")

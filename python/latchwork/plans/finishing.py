@@ -24,6 +24,7 @@ from latchwork.plans.running.ends import End, Ends
 from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
+from latchwork.plans.running.results import Results
 from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
@@ -51,6 +52,8 @@ _CONTROL = "@"
 #: Of so many plans the records are kept as they were parsed.
 _MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
+#: What was read for a claim: names of results, the entry of its task, and those of the results.
+_Read = tuple[list[str], "Entry | None", "list[Entry | None]"]
 
 
 class PlanHooks(FeederHooks):
@@ -96,7 +99,8 @@ class PlanHooks(FeederHooks):
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[BacklogClaim, _Read] = WeakKeyDictionary()
+        self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
         self._ends = Ends(place, progress, self._end_task, stop, handing)
 
@@ -162,9 +166,16 @@ class PlanHooks(FeederHooks):
         """Read all their tasks, and the results that these need, together."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
-            wanted = [(*split_id(each.item.id), read_wanted(each.value)[1]) for each in tasks]
-            for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
-                self._read[claim] = read
+            wanted = [self._wanted(each) for each in tasks]
+            for claim, want, read in zip(tasks, wanted, await self._place.tasks_and_entries(wanted), strict=True):
+                self._read[claim] = (want[2], *read)
+
+    def _wanted(self, claim: BacklogClaim) -> tuple[str, str, list[str]]:
+        """The plan and the task of a claim, and the tasks whose results are to be read for it."""
+        plan_id, name = split_id(claim.item.id)
+        known, names = self._known(plan_id), read_wanted(claim.value)[1]
+        kept = {} if known is None else self._results.known(plan_id, known[1], names)
+        return plan_id, name, [each for each in names if each not in kept]
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
@@ -196,12 +207,11 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        _, names = read_wanted(claim.value)
         read = self._read.pop(claim, None)
         if read is None:
-            found, stored = await self._place.task_and_outcomes(plan_id, name, names)
-        else:
-            found, stored = await self._place.read_outcomes(names, *read)
+            wanted = self._wanted(claim)
+            read = (wanted[2], *(await self._place.tasks_and_entries([wanted]))[0])
+        found, stored = await self._place.read_outcomes(*read)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
         if known is None or known[1].state is not PlanState.READY:
@@ -210,8 +220,12 @@ class PlanHooks(FeederHooks):
         if claim.attempts - 1 - task.attempts >= MOST_DEATHS:
             raise TaskProcessDied(f"task {name!r} of plan {plan_id!r} ended with {MOST_DEATHS} workers that ran it")
         template = task.args if task.args_at is None else await steps_of(self._place.blobs.read)(task.args_at)
-        stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
-        results = {each: Outcome.of(data).payload for each, data in stored.items()}
+        results = self._results.known(plan_id, known[1], task.args_from)
+        missing = [each for each in task.args_from if each not in stored and each not in results]
+        stored |= await self._place.outcomes(plan_id, missing)
+        new = {each: Outcome.of(data).payload for each, data in stored.items()}
+        self._results.keep(plan_id, known[1], new)
+        results |= new
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
         self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known, found)
         return call

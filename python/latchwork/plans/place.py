@@ -164,29 +164,20 @@ class Place:
             return result_value(outcome)
         return result_at(await steps_of(self.blobs.write)(plan_id, outcome))
 
-    async def task_and_outcomes(
-        self, plan_id: str, name: str, names: Sequence[str]
-    ) -> tuple[Task | None, dict[str, bytes]]:
-        """A task, and how others ended, in one request.
-
-        Raises:
-            BadRecord: one cannot be used.
-        """
-        (read,) = await self.tasks_and_entries([(plan_id, name, names)])
-        return await self.read_outcomes(names, *read)
-
     async def tasks_and_entries(
         self, wanted: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
         """Entries of tasks, each with its plan, and of results of others of it, of few of them, in few requests."""
-        keys: list[str] = []
-        for plan_id, name, names in wanted:
-            keys += [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
-        entries: list[Entry | None] = []
+        asked = [
+            [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
+            for plan_id, name, names in wanted
+        ]
+        keys = list(dict.fromkeys(key for each in asked for key in each))
+        found: dict[str, Entry | None] = {}
         for at in range(0, len(keys), _TOGETHER):
-            entries += await ask(self.store.get_many, keys[at : at + _TOGETHER])
-        each = iter(entries)
-        return [(next(each), [next(each) for _ in names[:_FEW_RESULTS]]) for _, _, names in wanted]
+            some = keys[at : at + _TOGETHER]
+            found.update(zip(some, await ask(self.store.get_many, some), strict=True))
+        return [(found[first], [found[key] for key in rest]) for first, *rest in asked]
 
     async def read_outcomes(
         self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]

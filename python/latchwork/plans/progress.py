@@ -94,7 +94,7 @@ class Progress:
         """All or none."""
         items = along.items()
         edits = [self._place.edges.made_ready(plan_id, seen, each, items.get(each.name)) for each in tasks]
-        checks = list(dict.fromkeys([*along.checks, *(check for each in edits for check in each.checks)]))
+        checks = list(dict.fromkeys(check for each in edits for check in each.checks))
         ops = list(dict.fromkeys(op for each in edits for op in each.ops))
         done: Committed = await ask(self._place.store.commit, checks, ops)
         return done

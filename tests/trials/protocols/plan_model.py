@@ -51,7 +51,6 @@ MUTANTS = {
     "what has ended is done though a task has failed": "a task runs without a result that it needs",
     "tasks become ready while the plan recovers": "what is lost yet counts as done",
     "a quick end does not check the successor that it makes ready": "an added task's link is written over",
-    "what is taken along does not check the plan": "a task starts after the plan was cancelled",
     "what is taken along by a lost answer is forgotten": "it is claimed, and nobody runs it",
     "what is taken along has no item": "its taker dies, and nobody hears of it",
     "what is taken along is not checked to be as it was": "a task that is ready, or cancelled, is made ready again",
@@ -322,17 +321,16 @@ class PlanModel:
     # What an end makes ready, and its worker has at once.
 
     def _along(self, session, j, entry):
-        """Checks and writes that make a task ready, and ours; as it would be claimed the plan is checked too."""
+        """Writes that make a task ready, and ours: with it the plan is checked, as where it is claimed."""
         if session is None or not self.takes_along:
-            return [], self._made_ready(j, entry), []
+            return self._made_ready(j, entry), []
         plan = yield ("get", "plan")
         if plan[0][0] != "READY" or self.random.random() < 0.5:
-            return [], self._made_ready(j, entry), []
-        unfenced = self.mutant == "what is taken along does not check the plan"
+            return self._made_ready(j, entry), []
         ops = [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"claims/{j}", session, session)]
         if self.mutant != "what is taken along has no item":
             ops.append(("create", f"items/{j}", 1))
-        return [] if unfenced else [("at", "plan", plan[1])], ops, [j]
+        return ops, [j]
 
     def _run_along(self, session, along, turn):
         """Run what was taken along, whether its answer came or not: what may land late has landed, or never will."""
@@ -415,8 +413,8 @@ class PlanModel:
                 ready = True
                 if self.mutant != "a quick end does not check the successor that it makes ready":
                     checks.append(("at", f"t/{j}", other[1]))
-                more, writes, taken = yield from self._along(session, j, other)
-                checks, along = [*checks, *more, *self._plan_check(seen)], along + taken
+                writes, taken = yield from self._along(session, j, other)
+                checks, along = [*checks, *self._plan_check(seen)], along + taken
                 ops += writes
         if not ready and not behind:
             others = [each for each in (yield ("children", "todo")) if each != str(i)]
@@ -467,8 +465,8 @@ class PlanModel:
                     break
                 if not self._is_clean(seen) and not (yield from self._are_done(seen, entry[0][1])):
                     break
-                checks, ops, taken = yield from self._along(session, j, entry)
-                checks = [*checks, *self._plan_check(seen)]
+                ops, taken = yield from self._along(session, j, entry)
+                checks = self._plan_check(seen)
                 if not taken or self.mutant != "what is taken along is not checked to be as it was":
                     checks.append(("at", f"t/{j}", entry[1]))
                 try:

@@ -10,19 +10,19 @@ What is remembered of a plan chooses which task an end relies on, and saves read
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.records import PlanRecord, Task
+from latchwork.plans.running.end import End, gathered, is_clean, is_simple, last_of, seen_of
 from latchwork.plans.running.handing import NOBODY, Along, Handing
 from latchwork.plans.running.known import Known
-from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit, Seen
+from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -37,41 +37,6 @@ _PLANS = 32
 _FIRST_LOOK, _LONGER = 2, 8
 #: Of so many tasks that have not ended one is chosen that others rely on.
 _WITNESSES = 64
-
-
-@dataclass(eq=False, slots=True)
-class End:
-    """A run that returned.
-
-    Attributes:
-        claim: of its item.
-        plan_id, name: which task it is.
-        outcome: what it returned.
-        result: the same as it is stored.
-        plan, task: as they were when it began; None: read them, and look.
-        entry: the plan's, as this worker knows it; None: what becomes ready is not taken along.
-        ending: how its claim ends.
-    """
-
-    claim: BacklogClaim
-    plan_id: str
-    name: str
-    outcome: Outcome
-    result: bytes
-    plan: PlanRecord | None = None
-    task: Task | None = None
-    entry: Entry | None = None
-    ending: Future[Ending] = field(default_factory=Future)
-
-    def end(self, ending: Ending) -> None:
-        """The claim ends so."""
-        if not self.ending.done():
-            self.ending.set_result(ending)
-
-    def fail(self, error: Exception) -> None:
-        """It could not be decided."""
-        if not self.ending.done():
-            self.ending.set_exception(error)
 
 
 class Ends:
@@ -205,31 +170,32 @@ class Ends:
         others = await self._others(plan_id, known, ends, lambda name: name in own or name in before)
         left: list[End] = []
         came: dict[str, list[str]] = {}
-        behind, had = _last_of(ends), 0
+        behind, had = last_of(ends), 0
         for at, end in enumerate(ends):
             assert end.task is not None
-            waiting = [known.tasks[each] for each in end.task.record.succ if known.is_waiting(each)]
             relies: dict[str, None] = {}
             gone: dict[str, None] = {}
             ready: list[Task] = []
-            for each in waiting:
-                if each.name in others:
-                    relies[others[each.name]] = None
-                elif own[behind[each.name]] > at:
-                    relies[behind[each.name]] = None
+            for each in end.task.record.succ:
+                if each in others:
+                    relies[others[each]] = None
+                elif not known.is_waiting(each):
+                    continue
+                elif own[behind[each]] > at:
+                    relies[behind[each]] = None
                 else:
-                    ready.append(each)
-                    flying = (dep for dep in each.record.deps if dep in before and dep not in known.ended)
-                    gone |= dict.fromkeys((*flying, *came.get(each.name, ())))
-                came.setdefault(each.name, []).append(end.name)
-            if not waiting and (another := await self._another(plan_id, known, own, before)) is not None:
+                    ready.append(known.tasks[each])
+                    flying = (dep for dep in ready[-1].record.deps if dep in before and dep not in known.ended)
+                    gone |= dict.fromkeys((*flying, *came.get(each, ())))
+                came.setdefault(each, []).append(end.name)
+            if not ready and not relies and (another := await self._another(plan_id, known, own, before)) is not None:
                 relies[another] = None
             along = self._along(end, ready, had)
             edit = None
-            if not ready or _is_clean(end):
+            if not ready or is_clean(end):
                 edit = self._place.edges.passed_on(
                     plan_id,
-                    _seen_of(end),
+                    seen_of(end),
                     end.task,
                     end.result,
                     ready=ready,
@@ -254,23 +220,34 @@ class Ends:
         self, plan_id: str, known: Known, ends: Sequence[End], away: Callable[[str], bool]
     ) -> dict[str, str]:
         """By successor a task that it waits for, and that has not ended, besides those that end now."""
-        names = dict.fromkeys(each for end in ends if end.task is not None for each in end.task.record.succ)
+        tasks = [end.task.record for end in ends if end.task is not None]
+        hints = {each: late for task in tasks for each, late in zip(task.succ, task.late, strict=False) if late}
+        may_be = {
+            each: [late] for each, late in hints.items() if each not in known.tasks and not known.is_over(late, away)
+        }
+        live: set[str] = set()
+        found = await self._living(plan_id, known, may_be, live)
+        names = [each for each in dict.fromkeys(each for task in tasks for each in task.succ) if each not in found]
         unknown = [each for each in names if each not in known.tasks]
         if unknown:
             known.learn(await self._place.tasks(plan_id, unknown))
-        found: dict[str, str] = {}
-        live: set[str] = set()
         most, left = _FIRST_LOOK, [each for each in names if known.is_waiting(each)]
         while left:
             may_be = {each: known.candidates(each, away, most) for each in left}
-            asked = dict.fromkeys(dep for deps in may_be.values() for dep in deps if dep not in live)
-            there = await self._place.not_ended(plan_id, list(asked))
-            live |= there
-            known.ended.update(dep for dep in asked if dep not in there)
-            found |= {each: dep for each, deps in may_be.items() for dep in reversed(deps) if dep in live}
+            found |= await self._living(plan_id, known, may_be, live)
             left = [each for each, deps in may_be.items() if deps and each not in found]
             most *= _LONGER
         return found
+
+    async def _living(
+        self, plan_id: str, known: Known, may_be: Mapping[str, Sequence[str]], live: set[str]
+    ) -> dict[str, str]:
+        """By successor the first of these that has not ended; ``live`` has such as were asked for, and gets more."""
+        asked = dict.fromkeys(dep for deps in may_be.values() for dep in deps if dep not in live)
+        there = await self._place.not_ended(plan_id, list(asked))
+        live |= there
+        known.ended.update(dep for dep in asked if dep not in there)
+        return {each: dep for each, deps in may_be.items() for dep in reversed(deps) if dep in live}
 
     async def _another(self, plan_id: str, known: Known, own: Iterable[str], before: Iterable[str]) -> str | None:
         """A task of the plan that has not ended, and will most likely not soon."""
@@ -299,8 +276,8 @@ class Ends:
                 end.end(Done())
             return
         ended: list[tuple[End, Task]] = []
-        simple = [(end, found[end.name]) for end in ends if end.name in found and _is_simple(plan, found[end.name])]
-        for some in _together(simple):
+        simple = [(end, found[end.name]) for end in ends if end.name in found and is_simple(plan, found[end.name])]
+        for some in gathered(simple):
             ended += await self._write(plan_id, some)
         for end in ends:
             if all(end is not each for each, _ in simple):
@@ -320,7 +297,7 @@ class Ends:
     async def _seen(self, plan_id: str, ends: Sequence[End]) -> tuple[Entry, PlanRecord, dict[str, Task]]:
         """The plan and the tasks of these: as they began at the first try, read anew at the second."""
         known = {end.name: end.task for end in ends if end.task is not None}
-        seen = _seen_of(ends[-1])
+        seen = seen_of(ends[-1])
         if seen is not None and len(known) == len(ends):
             return *seen, known
         entry, plan = await self._place.plan(plan_id)
@@ -354,41 +331,6 @@ class Ends:
             end.fail(error)
 
 
-def _seen_of(end: End) -> Seen | None:
-    """The plan as it was when an end began."""
-    return None if end.entry is None or end.plan is None else (end.entry, end.plan)
-
-
-def _is_clean(end: End) -> bool:
-    """Whether all that has ended of its plan is done, as long as the plan is as it was then."""
-    return end.entry is not None and end.plan is not None and end.plan.state is PlanState.READY and not end.plan.failed
-
-
 def _give_back(ends: Iterable[End], error: LatchworkError) -> None:
     for end in ends:
         end.end(Release(str(error)[:200], count=False))
-
-
-def _last_of(ends: Sequence[End]) -> dict[str, str]:
-    """By successor, the last of these that it comes after."""
-    return {each: end.name for end in ends if end.task is not None for each in end.task.record.succ}
-
-
-def _is_simple(plan: PlanRecord, task: Task) -> bool:
-    """Whether it is to be done, as expected, and has not many successors."""
-    is_live = plan.state in (PlanState.READY, PlanState.CANCELLING)
-    return is_live and task.record.state is TaskState.READY and len(task.record.succ) <= MOST_TOGETHER
-
-
-def _together(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
-    """As many as fit into each transaction."""
-    found: list[list[tuple[End, Task]]] = []
-    room = 0
-    for end, task in ends:
-        cost = 5 + len(end.result) // 10_000
-        if room < cost:
-            found.append([])
-            room = MOST_WRITES
-        found[-1].append((end, task))
-        room -= cost
-    return found

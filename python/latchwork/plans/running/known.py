@@ -69,6 +69,10 @@ class Known:
         task = self.tasks.get(name)
         return task is not None and task.record.state is TaskState.WAITING
 
+    def is_over(self, name: str, away: Callable[[str], bool]) -> bool:
+        """Whether a task has ended, or is about to."""
+        return name in self.ended or away(name)
+
     def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
         """What a successor may wait for, the last first, without what has ended or is about to."""
         waits = self.waits[name]
