@@ -20,7 +20,8 @@ from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
-from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.end import End
+from latchwork.plans.running.ends import Ends
 from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
