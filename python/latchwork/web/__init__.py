@@ -5,7 +5,7 @@ work without JavaScript; what is vendored in ``static`` is all that a browser lo
 """
 
 from latchwork.web.app import Link, Site, make_app
-from latchwork.web.bars import Bar, Bars
+from latchwork.web.bars import Bar, Bars, shares
 from latchwork.web.drawings import graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
@@ -39,6 +39,7 @@ __all__ = [
     "hash_password",
     "make_app",
     "new_secret",
+    "shares",
     "values_of",
     "who",
 ]

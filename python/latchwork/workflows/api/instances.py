@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
@@ -21,9 +21,6 @@ from latchwork.workflows.state import InstanceState, Scope, possible
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 AttemptId = Annotated[str, Path(pattern=r"^[0-9]{1,19}\.[0-9]{1,9}\.[0-9]{1,19}$", description="task.number.claim")]
 _Offset = Annotated[int, Query(ge=0, le=m.MOST_ID)]
-_State = Literal[
-    "", "submitted", "serial_wait", "running", "ready_pause", "paused", "ready_stop", "stopped", "success", "failure"
-]
 
 
 @router.post("/workflows/{project}/{name}:start", status_code=202)
@@ -67,7 +64,7 @@ def list_instances(
     who: Who,
     project: Annotated[str, Query(max_length=100)] = "",
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project")] = "",
-    state: _State = "",
+    state: m.RunState = "",
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[m.InstanceRow]:

@@ -25,6 +25,9 @@ UniqueKey = Annotated[
         description="the same key with the same command again starts nothing more, also after the run",
     ),
 ]
+RunState = Literal[
+    "", "submitted", "serial_wait", "running", "ready_pause", "paused", "ready_stop", "stopped", "success", "failure"
+]
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 

@@ -164,13 +164,15 @@ def ask_task(
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
 def show_command(request: Request, who: Who, command_id: Id) -> Response:
-    """What became of a start: its run, once there is one."""
+    """What became of a start: its run or its backfill, once there is one."""
     parts = parts_of(request)
     with parts.database.read() as connection:
         command = instances.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
         found = catalog.by_code(connection, code) if isinstance(code, int) else None
         workflow = seen(who, found, f"command {command_id}")
+    if command is not None and command.backfill is not None:
+        return led(f"/backfills/{command.backfill}")
     if command is not None and command.instance is not None:
         return led(f"/runs/{command.instance}")
     return page(request, who, "command.html", command=command, workflow=workflow)
