@@ -1,4 +1,4 @@
-"""The pages of backfills: asked for by a form, looked at by dates, stopped; none of them reads all dates of a long one."""
+"""The pages of backfills: asked for by a form, looked at by dates, stopped; none reads all dates of a long one."""
 
 import re
 import time
@@ -96,7 +96,8 @@ def test_dates_are_shown_by_state_and_go_on_by_key(seeds, browser):
     assert "10 of 250 are over" in first
     assert ("10 failure" in first, "240 not started" in first) == (True, True)
     dates = re.findall(r'data-label="Date"><time datetime="(\d{4}-\d\d-\d\d)', first)
-    following = client.get(re.search(r'href="(/backfills/[^"]*)#dates" rel="next"', first)[1].replace("&amp;", "&")).text
+    link = re.search(r'href="(/backfills/[^"]*)#dates" rel="next"', first)[1]
+    following = client.get(link.replace("&amp;", "&")).text
     dates += re.findall(r'data-label="Date"><time datetime="(\d{4}-\d\d-\d\d)', following)
     assert (len(dates), dates) == (200, sorted(set(dates)))
     assert client.get(f"/backfills/{number}?state=failure").text.count('data-label="Run"') == 10
