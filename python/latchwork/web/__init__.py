@@ -6,7 +6,7 @@ work without JavaScript; what is vendored in ``static`` is all that a browser lo
 
 from latchwork.web.app import Link, Site, make_app
 from latchwork.web.bars import Bar, Bars, shares
-from latchwork.web.drawings import graph_svg
+from latchwork.web.drawings import BACK, BOTH, graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
 from latchwork.web.live import Hub
@@ -17,6 +17,8 @@ from latchwork.web.server import HttpServer
 from latchwork.web.who import Who, who
 
 __all__ = [
+    "BACK",
+    "BOTH",
     "Accounts",
     "Bar",
     "Bars",

@@ -104,7 +104,16 @@ def test_no_page_is_wider_than_the_screen_and_nothing_jumps(page, address, seeds
         "/workflows/default/nightly/runs",
     ]
     paths += ["/backfills", "/workflows/default/nightly/backfill"]
-    paths += ["/workflows/default/nightly/edit", "/schedules", "/workers", "/users", "/audit", "/account", "/api"]
+    paths += [
+        "/workflows/default/nightly/edit",
+        "/lineage",
+        "/schedules",
+        "/workers",
+        "/users",
+        "/audit",
+        "/account",
+        "/api",
+    ]
     page.add_init_script(
         "window.shifted = 0; new PerformanceObserver((list) => { for (const each of list.getEntries())"
         " if (!each.hadRecentInput) window.shifted += each.value; }).observe({type: 'layout-shift', buffered: true});"

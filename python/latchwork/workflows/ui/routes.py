@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, backfills, editor, home, more, people, runs, workflows
+from latchwork.workflows.ui import attempts, backfills, editor, home, lineage, more, people, runs, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -14,6 +14,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/runs", "Runs"),
     Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
+    Link("/lineage", "Lineage"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -26,6 +27,7 @@ ui_routers: tuple[APIRouter, ...] = (
     workflows.router,
     runs.router,
     attempts.router,
+    lineage.router,
     more.router,
     people.router,
 )
