@@ -207,7 +207,7 @@ def master(
     where = home_of(home, database, store, logs)
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.master import Master, Retention
-    from latchwork.workflows.secrets import Secrets
+    from latchwork.workflows.worker import Secrets
 
     _logs()
     stop = _until_signal()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import alerts, backfills, definitions, instances, people, rest
+from latchwork.workflows.api import alerts, backfills, definitions, instances, lineage, people, rest
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
     instances.router,
     backfills.router,
-    alerts.router,
     definitions.router,
+    lineage.router,
+    alerts.router,
     people.router,
     rest.router,
 )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import alerts, attempts, editor, home, more, people, runs, workflows
+from latchwork.workflows.ui import alerts, attempts, backfills, editor, home, lineage, more, people, runs, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
     Link("/", "Home"),
     Link("/workflows", "Workflows"),
     Link("/runs", "Runs"),
+    Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
     Link("/alerts", "Alerts"),
+    Link("/lineage", "Lineage"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -22,10 +24,12 @@ NAVIGATION: tuple[Link, ...] = (
 ui_routers: tuple[APIRouter, ...] = (
     home.router,
     editor.router,
+    backfills.router,
     workflows.router,
     runs.router,
     attempts.router,
     alerts.router,
+    lineage.router,
     more.router,
     people.router,
 )
