@@ -30,13 +30,13 @@ _NAME = Annotated[str, typer.Argument(metavar="CHANNEL", help="The name of a cha
 def alerts(
     *,
     state: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="STATE",
             show_default=False,
             help="With a delivery that is pending, sending, sent, failed or unsure.",
         ),
-    ] = None,
+    ] = "",
     run: Annotated[int | None, typer.Option(metavar="RUN", min=1, show_default=False, help="Of this run.")] = None,
     resend: Annotated[
         int | None,
@@ -57,7 +57,7 @@ def alerts(
             client.resend(resend)
             told(f"delivery {resend} is sent again", {"delivery": resend}, as_json=as_json)
             return
-        found = client.alerts(state=state or "", run=run, most=limit)
+        found = client.alerts(state=state, run=run, most=limit)
     if as_json:
         say_json({"alerts": [_plain(each) for each in found]})
     elif found:
@@ -83,7 +83,7 @@ def channels_list(*, home: HomeDir = None, database: DatabaseUrl = None, as_json
     "latchwork workflows channels set ops --kind smtp -o host=mail.example.org -o sender=flows@example.org "
     "-o to=ops@example.org -o user=flows -o 'password=${secret:MAIL}'",
     "latchwork workflows channels set chat --kind webhook -o 'url=https://hooks.example.org/${secret:HOOK}'",
-    "latchwork workflows channels set chat --kind webhook -o url=https://hooks.example.org --off",
+    "latchwork workflows channels set chat --kind webhook -o url=https://hooks.example.org --disabled",
 )
 def channels_set(
     name: _NAME,
@@ -99,7 +99,7 @@ def channels_set(
             help="An option of its kind; repeated for a list (to) and for headers (headers.X-Team=ops).",
         ),
     ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Keep it, but send nothing by it.")] = False,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but send nothing by it.")] = False,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -110,7 +110,7 @@ def channels_set(
     """
     options = _options(option or [], kind)
     with client_of(home_of(home, database)) as client:
-        is_new = client.set_channel(name, kind, options, enabled=not off)
+        is_new = client.set_channel(name, kind, options, enabled=not disabled)
     what = "made" if is_new else "changed"
     told(f"channel {name} is {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
 
