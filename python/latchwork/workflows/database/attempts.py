@@ -108,6 +108,19 @@ def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, bef
     connection.execute(sa.update(attempt).where(open_).values(ended_at=now, outcome=LOST))
 
 
+def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, str]:
+    """How the newest attempt of each of these tasks ended; without those that have none that has ended."""
+    found: dict[int, str] = {}
+    ids = sorted(set(tasks))
+    for start in range(0, len(ids), _TOGETHER):
+        chosen = sa.select(attempt.c.task, attempt.c.outcome).where(
+            attempt.c.task.in_(ids[start : start + _TOGETHER]), attempt.c.outcome.is_not(None)
+        )
+        for row in connection.execute(chosen.order_by(attempt.c.n, attempt.c.claim)):
+            found[row.task] = row.outcome
+    return found
+
+
 def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tuple[int, int]]]:
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}

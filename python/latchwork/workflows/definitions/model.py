@@ -67,6 +67,7 @@ class TaskSpec(Part):
         on_timeout: ``fail`` ends it, ``warn`` tells somebody, ``both`` does both.
         priority: among the tasks of its instance.
         delay_s: seconds to wait once it could start.
+        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
         enabled: else it is skipped, which counts as success.
@@ -86,6 +87,7 @@ class TaskSpec(Part):
     on_timeout: OnTimeout = OnTimeout.FAIL
     priority: Priority = "medium"
     delay_s: Seconds = 0.0
+    max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     worker_group: Name | None = None
     task_group: Name | None = None
     enabled: bool = True
@@ -166,5 +168,6 @@ def _rule(task: TaskSpec) -> Rule:
         enabled=task.enabled,
         maps=task.map is not None,
         map_parallel=task.map_parallel,
+        max_queued_s=task.max_queued_s,
     )
     return replace(plain, **rule_of(task.type, task.params, plain)) if task.type in LOGICAL else plain

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import families, runs
+from latchwork.workflows.database import attempts, families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
@@ -275,6 +275,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
         around_held = held.held(connection, row, body, tasks, names)
+        last = attempts.last_outcomes(connection, [each.id for each in tasks if each.name in names])
     groups: dict[str, int] | None = None
     workers = parts.workers()
     if workers is not None:
@@ -289,5 +290,6 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
             around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
+            around = replace(around, last=last.get(task.id, ""), until=task.until)
             found[task.name] = why(task.name, around, body, time.time())
     return found

@@ -31,6 +31,7 @@ from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
+from latchwork.workflows.master.policies.untaken import untaken
 from latchwork.workflows.master.taking_turns import Turns
 from latchwork.workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 
@@ -191,6 +192,7 @@ class Writing:
         }
         keys = self._queue_keys(stored, version, after)
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
+        attempts.save(self._connection, untaken(stored, version.plan, after, self._now), self._now)
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
         self._holding.saved(stored, made, after)

@@ -27,6 +27,12 @@ class Working:
         """A task is in another state."""
         self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
 
+    def queue(self, name: str, n: int) -> None:
+        """An attempt is for the workers to take, in the time that it has for that."""
+        limit_s = self.plan.rule(name).max_queued_s
+        until = None if limit_s is None else self.now + limit_s
+        self.tasks[name] = replace(self.tasks[name].to(TaskState.SUBMITTED, wake_at=until), n=n, until=until)
+
     def attempt(self, name: str, n: int, run: int) -> Task | None:
         """The task, if this is its newest attempt in the newest run."""
         task = self.tasks.get(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
+from latchwork.workflows.state.records import NOT_TAKEN
 from latchwork.workflows.why.held import Held, why_held
 
 _PLAIN = {
@@ -35,6 +36,8 @@ class Known:
         groups: how many workers each worker group has; None: the store was not asked.
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
+        last: how its newest attempt ended; empty: none has.
+        until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
     """
 
     state: TaskState
@@ -47,6 +50,8 @@ class Known:
     groups: Mapping[str, int] | None = None
     held: Held | None = None
     is_cut: bool = False
+    last: str = ""
+    until: float | None = None
 
 
 def why(name: str, known: Known, definition: Definition, now: float) -> str:
@@ -67,8 +72,7 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     if known.is_cut:
         return "It is left out: no branch that leads to it was chosen."
     if state is TaskState.FAILURE:
-        tries = counted(known.failures, "attempt")
-        return f"It has failed: {tries} of {task.retries + 1}. Recover the run, or force it to success."
+        return _failed(known, task.retries)
     if state in _PLAIN:
         return _PLAIN[state]
     if state is TaskState.RUNNING:
@@ -76,18 +80,25 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     if not known.owner:
         return "No master has its shard yet: start one, or see the page of workers."
     if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and known.wake_at is not None:
-        left = max(0.0, known.wake_at - now)
-        what = (
-            f"Attempt {known.n} failed; the next one starts"
-            if state is TaskState.RETRY_WAIT
-            else "It is delayed; it starts"
-        )
-        return (
-            f"{what} in {left:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
-        )
+        return _later(known, max(0.0, known.wake_at - now))
     if state is TaskState.SUBMITTED:
-        return _queued(task.worker_group or definition.worker_group, task.task_group, known)
+        left = "" if known.until is None else f" If none does in {max(0.0, known.until - now):.0f} s, it has failed."
+        return _queued(task.worker_group or definition.worker_group, task.task_group, known) + left
     return _waits(task.after, known)
+
+
+def _failed(known: Known, retries: int) -> str:
+    why_last = "; no worker took the last one in time" if known.last == NOT_TAKEN else ""
+    tries = counted(known.failures, "attempt")
+    return f"It has failed: {tries} of {retries + 1}{why_last}. Recover the run, or force it to success."
+
+
+def _later(known: Known, left_s: float) -> str:
+    what = "It is delayed; it starts"
+    if known.state is TaskState.RETRY_WAIT:
+        failed = f"No worker took attempt {known.n} in time" if known.last == NOT_TAKEN else f"Attempt {known.n} failed"
+        what = f"{failed}; the next one starts"
+    return f"{what} in {left_s:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
 
 
 def _queued(group: str, task_group: str | None, known: Known) -> str:
