@@ -187,6 +187,7 @@ class WorkflowClient(Backfills):
         start_from: Sequence[str] = (),
         scope: Scope | str = Scope.DOWNSTREAM,
         dry_run: bool = False,
+        no_cache: bool = False,
         schedule_time: float | None = None,
         unique_key: str | None = None,
     ) -> RunRef:
@@ -199,6 +200,7 @@ class WorkflowClient(Backfills):
             start_from: tasks to begin with; empty: all.
             scope: what else runs: ``only``, ``downstream`` or ``upstream``.
             dry_run: every task succeeds without running.
+            no_cache: every task runs, whatever is known of its outputs.
             schedule_time: that times count from, in seconds since the epoch; None: now.
             unique_key: the same key and the same start again are one run.
         Raises:
@@ -207,14 +209,26 @@ class WorkflowClient(Backfills):
             BadRequest: it has no such parameter or task.
         """
         given = runs_desk.Start(
-            params or {}, priority, tuple(start_from), Scope(scope), dry=dry_run, schedule_time=schedule_time
+            params or {},
+            priority,
+            tuple(start_from),
+            Scope(scope),
+            dry=dry_run,
+            no_cache=no_cache,
+            schedule_time=schedule_time,
         )
         with told():
             asked = runs_desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
         return RunRef(self, asked.id)
 
     def act(
-        self, instance_id: int, action: str, *, start_from: Sequence[str] = (), unique_key: str | None = None
+        self,
+        instance_id: int,
+        action: str,
+        *,
+        start_from: Sequence[str] = (),
+        no_cache: bool = False,
+        unique_key: str | None = None,
     ) -> int:
         """Ask something of a run; the number of the command.
 
@@ -222,6 +236,7 @@ class WorkflowClient(Backfills):
             instance_id: of the run.
             action: ``pause``, ``resume``, ``stop``, ``recover`` or ``rerun``.
             start_from: for a recovery: tasks that run again with all behind them.
+            no_cache: for a rerun: every task runs, whatever is known of its outputs.
             unique_key: the same key and the same command again change nothing.
         Raises:
             UnknownWorkflow: there is no such run.
@@ -230,7 +245,13 @@ class WorkflowClient(Backfills):
         """
         with told():
             return runs_desk.act(
-                self._parts, self._who, instance_id, action, start_from=start_from, unique_key=unique_key
+                self._parts,
+                self._who,
+                instance_id,
+                action,
+                start_from=start_from,
+                no_cache=no_cache,
+                unique_key=unique_key,
             ).id
 
     def pause(self, instance_id: int) -> int:
@@ -249,9 +270,9 @@ class WorkflowClient(Backfills):
         """Run what failed or was ended once more, and what follows; errors as for ``act``."""
         return self.act(instance_id, "recover", start_from=start_from)
 
-    def rerun(self, instance_id: int) -> int:
+    def rerun(self, instance_id: int, *, no_cache: bool = False) -> int:
         """Everything from the start, as another run of the same instance; errors as for ``act``."""
-        return self.act(instance_id, "rerun")
+        return self.act(instance_id, "rerun", no_cache=no_cache)
 
     def force_success(self, task_id: int) -> int:
         """A task that failed counts as success; errors as for ``act``."""

@@ -141,6 +141,8 @@ instance = Table(
     Column("priority", Integer, nullable=False),
     Column("ending", String(16), nullable=False, server_default=text("''")),
     Column("dry", Boolean, nullable=False, server_default=text("false")),
+    # Nothing is taken from the cache of outputs.
+    Column("fresh", Boolean, nullable=False, server_default=text("false")),
     Column("params", JSON, nullable=False),
     Column("schedule_time", Float, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -178,6 +180,10 @@ backfill = Table(
     Column("direction", String(4), nullable=False),
     Column("stop_on_failure", Boolean, nullable=False),
     Column("dates", Integer, nullable=False),
+    # Whether who depends on its workflow gets one too; and whose such one it is.
+    Column("dependents", Boolean, nullable=False, server_default=text("false")),
+    Column("cause", BigInteger),
+    Column("dry", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("by", String(200), nullable=False, server_default=text("''")),
@@ -240,6 +246,8 @@ attempt = Table(
     Column("exit_code", Integer),
     Column("log_ref", String(400), nullable=False, server_default=text("''")),
     Column("error", Text),
+    # The run whose outputs it has; it did not run itself.
+    Column("cached_from", BigInteger),
     CheckConstraint("kind IN ('first', 'retry', 'failover')", name="kind"),
 )
 

@@ -68,6 +68,8 @@ class TaskSpec(Part):
         priority: among the tasks of its instance.
         delay_s: seconds to wait once it could start.
         max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
+        cache_s: seconds for which its outputs stand for those of any task of the project with the same type, values
+            and code, which has them without running; None: it runs.
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
         enabled: else it is skipped, which counts as success.
@@ -88,6 +90,7 @@ class TaskSpec(Part):
     priority: Priority = "medium"
     delay_s: Seconds = 0.0
     max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     worker_group: Name | None = None
     task_group: Name | None = None
     enabled: bool = True

@@ -21,6 +21,7 @@ def spec_of(
     *,
     place: tuple[int, int, int],
     index: int = -1,
+    cache_key: str | None = None,
 ) -> Spec:
     """What a worker gets of an attempt.
 
@@ -32,6 +33,7 @@ def spec_of(
         outputs: of the tasks that have ended, by name.
         place: shard, and code and version of the workflow.
         index: of an element of a map; -1 of any other task.
+        cache_key: by which its outputs are kept; None: they are not.
     Raises:
         KeyError, ValueError: as for ``values_of``.
     """
@@ -48,6 +50,7 @@ def spec_of(
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
+        cache_key=cache_key,
     )
     return Spec(
         head,

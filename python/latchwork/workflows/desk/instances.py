@@ -61,6 +61,7 @@ class Start(NamedTuple):
         start_from: tasks to begin with; empty: all.
         scope: what else runs.
         dry: every task succeeds without running.
+        no_cache: every task runs, whatever is known of its outputs.
         schedule_time: that ``${time:...}`` counts from, in seconds since the epoch; None: now.
     """
 
@@ -69,6 +70,7 @@ class Start(NamedTuple):
     start_from: tuple[str, ...] = ()
     scope: Scope = Scope.DOWNSTREAM
     dry: bool = False
+    no_cache: bool = False
     schedule_time: float | None = None
 
 
@@ -115,6 +117,7 @@ def start(
         "start_from": list(given.start_from),
         "scope": given.scope.value,
         "dry": given.dry,
+        "no_cache": given.no_cache,
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
@@ -160,6 +163,7 @@ def act(
     action: str,
     *,
     start_from: Sequence[str] = (),
+    no_cache: bool = False,
     unique_key: str | None = None,
 ) -> Asked:
     """Ask something of a run.
@@ -170,6 +174,7 @@ def act(
         instance_id: of the run.
         action: one of ``ACTIONS``.
         start_from: for a recovery: tasks that run again with all behind them.
+        no_cache: for a rerun: every task runs, whatever is known of its outputs.
         unique_key: the same key and the same command again change nothing.
     Raises:
         Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
@@ -182,7 +187,9 @@ def act(
         raise Problem(404, f"a run cannot be asked to {action[:40]!r}; it takes {', '.join(ACTIONS)}")
     need(who, Role.OPERATOR, row.project)
     kind = ACTIONS[action]
-    args = {"start_from": list(start_from)} if kind is CommandType.RECOVER else {}
+    args: dict[str, Any] = {"start_from": list(start_from)} if kind is CommandType.RECOVER else {}
+    if kind is CommandType.RERUN and no_cache:
+        args["no_cache"] = True
     events: Mapping[CommandType, Event] = {
         CommandType.PAUSE: Pause(),
         CommandType.RESUME: Resume(),
@@ -290,6 +297,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
             around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
-            around = replace(around, last=last.get(task.id, ""), until=task.until)
+            ended = last.get(task.id, attempts.Last(""))
+            around = replace(around, last=ended.outcome, cached_from=ended.cached_from, until=task.until)
             found[task.name] = why(task.name, around, body, time.time())
     return found

@@ -83,7 +83,7 @@ def _apply(work: Working, event: Event) -> None:  # noqa: C901, PLR0912 - one li
         case Recover():
             commands.recover(work, event)
         case Rerun():
-            commands.rerun(work)
+            commands.rerun(work, event)
         case ForceSuccess():
             commands.force_success(work, event)
         case ForceStart():

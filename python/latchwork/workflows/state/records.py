@@ -281,6 +281,7 @@ class Instance:
             ``timeout``; empty while they go on.
         warn_at: when the run has taken too long; None when nobody asked, or it was said.
         dry: every task succeeds without running.
+        fresh: every task runs, whatever is known of its outputs.
         facts: what happened in the event that led here.
         calls: what follows for the tasks that the master holds.
     """
@@ -291,6 +292,7 @@ class Instance:
     ending: str = ""
     warn_at: float | None = None
     dry: bool = False
+    fresh: bool = False
     facts: tuple[Fact, ...] = ()
     calls: tuple[Call, ...] = ()
 

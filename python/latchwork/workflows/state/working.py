@@ -20,6 +20,7 @@ class Working:
         self.ending = instance.ending
         self.warn_at = instance.warn_at
         self.dry = instance.dry
+        self.fresh = instance.fresh
         self.facts: list[Fact] = []
         self.calls: dict[Call, None] = {}
 
@@ -62,6 +63,7 @@ class Working:
             ending=self.ending,
             warn_at=self.warn_at,
             dry=self.dry,
+            fresh=self.fresh,
             facts=tuple(self.facts),
             calls=tuple(self.calls),
         )

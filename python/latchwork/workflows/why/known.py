@@ -37,6 +37,7 @@ class Known:
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
         last: how its newest attempt ended; empty: none has.
+        cached_from: the run whose outputs it has; None: it ran itself.
         until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
     """
 
@@ -51,6 +52,7 @@ class Known:
     held: Held | None = None
     is_cut: bool = False
     last: str = ""
+    cached_from: int | None = None
     until: float | None = None
 
 
@@ -71,10 +73,8 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
         return answer
     if known.is_cut:
         return "It is left out: no branch that leads to it was chosen."
-    if state is TaskState.FAILURE:
-        return _failed(known, task.retries)
-    if state in _PLAIN:
-        return _PLAIN[state]
+    if state in _PLAIN or state is TaskState.FAILURE:
+        return _ended(known, task.retries)
     if state is TaskState.RUNNING:
         return f"It is running, attempt {known.n}."
     if not known.owner:
@@ -87,7 +87,11 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     return _waits(task.after, known)
 
 
-def _failed(known: Known, retries: int) -> str:
+def _ended(known: Known, retries: int) -> str:
+    if known.state is TaskState.SUCCESS and known.cached_from is not None:
+        return f"It has succeeded without running: its outputs are from the cache, of run {known.cached_from}."
+    if known.state is not TaskState.FAILURE:
+        return _PLAIN[known.state]
     why_last = "; no worker took the last one in time" if known.last == NOT_TAKEN else ""
     tries = counted(known.failures, "attempt")
     return f"It has failed: {tries} of {retries + 1}{why_last}. Recover the run, or force it to success."
