@@ -14,6 +14,7 @@ from latchwork.workflows.database import attempts, families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies import groups as task_groups
 from latchwork.workflows.database.tables import command, shard
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
@@ -282,6 +283,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
         around_held = held.held(connection, row, body, tasks, names)
+        limits = task_groups.sizes(connection)
         last = attempts.last_outcomes(connection, [each.id for each in tasks if each.name in names])
     groups: dict[str, int] | None = None
     workers = parts.workers()
@@ -296,7 +298,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
         if task.name in names and base_of(task.name) in known:
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
-            around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
+            around = replace(around, limits=limits, held=around_held.get(task.name), is_cut=task.cut)
             ended = last.get(task.id, attempts.Last(""))
             around = replace(around, last=ended.outcome, cached_from=ended.cached_from, until=task.until)
             found[task.name] = why(task.name, around, body, time.time())

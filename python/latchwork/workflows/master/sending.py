@@ -127,6 +127,17 @@ class Sending:
             self.check_owner()
             raise
 
+    def set_sizes(self, wanted: Mapping[str, int]) -> None:
+        """The sizes of task groups are these, and there are no others."""
+        keys = self._keys
+        there = {each.key: each.value for each in self._store.list(keys.slots, recursive=True)}
+        there = {key: value for key, value in there.items() if key.endswith("/size")}
+        now = {keys.group_size(name): str(size).encode() for name, size in wanted.items()}
+        ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
+        ops += [Delete(key) for key in there if key not in now]
+        for start in range(0, len(ops), _MOST_OPS):
+            self._commit([], ops[start : start + _MOST_OPS])
+
     # Putting
 
     def put(self, parcels: Iterable[Parcel]) -> list[str]:

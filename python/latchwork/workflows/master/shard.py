@@ -28,6 +28,7 @@ from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, tol
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
+from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
@@ -97,6 +98,7 @@ class ShardRun:
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
+        self._sizes = GroupSizes(shard, self._sending)
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -192,6 +194,7 @@ class ShardRun:
             known = runs.load(connection, runs.active(connection, self._id))
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._sizes.forget()
         self._is_known = True
         self._polled_at = -1e18
 
@@ -276,6 +279,7 @@ class ShardRun:
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
+            self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
             first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
             self._turns = [each.id for each in waiting if first[each.code] == each.id]
@@ -303,6 +307,7 @@ class ShardRun:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
+        self._sizes.tell()
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)

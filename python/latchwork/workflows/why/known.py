@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
@@ -34,6 +34,7 @@ class Known:
         others: the states of all tasks of the run, by name.
         owner: who has the shard; empty: nobody yet.
         groups: how many workers each worker group has; None: the store was not asked.
+        limits: sizes of the task groups, by name.
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
         last: how its newest attempt ended; empty: none has.
@@ -49,6 +50,7 @@ class Known:
     others: Mapping[str, TaskState]
     owner: str = ""
     groups: Mapping[str, int] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     held: Held | None = None
     is_cut: bool = False
     last: str = ""
@@ -108,7 +110,10 @@ def _later(known: Known, left_s: float) -> str:
 def _queued(group: str, task_group: str | None, known: Known) -> str:
     if known.groups is not None and not known.groups.get(group):
         return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
-    limit = f" and for a free slot of the task group {task_group!r}" if task_group else ""
+    if task_group and task_group not in known.limits:
+        make = f"make it with `latchwork workflows groups set {task_group} --size N`"
+        return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
+    limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
     return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
 
 
