@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
+    from latchwork.workflows.desk.groups import GroupSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
@@ -50,6 +51,7 @@ else:
             "latchwork.workflows.definitions.moments": ("DateRange",),
             "latchwork.workflows.errors": (
                 "DefinitionInvalid",
+                "GroupSeen",
                 "NotAllowed",
                 "NotOwner",
                 "Problem",
@@ -62,6 +64,7 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.desk.groups": ("GroupSeen",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),

@@ -11,7 +11,7 @@ from latchwork.cli.text import Grid, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
-    from latchwork.workflows.desk.groups import GroupSeen
+    from latchwork.workflows import GroupSeen
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="What tasks name as task_group.")]
 

@@ -108,11 +108,11 @@ def _later(known: Known, left_s: float) -> str:
 
 
 def _queued(group: str, task_group: str | None, known: Known) -> str:
-    if known.groups is not None and not known.groups.get(group):
-        return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
     if task_group and task_group not in known.limits:
         make = f"make it with `latchwork workflows groups set {task_group} --size N`"
         return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
+    if known.groups is not None and not known.groups.get(group):
+        return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
     limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
     return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
 
