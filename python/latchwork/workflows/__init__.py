@@ -51,7 +51,6 @@ else:
             "latchwork.workflows.definitions.moments": ("DateRange",),
             "latchwork.workflows.errors": (
                 "DefinitionInvalid",
-                "GroupSeen",
                 "NotAllowed",
                 "NotOwner",
                 "Problem",
@@ -78,6 +77,7 @@ __all__ = [
     "Cron",
     "DateRange",
     "DefinitionInvalid",
+    "GroupSeen",
     "Home",
     "Installation",
     "Keys",
