@@ -180,10 +180,8 @@ backfill = Table(
     Column("direction", String(4), nullable=False),
     Column("stop_on_failure", Boolean, nullable=False),
     Column("dates", Integer, nullable=False),
-    # Whether who depends on its workflow gets one too; and whose such one it is.
-    Column("dependents", Boolean, nullable=False, server_default=text("false")),
+    # The backfill of a workflow that this one depends on, which led to it.
     Column("cause", BigInteger),
-    Column("dry", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("by", String(200), nullable=False, server_default=text("''")),

@@ -13,12 +13,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Two tables and five columns."""
+    """Two tables and three columns."""
     op.add_column("attempt", sa.Column("cached_from", sa.BigInteger(), nullable=True))
     op.add_column("instance", sa.Column("fresh", sa.Boolean(), server_default=sa.text("false"), nullable=False))
-    op.add_column("backfill", sa.Column("dependents", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     op.add_column("backfill", sa.Column("cause", sa.BigInteger(), nullable=True))
-    op.add_column("backfill", sa.Column("dry", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     op.create_table(
         "result_cache",
         sa.Column("key", sa.String(length=64), nullable=False),
