@@ -9,6 +9,13 @@ RECORDS = "workflows/state/records.py"
 QUEUED = "workflows/queued_too_long"
 MEMORY = "memory"
 CACHE, GROUPS = "workflows/cache", "workflows/groups"
+CHILDREN, LIMITS, FOLLOWS = "workflows/serial_children", "workflows/limits", "workflows/backfill_dependents"
+TURNS, SERIAL, SERIALS = (
+    "workflows/master/taking_turns.py",
+    "workflows/state/serial.py",
+    "workflows/database/policies/serials.py",
+)
+HOLDING = "workflows/master/holding.py"
 RECALLING, CACHING = "workflows/master/policies/recalling.py", "workflows/definitions/caching.py"
 
 DEFECTS = (
@@ -99,5 +106,77 @@ DEFECTS = (
         "        if users:\n",
         "        if False:\n",
         of(GROUPS, "a_group_that_is_named_is_not_removed_and_one_that_is_not_there_neither", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a child takes no turn",
+        HOLDING,
+        "        waits = self._writer.turn(code, number, above=self._with_above(stored))\n",
+        "        waits = False\n",
+        of(CHILDREN, "a_child_waits_for_its_turn_and_its_parent_says_so", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a child waits for the run that it is in",
+        SERIAL,
+        "    if len(mine) >= most:\n",
+        "    if False:\n",
+        of(CHILDREN, "a_child_that_would_wait_for_the_run_that_it_is_in_is_refused", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a child begins while its parent is paused",
+        SERIALS,
+        "    goes_on = sa.or_(instance.c.parent_task.is_(None), parent.c.state == InstanceState.RUNNING.value)\n",
+        "    goes_on = sa.true()\n",
+        of(CHILDREN, "a_child_does_not_begin_while_its_parent_is_paused", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a child that is recovered takes no turn",
+        HOLDING,
+        "            self._writer.step(child.id, [replace(event, waits=waits)], {})\n",
+        "            self._writer.step(child.id, [event], {})\n",
+        of(CHILDREN, "a_child_that_is_recovered_waits_for_its_turn_and_keeps_what_succeeded", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "one place is given to all that wait",
+        SERIALS,
+        "        waiting = waiting.limit(free)\n",
+        "",
+        of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a task of a group in a limited project takes the slot of the group alone",
+        "workflows/worker/task_groups.py",
+        "        names = slots_of(lane)\n",
+        "        names = slots_of(lane)[:1]\n",
+        of(LIMITS, "a_task_of_a_group_and_a_limited_project_takes_a_slot_of_each_or_none", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a run begins in a project that has no room for it",
+        TURNS,
+        "            return count == 0 or count + version.width <= limit.max_running_tasks\n",
+        "            return True\n",
+        of(LIMITS, "a_run_waits_until_its_tasks_fit_into_its_project", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "what was queued for a limit that is gone waits for ever",
+        "workflows/master/sending.py",
+        '        ops += [Put(key, free) for key in gone if f"/{PROJECT}" in key and there[key] != free]\n',
+        '        ops += [Delete(key) for key in gone if f"/{PROJECT}" in key]\n',
+        of(LIMITS, "tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_do_not", on=MEMORY),
+    ),
+    Defect(
+        "FlowRules",
+        "a workflow that waits is backfilled behind offline ones too",
+        "workflows/database/policies/dependents.py",
+        ".where(definition.c.online)\n",
+        "\n",
+        of(FOLLOWS, "all_has_those_that_wait_for_these_and_none_has_nobody", on=MEMORY),
     ),
 )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.desk.groups import GroupSeen
+    from latchwork.workflows.desk.limits import LimitSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
@@ -64,6 +65,7 @@ else:
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
             "latchwork.workflows.desk.groups": ("GroupSeen",),
+            "latchwork.workflows.desk.limits": ("LimitSeen",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -81,6 +83,7 @@ __all__ = [
     "Home",
     "Installation",
     "Keys",
+    "LimitSeen",
     "Node",
     "NotAllowed",
     "NotOwner",

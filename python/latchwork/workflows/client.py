@@ -20,12 +20,14 @@ from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.definitions import Version
+from latchwork.workflows.database.policies.limits import Limit
 from latchwork.workflows.definitions.builder import Workflow
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
+from latchwork.workflows.desk import limits as limits_desk
 from latchwork.workflows.desk.many import Backfills
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
@@ -205,6 +207,36 @@ class WorkflowClient(Backfills):
         """
         with told():
             groups_desk.remove(self._parts, self._who, name)
+
+    def limits(self, project: str = "") -> list[limits_desk.LimitSeen]:
+        """How many tasks of projects run at a time, by project; of one alone if it is given."""
+        with told():
+            return limits_desk.listed(self._parts, self._who, project)
+
+    def set_limit(self, project: str, max_running_tasks: int, admission: str = "suspend") -> None:
+        """Limit how many tasks of a project run at a time. It holds for tasks that are queued from now on.
+
+        Args:
+            project: which.
+            max_running_tasks: so many.
+            admission: what a start does while it has as many: ``suspend`` (its tasks wait), ``fail``, or ``precompute``
+                (it waits until they fit).
+        Raises:
+            BadRequest: a value is none.
+        """
+        if not re.fullmatch(NAME_PATTERN, project):
+            raise BadRequest(f"{project!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+        with told():
+            limits_desk.put(self._parts, self._who, Limit(project, max_running_tasks, admission))
+
+    def remove_limit(self, project: str) -> None:
+        """Limit a project no more.
+
+        Raises:
+            UnknownWorkflow: it has no limit.
+        """
+        with told():
+            limits_desk.remove(self._parts, self._who, project)
 
     # Runs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.cli.options import group
-from latchwork.cli.workflows import care, define, groups, many, nodes, operate, watch
+from latchwork.cli.workflows import care, define, groups, limits, many, nodes, operate, watch
 
 workflows_app = group(
     "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
@@ -30,6 +30,7 @@ workflows_app = group(
     recover=operate.recover,
     rerun=operate.rerun,
     workers=watch.workers,
+    limits=limits.limits,
     doctor=care.doctor,
     export=care.export,
     **{"import": care.import_},

@@ -21,11 +21,11 @@ from latchwork.store import Store
 from latchwork.types import Entry
 from latchwork.workflows.database import Database, schedules
 from latchwork.workflows.database.commands import CommandType, ask
-from latchwork.workflows.database.policies import groups
+from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.installation import installation_of
-from latchwork.workflows.keys import Item, Keys, attempt_of, groups_of, x_of
+from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -152,11 +152,12 @@ def _of_held(facts: Facts, now: float) -> Iterator[Finding]:
 
 
 def _of_groups(facts: Facts) -> Iterator[Finding]:
-    missing = {each.group for each in facts.held.values() if each.group and each.state is TaskState.SUBMITTED}
+    queued = [each for each in facts.held.values() if each.state is TaskState.SUBMITTED]
+    missing = {each.group for each in queued if each.group}
     for name in sorted(missing - facts.groups.keys()):
         why = f"tasks wait for a slot of it for ever: `latchwork workflows groups set {name} --size N`"
         yield Finding("no such task group", name, None, why, can_mend=False)
-    for name in sorted(facts.groups.keys() | facts.told.keys()):
+    for name in sorted(facts.groups.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
         if facts.groups.get(name) != facts.told.get(name):
             why = f"size {facts.groups.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
             yield Finding("size of a task group", name, 0, why)
@@ -280,7 +281,8 @@ class Doctor:
             asked = sa.select(*columns).where(command.c.done_at.is_(None)).order_by(command.c.id).limit(1000)
             facts.commands = [tuple(row) for row in connection.execute(asked)]
             rows = schedules.rows(connection)
-            facts.groups = groups.sizes(connection)
+            of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
+            facts.groups = {**groups.sizes(connection), **of_projects}
         for each in rows:
             owed = each.next_fire(now) if each.online and each.enabled else None
             if owed is not None and owed < now:

@@ -114,6 +114,8 @@ class Definition(Part):
         on_timeout: as that of a task, for the whole run.
         serial: what a start does while another instance runs: ``parallel`` runs too, ``wait`` comes after it,
             ``discard`` is dropped, ``priority`` ends the other.
+        max_runs: so many instances run at a time; None: one if ``serial`` says so, else any. A start that is one too
+            many does what ``serial`` says; with ``parallel`` it waits.
         worker_group: which workers take its tasks.
         tenant: the user of the machine that tasks run as; None: the worker's.
         environment: a named set of environment variables; None: none.
@@ -130,6 +132,7 @@ class Definition(Part):
     timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     on_timeout: OnTimeout = OnTimeout.WARN
     serial: Literal["parallel", "wait", "discard", "priority"] = "parallel"
+    max_runs: Annotated[int, Field(ge=1, le=10_000)] | None = None
     worker_group: Name = "default"
     tenant: Name | None = None
     environment: Name | None = None

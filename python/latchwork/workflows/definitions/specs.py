@@ -63,9 +63,18 @@ def spec_of(
 
 
 def queue_key_of(
-    definition: Definition, task: TaskSpec, instance: int, priority: int, *, now: float, order: Order, forced: bool
+    definition: Definition,
+    task: TaskSpec,
+    instance: int,
+    priority: int,
+    *,
+    now: float,
+    order: Order,
+    forced: bool,
+    is_limited: bool = False,
 ) -> str:
     """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
-    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group)
+    project = definition.project if is_limited and not forced else None
+    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group, project)
     in_instance = PRIORITIES.index(task.priority)
     return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

@@ -40,6 +40,17 @@ class Version:
     plan: Plan
 
     @cached_property
+    def width(self) -> int:
+        """How many of its tasks may be with workers side by side: the most that are equally deep; a map is one."""
+        depth: dict[str, int] = {}
+        count: dict[int, int] = {}
+        for name, rule in self.plan.rules.items():
+            depth[name] = max((depth[each] + 1 for each in rule.after), default=0)
+            if not rule.kind:
+                count[depth[name]] = count.get(depth[name], 0) + 1
+        return max(count.values(), default=0)
+
+    @cached_property
     def may_recall(self) -> bool:
         """Whether any of its tasks may have outputs that are known."""
         return any(each.cache_s is not None for each in self.definition.tasks)

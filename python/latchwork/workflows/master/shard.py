@@ -20,7 +20,6 @@ from latchwork.store import Mirror, Store
 from latchwork.types import Fence
 from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
@@ -30,6 +29,7 @@ from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.taking_turns import next_turns
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
@@ -281,8 +281,7 @@ class ShardRun:
             has_commands = consuming.is_any_open(connection, self._id)
             self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
-            first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
-            self._turns = [each.id for each in waiting if first[each.code] == each.id]
+            self._turns = next_turns(connection, self._tools.plans, waiting)
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)

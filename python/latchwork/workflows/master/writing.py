@@ -7,7 +7,7 @@ state may refuse one. What raises for another reason ends its instance, and not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -221,6 +221,7 @@ class Writing:
                     now=self._now,
                     order=self._order,
                     forced=forced,
+                    is_limited=self._turns.is_limited(version.definition.project),
                 )
         return found
 
@@ -348,8 +349,16 @@ class Writing:
         """Runs whose turn it was when somebody looked."""
         for instance in instances:
             stored = self.stored(instance)
-            if stored is not None and self._turns.is_next(instance, stored.code):
+            if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
+                continue
+            version = self._plans.get(self._connection, stored.code, stored.version)
+            if self._turns.is_next(stored, version):
                 self.advance(instance, [Begin()])
+
+    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
+        """Whether a run that is a part of others waits for its turn; errors as for ``Turns.has_to_wait``."""
+        made = self._plans.get(self._connection, code, version)
+        return self._turns.has_to_wait(made, dry=False, above=above, but=but)
 
     def has_to_wait(self, stored: Stored) -> bool:
         """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""

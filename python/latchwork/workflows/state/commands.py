@@ -35,10 +35,11 @@ def start(work: Working, event: Start) -> None:
     chosen = _in_scope(work, event)
     work.dry, work.fresh = event.dry, event.fresh
     work.tasks = {name: Task(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
-    if event.waits:
-        work.state = InstanceState.SERIAL_WAIT
-    else:
-        work.restart()
+    work.restart(_state(waits=event.waits))
+
+
+def _state(*, waits: bool) -> InstanceState:
+    return InstanceState.SERIAL_WAIT if waits else InstanceState.RUNNING
 
 
 def begin(work: Working) -> None:
@@ -82,7 +83,7 @@ def recover(work: Working, event: Recover) -> None:
     for name, task in work.tasks.items():
         if base_of(name) in again or _again(work, name, task):
             work.tasks[name] = replace(task.to(TaskState.WAITING), failures=0, forced_after=None, cut=False)
-    work.restart()
+    work.restart(_state(waits=event.waits))
 
 
 def _again(work: Working, name: str, task: Task) -> bool:
@@ -96,7 +97,7 @@ def rerun(work: Working, event: Rerun) -> None:
     work.run += 1
     work.fresh = event.fresh
     work.tasks = dict.fromkeys(work.plan.rules, Task())
-    work.restart()
+    work.restart(_state(waits=event.waits))
 
 
 def force_success(work: Working, event: ForceSuccess) -> None:

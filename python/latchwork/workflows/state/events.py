@@ -68,9 +68,11 @@ class Recover:
 
     Attributes:
         start_from: tasks that run again with all behind them, whatever became of them.
+        waits: not yet: other runs of its workflow have the places.
     """
 
     start_from: tuple[str, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,11 @@ class Rerun:
 
     Attributes:
         fresh: every task runs, whatever is known of its outputs.
+        waits: not yet: other runs of its workflow have the places.
     """
 
     fresh: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,11 @@ class Working:
         self.calls[Call(kind, task)] = None
 
     def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
-        """The instance goes on, its time counts from now."""
+        """The instance goes on, its time counts from now; or it waits for its turn, from which it will."""
         self.state = state
         self.ending = ""
-        self.warn_at = None if self.plan.timeout_s is None else self.now + self.plan.timeout_s
+        counts = self.plan.timeout_s is not None and state is InstanceState.RUNNING
+        self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
     def result(self) -> Instance:
         """What is known now."""

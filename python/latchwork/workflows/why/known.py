@@ -70,7 +70,10 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     task = definition.task(base_of(name))
     state = known.state
     if known.instance is InstanceState.SERIAL_WAIT:
-        return f"Its run waits for its turn: another run of {definition.key} goes on, or is paused."
+        return (
+            f"Its run waits for its turn: another run of {definition.key} goes on, or is paused, or the project "
+            f"{definition.project} has as many tasks as it may."
+        )
     if known.held is not None and (answer := why_held(state, known.held, now)):
         return answer
     if known.is_cut:

@@ -1,4 +1,4 @@
-"""Sizes of task groups, told to the store by the master of the first shard: one writer, under its fence.
+"""Sizes of task groups and limits of projects, told to the store by the first shard's master: one writer, fenced.
 
 Workers have no database. What the store has is read once for each hold of the shard; from then on it is what we wrote.
 """
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.policies import groups
+from latchwork.workflows.database.policies import groups, limits
+from latchwork.workflows.keys import project_group
 from latchwork.workflows.master.sending import Sending
 
 #: Whose master it is.
@@ -37,7 +38,8 @@ class GroupSizes:
     def look(self, connection: sa.Connection) -> None:
         """Read what it should have."""
         if self._is_ours:
-            self._wanted = groups.sizes(connection)
+            of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
+            self._wanted = {**groups.sizes(connection), **of_projects}
 
     def tell(self) -> None:
         """Write what differs."""
