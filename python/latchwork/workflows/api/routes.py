@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import backfills, definitions, groups, instances, limits, people, rest
+from latchwork.workflows.api import backfills, definitions, groups, instances, limits, lineage, people, rest
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
@@ -13,6 +13,7 @@ routers: tuple[APIRouter, ...] = (
     groups.router,
     limits.router,
     definitions.router,
+    lineage.router,
     people.router,
     rest.router,
 )
