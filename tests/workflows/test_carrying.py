@@ -7,6 +7,7 @@ from latchwork.web import Role
 from latchwork.workflows.care import document_of, import_document, missing_bundles
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import as_yaml, read
 from latchwork.workflows.errors import DefinitionInvalid
@@ -35,6 +36,8 @@ def full(database_url):
         connection.execute(sa.insert(tables.environment).values(name="test", variables={"X": "on"}))
         connection.execute(sa.insert(tables.connection).values(name="shop", url="sqlite:///shop.db", options={}))
         connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
+        limit = {"project": "billing", "max_running_tasks": 5, "admission": "fail"}
+        connection.execute(sa.insert(project_limit).values(**limit))
     accounts = DatabaseAccounts(made)
     accounts.create("eve", "a long password", by="test")
     accounts.set_role("eve", "billing", Role.EDITOR, by="test")
@@ -79,6 +82,7 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("environment", "test"): ("same",),
         ("connection", "shop"): ("same",),
         ("task group", "db"): ("changed", "size"),
+        ("limit of project", "billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
     }
     assert document_of(other) == before
