@@ -45,8 +45,9 @@ _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
-#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too.
+#: What this database is: ``id`` names the pair of it and its store, ``store`` the store itself, ``shards`` is how many
+#: there are, ``high/<shard>`` a transaction whose mark the store has, ``logs/<instance>`` of an instance that is gone,
+#: with its code, until its logs are gone too.
 about = Table(
     "about",
     metadata,
