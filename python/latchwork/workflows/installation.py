@@ -21,7 +21,7 @@ from latchwork.store import Store
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade
 from latchwork.workflows.database.shard import NOTES
-from latchwork.workflows.database.tables import about, shard
+from latchwork.workflows.database.tables import SENDER, about, shard
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.keys import Keys
 
@@ -132,7 +132,7 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         store.delete_tree(prefix)
     with database.write() as connection:
         connection.execute(sa.update(shard).values(token=0, owner=""))
-        of_store = sa.or_(about.c.name == _STORE, about.c.name.startswith(NOTES))
+        of_store = sa.or_(about.c.name.in_((SENDER, _STORE)), about.c.name.startswith(NOTES))
         connection.execute(sa.delete(about).where(of_store))
     store.put(keys.id, found.id.encode())
     _pair_up(database, store, keys)
