@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mutants.defect import Defect, of
 
-SHARD, SENDING, WRITING, OWNING = (f"workflows/master/{each}.py" for each in ("shard", "sending", "writing", "owning"))
+SHARD, SENDING, WRITING = (f"workflows/master/{each}.py" for each in ("shard", "sending", "writing"))
+OWNING = "workflows/owning.py"
 MEMORY = "memory"
 
 DEFECTS = (

@@ -27,12 +27,12 @@ from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, told
 from latchwork.workflows.master.mending import mend
-from latchwork.workflows.master.owning import Owning
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.sending import PASSING, Place, Sending
 from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
+from latchwork.workflows.owning import Owning
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class ShardRun:
         self._id = shard
         self._guard = Shard(shard, fence.token)
         self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
-        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending)
+        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
         self._news = threading.Event()

@@ -6,6 +6,8 @@ mark of (``high/<shard>``); a store of before has older marks than the database 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 
 from latchwork.store import Store
@@ -14,7 +16,6 @@ from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import check_pair
 from latchwork.workflows.keys import Keys
-from latchwork.workflows.master.sending import Sending
 
 
 class Owning:
@@ -24,14 +25,14 @@ class Owning:
         guard: of the shard.
         store: of the process.
         keys: of the installation.
-        sending: what we do in the store.
+        check_owner: raises ``NotOwner`` unless the shard is ours in the store.
     """
 
-    def __init__(self, guard: Shard, store: Store, keys: Keys, sending: Sending) -> None:
+    def __init__(self, guard: Shard, store: Store, keys: Keys, check_owner: Callable[[], None]) -> None:
         self._guard = guard
         self._store = store
         self._keys = keys
-        self._sending = sending
+        self._check_owner = check_owner
 
     def look(self) -> tuple[int, bytes | None]:
         """What the store says before the transaction: the newest mark, and which of all stores it is."""
@@ -68,7 +69,7 @@ class Owning:
         return runs.load(connection, runs.active(connection, shard))
 
     def _refuse_store(self, error: NotOwner) -> None:
-        self._sending.check_owner()
+        self._check_owner()
         raise StoreMismatch(
             f"shard {self._guard.id} is ours in the store, but the database has a newer owner: the store was restored "
             "from a backup, or replaced; see `latchwork workflows adopt-store`"
