@@ -85,8 +85,8 @@ DEFECTS = (
         "Plans",
         "a worker that takes along what it makes ready never looks what comes first",
         "tasks/running/feeder.py",
-        "            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
-        "            return self._room()\n",
+        "self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
+        "self._room()\n",
         of("plans/handing", "a_chain_does_not_keep_what_comes_first_waiting", on="memory"),
     ),
     Defect(
