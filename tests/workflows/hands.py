@@ -14,7 +14,7 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import attempt, command, event, instance, shard
 from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.exchange import Result, Running, Spec
+from latchwork.workflows.exchange import Head, Result, Running, Spec
 from latchwork.workflows.keys import Item, Keys
 from latchwork.workflows.master.shard import ShardRun, Tools
 from latchwork.workflows.state import Outcome
@@ -74,6 +74,7 @@ class Hand:
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
         """How it ended."""
         item = Item.of(claim.item.id)
+        fields.setdefault("cache_key", Head.of(claim.value).cache_key)
         ended_at = time.time()
         started_at = ended_at - fields.pop("took_s", 0.0)
         result = Result(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)

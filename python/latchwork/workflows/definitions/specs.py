@@ -21,6 +21,7 @@ def spec_of(
     *,
     place: tuple[int, int, int],
     index: int = -1,
+    cache_key: str | None = None,
 ) -> Spec:
     """What a worker gets of an attempt.
 
@@ -32,6 +33,7 @@ def spec_of(
         outputs: of the tasks that have ended, by name.
         place: shard, and code and version of the workflow.
         index: of an element of a map; -1 of any other task.
+        cache_key: by which its outputs are kept; None: they are not.
     Raises:
         KeyError, ValueError: as for ``values_of``.
     """
@@ -48,6 +50,7 @@ def spec_of(
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
+        cache_key=cache_key,
     )
     return Spec(
         head,
@@ -60,9 +63,18 @@ def spec_of(
 
 
 def queue_key_of(
-    definition: Definition, task: TaskSpec, instance: int, priority: int, *, now: float, order: Order, forced: bool
+    definition: Definition,
+    task: TaskSpec,
+    instance: int,
+    priority: int,
+    *,
+    now: float,
+    order: Order,
+    forced: bool,
+    is_limited: bool = False,
 ) -> str:
     """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
-    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group)
+    project = definition.project if is_limited and not forced else None
+    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group, project)
     in_instance = PRIORITIES.index(task.priority)
     return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

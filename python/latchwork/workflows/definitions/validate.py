@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from latchwork.schedules import Cron
 from latchwork.workflows.definitions import logical
+from latchwork.workflows.definitions.caching import names_secret
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
@@ -62,6 +63,9 @@ def checked(given: object, types: TaskTypes) -> Checked:
     problems = [*_sizes(definition), *names, *_variables(definition)]
     for index, task in enumerate(definition.tasks):
         problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
+        if task.cache_s is not None and names_secret([task.params, task.env]):
+            what = "what a secret was a part of is not kept for others; drop it, or the secret"
+            problems.append(Problem(f"tasks[{index}].cache_s", what))
     problems += [*_schedule(definition), *_alerts(definition)]
     order: tuple[str, ...] = ()
     if not names:

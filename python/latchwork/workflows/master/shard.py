@@ -21,7 +21,6 @@ from latchwork.store import Mirror, Store
 from latchwork.types import Fence
 from latchwork.workflows.database import Database, Shard, attempts, consuming, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
@@ -29,7 +28,9 @@ from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, tol
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
+from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.taking_turns import next_turns
 from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.owning import Owning
@@ -105,6 +106,7 @@ class ShardRun:
         self._noted_at = -1e18
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
+        self._sizes = GroupSizes(shard, self._sending)
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -198,6 +200,7 @@ class ShardRun:
             tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._sizes.forget()
         self._is_known = True
         self._polled_at = -1e18
 
@@ -282,9 +285,9 @@ class ShardRun:
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
+            self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
-            first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
-            self._turns = [each.id for each in waiting if first[each.code] == each.id]
+            self._turns = next_turns(connection, self._tools.plans, waiting)
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)
@@ -309,6 +312,7 @@ class ShardRun:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
+        self._sizes.tell()
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
