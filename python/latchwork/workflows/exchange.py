@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.records import Record
+from latchwork.records import Record, short
 from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Outcome
 
@@ -84,6 +84,8 @@ class Spec:
         values: what ``${name}`` stands for, but for secrets.
         schedule_time: what ``${time:...}`` starts from, in seconds since the epoch.
         tz: name of the time zone that it is told in.
+        connections: stored connections that it names, by name: ``url``, and ``secret``, the name of the password. No
+            value can be one: what a task puts out never says where a password goes.
     """
 
     head: Head
@@ -92,6 +94,7 @@ class Spec:
     values: Mapping[str, Any] = field(default_factory=dict)
     schedule_time: float = 0.0
     tz: str = "UTC"
+    connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
         """What to store in the item, and what in the key of its own, if it is large.
@@ -100,13 +103,15 @@ class Spec:
             ValueTooLarge: it is larger than anything that can be stored.
         """
         head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
-        body = {
+        body: dict[str, Any] = {
             "params": self.params,
             "env": self.env,
             "values": self.values,
             "schedule_time": self.schedule_time,
             "tz": self.tz,
         }
+        if self.connections:
+            body["connections"] = self.connections
         whole = _bytes({**head, **body})
         if len(whole) <= INLINE_BYTES:
             return whole, None
@@ -138,6 +143,7 @@ class Spec:
             record.mapping("values"),
             record.moment_s("schedule_time"),
             record.text("tz", "UTC"),
+            _connections(record),
         )
 
 
@@ -255,6 +261,15 @@ def _head(record: Record) -> Head:
         record.duration_s("timeout_s") if record.has("timeout_s") else None,
         record.body.get("has_body") is True,
     )
+
+
+def _connections(record: Record) -> dict[str, Mapping[str, str]]:
+    found: dict[str, Mapping[str, str]] = {}
+    for name, each in record.mapping("connections", {}).items():
+        if not isinstance(each, dict) or not all(isinstance(part, str) for part in each.values()) or "url" not in each:
+            raise BadRecord(f"connection {short(name)} of a spec is no URL with the name of a secret")
+        found[name] = each
+    return found
 
 
 def _bytes(fields: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, TaskSpec
+from latchwork.workflows.definitions.templates import CONNECTION, fill, names_in
 from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.exchange import Head, Spec
 from latchwork.workflows.keys import Order, lane_of, shelf_of
@@ -49,14 +50,26 @@ def spec_of(
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
     )
-    return Spec(
-        head,
-        task.params,
-        {**run.environment, **task.env},
-        values_of(run, task, n, outputs, index=index),
-        run.schedule_time,
-        run.tz,
-    )
+    values = values_of(run, task, n, outputs, index=index)
+    # What is nearer than the environment counts in scripts too, which have values as variables.
+    environment = {name: each for name, each in run.environment_of(task).items() if values.get(name, each) == each}
+    env = {**environment, **task.env}
+    return Spec(head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values))
+
+
+def connections_of(
+    run: Run, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Mapping[str, str]]:
+    """The stored connections that a task names, as far as they are there: a worker says which is missing."""
+    names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
+    given = task.params.get("connection")
+    try:
+        given = fill(given, values, run.moment) if isinstance(given, str) else None
+    except (KeyError, ValueError):  # the worker says so
+        given = None
+    if isinstance(given, str):
+        names.add(given)
+    return {name: run.connections[name] for name in sorted(names & run.connections.keys())}
 
 
 def queue_key_of(

@@ -12,6 +12,7 @@ from latchwork.interrupts import mutex
 from latchwork.workflows.database import definitions
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork.workflows.definitions.naming import connections_of, environments_of
 from latchwork.workflows.state import Plan
 
 _MOST = 500
@@ -37,6 +38,16 @@ class Version:
     def tasks(self) -> dict[str, TaskSpec]:
         """By name."""
         return {each.name: each for each in self.definition.tasks}
+
+    @cached_property
+    def environments(self) -> frozenset[str]:
+        """The environments that it names."""
+        return environments_of(self.definition)
+
+    @cached_property
+    def connections(self) -> frozenset[str] | None:
+        """The stored connections that it names; None: any, as a value says it."""
+        return connections_of(self.definition)
 
 
 class Plans:
