@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from pathlib import Path
+
+from roles import Child, answer
 
 import latchwork
 from latchwork.primitives import Group
@@ -30,32 +31,6 @@ SERVERS = {
     "zookeeper": ZooKeeperServer,
 }
 TTL_S = 30.0
-
-
-class Child:
-    """A process of this file that plays one role; it is told and answers by lines of JSON."""
-
-    def __init__(self, role, **options):
-        command = [sys.executable, __file__, "--role", role, "--options", json.dumps(options)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def say(self, word):
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-
-    def hear(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("a process of the benchmark has ended; see above")
-        return json.loads(line)
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait(120)
-
-
-def answer(**what):
-    print(json.dumps(what), flush=True)
 
 
 def joiner(url, group, first, count, *, listen):
@@ -114,9 +89,9 @@ def at_once(url, options):
     group = f"bench-{uuid.uuid4().hex[:8]}"
     share = options.members // options.processes
     total = share * options.processes
-    watchers = [Child("watcher", url=url, group=group, count=total) for _ in range(options.watchers)]
+    watchers = [Child(__file__, "watcher", url=url, group=group, count=total) for _ in range(options.watchers)]
     joiners = [
-        Child("joiner", url=url, group=group, first=number * share, count=share, listen=options.listen)
+        Child(__file__, "joiner", url=url, group=group, first=number * share, count=share, listen=options.listen)
         for number in range(options.processes)
     ]
     children = [*watchers, *joiners]

@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+
+from roles import Child, answer
 
 import latchwork
 from latchwork.primitives import Barrier
@@ -33,32 +34,6 @@ TTL_S = 30.0
 LOSS_TTL_S = 8.0
 #: So many members are threads of one process; so many clients of kazoo meet at most: each is told of each.
 MOST_THREADS, MOST_OF_PEERS = 50, 100
-
-
-class Child:
-    """A process of this file that plays one role; it is told and answers by lines of JSON."""
-
-    def __init__(self, role, **options):
-        command = [sys.executable, __file__, "--role", role, "--options", json.dumps(options)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def say(self, word):
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-
-    def hear(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("a process of the benchmark has ended; see above")
-        return json.loads(line)
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait(120)
-
-
-def answer(**what):
-    print(json.dumps(what), flush=True)
 
 
 def meet(url, first, count, parties, rounds):
@@ -98,7 +73,7 @@ def barrier(server, members, processes, rounds):
     """Seconds of each round but the first, and of a processor for each member and round."""
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     children = [
-        Child("meet", url=url, first=each * i, count=each, parties=each * processes, rounds=rounds)
+        Child(__file__, "meet", url=url, first=each * i, count=each, parties=each * processes, rounds=rounds)
         for i in range(processes)
     ]
     for child in children:
@@ -147,7 +122,9 @@ def joins(server, members, processes):
     url, each = f"{server.url()}/{uuid.uuid4().hex[:8]}", members // processes
     with latchwork.connect(url) as store:
         submit(store, "train", each * processes)
-    children = [Child("join", url=url, first=each * i, count=each, parties=each * processes) for i in range(processes)]
+    children = [
+        Child(__file__, "join", url=url, first=each * i, count=each, parties=each * processes) for i in range(processes)
+    ]
     for child in children:
         child.hear()
     for child in children:
@@ -232,7 +209,7 @@ def peer(role, server, members, processes, *, times=1, **options):
     """Seconds of each round of a peer; of several rounds without the first."""
     name, each = uuid.uuid4().hex[:8], members // processes
     told = {"endpoint": server.endpoint, "name": name, "count": each, **options}
-    children = [Child(role, **told) for _ in range(processes)]
+    children = [Child(__file__, role, **told) for _ in range(processes)]
     for child in children:
         child.hear()
     took = []
@@ -285,7 +262,7 @@ def losses(server, rounds):
     url = f"{server.url()}/{uuid.uuid4().hex[:8]}"
     with latchwork.connect(url) as store:
         submit(store, "train", 4, max_restarts=2 * rounds)
-    children = [Child("lose", url=url, number=number, parties=4) for number in range(4)]
+    children = [Child(__file__, "lose", url=url, number=number, parties=4) for number in range(4)]
     took = []
     for _ in range(rounds):
         ttl_s = max(hear(child, "ttl_s") for child in children)
@@ -294,7 +271,7 @@ def losses(server, rounds):
         killed = time.time()
         told = max(hear(child, "told") for child in children[:3])
         took.append(told - killed - ttl_s)
-        children[3] = Child("lose", url=url, number=3, parties=4)
+        children[3] = Child(__file__, "lose", url=url, number=3, parties=4)
     for child in children:
         child.process.kill()
         child.process.wait()

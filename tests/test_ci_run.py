@@ -13,7 +13,7 @@ import pytest
 RUN = Path(__file__).parents[1] / ".ci" / "run"
 #: What is run again: it fails as often as the file `misses` has lines.
 AGAIN = """
-echo "again on $SERVERS"
+echo "again on $SERVERS, nothing missing: $LATCHWORK_NOTHING_MISSING"
 [ -s misses ] || exit 0
 sed -i 1d misses
 exit 1
@@ -54,6 +54,10 @@ def test_a_test_that_missed_its_moment_is_run_again(ci):
     code, said = ci("tests/store/test_pipeline.py::test_a", "tests/primitives/test_lock.py::test_b[etcd35]")
     assert code == 0
     assert "again on all" in said  # whichever server's turn it is by then
+
+
+def test_a_postgresql_or_a_browser_that_is_missing_is_a_failure(ci):
+    assert "nothing missing: 1" in ci("tests/workflows/web/test_browser.py::test_a")[1]
 
 
 @pytest.mark.parametrize(("misses", "ends"), [(1, 0), (2, 1)])

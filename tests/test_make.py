@@ -53,6 +53,7 @@ FIRST = (
     "build_etcd36",
     "install_zookeeper39",
     "install_postgres",
+    "install_chromium",
 )
 
 
@@ -134,6 +135,11 @@ def test_an_unknown_choice_is_one_clear_error(run, script, choices):
     assert (code, lines) == (2, [])
     assert said.startswith(f"make {script}: there is no WHAT=store-faults; use one of WHAT={', '.join(choices)}")
     assert said.count("\n") == 1
+
+
+def test_nothing_may_be_missing_in_a_check(run, tmp_path):
+    (tmp_path / "scripts" / "run_tests").write_text('echo "missing: $LATCHWORK_NOTHING_MISSING"\n')
+    assert run("check", "tests")[:2] == (0, ["missing: 1"])
 
 
 def test_arguments_without_a_choice_are_refused(run):

@@ -1,6 +1,5 @@
 """Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares."""
 
-import os
 import shutil
 import uuid
 
@@ -11,20 +10,14 @@ from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.installation import initialize
-from latchwork_testbed.binaries import ServerMissing
 from latchwork_testbed.postgres import PostgresServer, find_postgres
-from levels import LONG
+from missing import found_or_skipped
 from workflows.hands import Stage
 
 
 @pytest.fixture(scope="session")
 def postgres():
-    try:
-        find_postgres()
-    except ServerMissing as error:
-        if LONG or os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    found_or_skipped(find_postgres)
     with PostgresServer(settings={"fsync": "off"}) as server:
         yield server
 

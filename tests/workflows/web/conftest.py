@@ -3,9 +3,12 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from latchwork.web import HttpServer
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.site import make_site
+from latchwork.workflows.site import admin_link, make_site
+from latchwork_testbed.chromium import find_chromium
+from missing import found_or_skipped
 from workflows.web.seeds import Seeds
 
 
@@ -51,3 +54,60 @@ def browser(site, seeds):
         return made
 
     return client
+
+
+WAIT_MS = 30_000
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The system's Chromium, one for all tests of a process: to start it takes two seconds of a processor."""
+    program = found_or_skipped(find_chromium)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(seeds):
+    """Where a site is, and the link that signs its administrator in."""
+    server = HttpServer(made := make_site(seeds.database, logs=seeds.logs))
+    server.start()
+    yield server.url, admin_link(made, server.url)
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def windows(chromium, address):
+    """Windows of a browser that came by the link that `serve` prints: with scripts, and without."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(address[1])
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{address[0]}/", timeout=WAIT_MS)
+    plain = chromium.new_context(java_script_enabled=False)
+    plain.add_cookies(context.cookies())
+    page.close()
+    for each in (context, plain):
+        each.set_default_timeout(WAIT_MS)
+    yield {True: context, False: plain}
+    context.close()
+    plain.close()
+
+
+@pytest.fixture
+def page(windows, request):
+    """A page of that browser; what it complains about fails the test."""
+    options = {"width": 1280, "height": 800, "scheme": "light", "scripts": True, **getattr(request, "param", {})}
+    made = windows[options["scripts"]].new_page()
+    made.set_viewport_size({"width": options["width"], "height": options["height"]})
+    made.emulate_media(color_scheme=options["scheme"])
+    made.complaints = []
+    made.on("console", lambda told: made.complaints.append(told.text) if told.type == "error" else None)
+    made.on("pageerror", lambda error: made.complaints.append(str(error)))
+    yield made
+    made.close()
+    assert made.complaints == []

@@ -1,66 +1,13 @@
 """The pages in a real browser, the system's Chromium: without one the tests are left out, and say so."""
 
 import re
-import shutil
 
 import pytest
 
-from latchwork.web import HttpServer
 from latchwork.workflows.definitions.model import plan_of
 from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.site import admin_link, make_site
 from latchwork.workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, HALF, NIGHTLY, TYPES
-
-api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
-WAIT_MS = 30_000
-
-
-@pytest.fixture(scope="module")
-def address(seeds):
-    site = make_site(seeds.database, logs=seeds.logs)
-    server = HttpServer(site)
-    server.start()
-    yield server.url, admin_link(site, server.url)
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def session(chromium, address):
-    """The cookie of a browser that came by the link that `serve` prints."""
-    context = chromium.new_context()
-    page = context.new_page()
-    page.goto(address[1])
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(f"{address[0]}/", timeout=WAIT_MS)
-    cookies = context.cookies()
-    context.close()
-    return cookies
-
-
-@pytest.fixture
-def page(chromium, session, request):
-    options = getattr(request, "param", {})
-    context = chromium.new_context(**options)
-    context.set_default_timeout(WAIT_MS)
-    context.add_cookies(session)
-    made = context.new_page()
-    made.complaints = []
-    made.on("console", lambda told: made.complaints.append(told.text) if told.type == "error" else None)
-    made.on("pageerror", lambda error: made.complaints.append(str(error)))
-    yield made
-    context.close()
-    assert made.complaints == []
 
 
 def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds):
@@ -111,7 +58,7 @@ def test_a_log_grows_on_its_page(page, address, seeds):
     log.get_by_text("<b>and more</b>").wait_for()
 
 
-@pytest.mark.parametrize("page", [{"java_script_enabled": False}], indirect=True, ids=["without JavaScript"])
+@pytest.mark.parametrize("page", [{"scripts": False}], indirect=True, ids=["without JavaScript"])
 def test_everything_can_be_done_without_javascript(page, address, seeds):
     run = seeds.run(BAD)
     page.goto(f"{address[0]}/runs/{run}")
@@ -132,7 +79,7 @@ def test_everything_can_be_done_without_javascript(page, address, seeds):
 
 @pytest.mark.parametrize(
     "page",
-    [{"viewport": {"width": 360, "height": 700}, "color_scheme": "dark"}, {"viewport": {"width": 1280, "height": 800}}],
+    [{"width": 360, "height": 700, "scheme": "dark"}, {}],
     indirect=True,
     ids=["phone, dark", "desk, light"],
 )
