@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import backfills, definitions, instances, people, rest
+from latchwork.workflows.api import backfills, definitions, instances, people, rest, settings
 
 #: In the order in which their paths are tried.
-routers: tuple[APIRouter, ...] = (instances.router, backfills.router, definitions.router, people.router, rest.router)
+routers: tuple[APIRouter, ...] = (
+    instances.router,
+    backfills.router,
+    definitions.router,
+    people.router,
+    settings.router,
+    rest.router,
+)

@@ -31,9 +31,10 @@ def listed(connection: sa.Connection, kind: Kind, projects: Collection[str] | No
     return list(connection.execute(chosen).all())
 
 
-def find(connection: sa.Connection, kind: Kind, project: str, name: str) -> Row | None:
-    """One; None if there is none."""
-    return connection.execute(sa.select(TABLES[kind]).where(_is(kind, project, name))).first()
+def find(connection: sa.Connection, kind: Kind, project: str, name: str, *, lock: bool = False) -> Row | None:
+    """One; None if there is none. ``lock``: kept from others until the end of the transaction."""
+    chosen = sa.select(TABLES[kind]).where(_is(kind, project, name))
+    return connection.execute(chosen.with_for_update() if lock else chosen).first()
 
 
 def count(connection: sa.Connection, kind: Kind, project: str) -> int:

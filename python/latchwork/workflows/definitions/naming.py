@@ -68,8 +68,8 @@ def _environment(path: str, name: str, definition: Definition, settings: Setting
 
 def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) -> str:
     known = sorted(there)[:20]
-    what = f"there are {', '.join(known)}" if known else "there is none at all"
-    return f"of project {definition.project} or of all; {what}: set it first"
+    what = f"only {', '.join(known)}" if known else "nor any other"
+    return f"of project {definition.project} or of all, {what}; set it first"
 
 
 def _connections(task: TaskSpec) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, editor, home, more, people, runs, workflows
+from latchwork.workflows.ui import attempts, editor, home, more, people, runs, settings, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -13,6 +13,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/workflows", "Workflows"),
     Link("/runs", "Runs"),
     Link("/schedules", "Schedules"),
+    Link("/settings", "Settings"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -25,5 +26,6 @@ ui_routers: tuple[APIRouter, ...] = (
     runs.router,
     attempts.router,
     more.router,
+    settings.router,
     people.router,
 )
