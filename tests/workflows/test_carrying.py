@@ -78,7 +78,7 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("workflow", "default.nightly"): ("changed", "timeout_s"),
         ("parameter", "bucket"): ("same",),
         ("environment", "test"): ("same",),
-        ("connection", "billing.shop"): ("same",),
+        ("connection", "billing/shop"): ("same",),
         ("task group", "db"): ("changed", "size"),
         ("account", "eve"): ("changed", "roles"),
     }

@@ -148,7 +148,7 @@ PROBLEMS = {
     "schedule: {cron: 0 0 * * *, start: 2026-01-02, end: 2026-01-01}": "schedule.end: it is not after",
     "schedule: {cron: 0 0 1 1 *, start: 2026-01-02, end: 2026-02-01}": "schedule: it never fires",
     "params: {a-b: 1}": "params.a-b: 'a-b' is no name of a variable",
-    "environment: prod": "environment: there is no environment 'prod' of project default or of all, nor any other; set it",
+    "environment: prod": "environment: there is no environment 'prod' of project default or of all, nor any other",
     "params: {a: '${secret:b}'}": "params.a: '${secret:b}' is known to workers alone",
     "params: {a: '${b}'}": "params.a: '${b}' is neither a parameter, nor stored, nor built in",
 }

@@ -10,6 +10,7 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.database.settings import SettingKind
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
@@ -62,6 +63,7 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.database.settings": ("SettingKind",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -90,6 +92,7 @@ __all__ = [
     "SchemaTooNew",
     "Serve",
     "ServeOptions",
+    "SettingKind",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

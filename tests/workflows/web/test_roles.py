@@ -190,7 +190,7 @@ VALUES = {
 }
 BODIES = {
     **{f"PUT /api/v1/{kind}s/{{name}}": values for kind, values in VALUES.items()},
-    "POST /api/v1/connections/{name}:test": {},
+    "POST /api/v1/connections/{name}:test": {"group": "reports"},
     "POST /api/v1/workflows": {"definition": NIGHTLY},
     "POST /api/v1/workflows:validate": {"definition": BILLING},
     "POST /api/v1/workflows/{project}/{name}:backfill": {"first": "2025-10-01", "last": "2025-10-02"},

@@ -18,14 +18,14 @@ from latchwork.words import counted, printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latchwork.workflows.database.settings import Kind
+    from latchwork.workflows import SettingKind
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '_', '-' and '.'.")]
 Project = Annotated[
     str, typer.Option("--project", metavar="PROJECT", show_default=False, help="Whose it is.  [unless given: of all]")
 ]
 Among = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--project", metavar="PROJECT", show_default=False, help="Of this project, and of all.  [unless given: every]"
     ),
@@ -36,7 +36,7 @@ _WAIT_S = 60.0
 
 @command("latchwork workflows connections list", "latchwork workflows connections list --project billing --json")
 def list_connections(
-    *, project: Among = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the stored connections. None has a password: it is a secret of the workers, by name."""
     _list("connection", project, home, database, as_json, dict)
@@ -72,7 +72,12 @@ def try_connection(
     within: Annotated[
         str, typer.Option(metavar="PROJECT", show_default=False, help="Try one of all here.  [unless given: default]")
     ] = "",
-    worker_group: Annotated[str, typer.Option("--group", metavar="GROUP", help="Whose workers try it.")] = "default",
+    group_: Annotated[
+        str | None,
+        typer.Option(
+            "--group", metavar="GROUP", show_default=False, help="Whose workers try it.  [unless given: default]"
+        ),
+    ] = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -82,6 +87,7 @@ def try_connection(
 
     It is a run of a workflow of one task, `_connection.NAME`, which is made for it; its log is kept.
     """
+    worker_group = group_ or "default"
     with client_of(home_of(home, database, store)) as client:
         run = client.done(client.ask_to_try(name, project=project, within=within, group=worker_group))
         try:
@@ -110,7 +116,7 @@ def remove_connection(
 
 @command("latchwork workflows environments list", "latchwork workflows environments list --project billing --json")
 def list_environments(
-    *, project: Among = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the environments with their variables."""
     _list("environment", project, home, database, as_json, _variables)
@@ -154,7 +160,7 @@ def remove_environment(
 
 @command("latchwork workflows parameters list", "latchwork workflows parameters list --project billing --json")
 def list_parameters(
-    *, project: Among = None, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
+    *, project: Among = "", home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False
 ) -> None:
     """List the parameters with their values."""
     _list("parameter", project, home, database, as_json, lambda values: {"value": _text(values["value"])})
@@ -209,15 +215,15 @@ parameters_app = group(
 
 
 def _list(  # noqa: PLR0917 - three commands
-    kind: Kind,
-    project: str | None,
+    kind: SettingKind,
+    project: str,
     home: Any,
     database: str | None,
     as_json: bool,
     cells: Callable[[Any], dict[str, str]],
 ) -> None:
     with client_of(home_of(home, database)) as client:
-        found = client.settings(kind, project)
+        found = client.settings(kind, project or None)
     if as_json:
         say_json({f"{kind}s": [{"project": each.project, "name": each.name, **(each.values or {})} for each in found]})
     elif found:
@@ -226,12 +232,12 @@ def _list(  # noqa: PLR0917 - three commands
         say(f"no {kind}s")
 
 
-def _set(kind: Kind, project: str, name: str, is_new: bool, as_json: bool) -> None:
+def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool) -> None:
     line = f"{kind} {name} of {_of(project)} {'is new' if is_new else 'was there already, and is as given now'}"
     told(line, {kind: name, "project": project, "is_new": is_new}, as_json=as_json)
 
 
-def _remove(kind: Kind, project: str, name: str, home: Any, database: str | None, as_json: bool) -> None:  # noqa: PLR0917 - three commands
+def _remove(kind: SettingKind, project: str, name: str, home: Any, database: str | None, as_json: bool) -> None:  # noqa: PLR0917 - three commands
     with client_of(home_of(home, database)) as client:
         missed = client.remove_setting(kind, name, project=project)
     if as_json:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from latchwork.web import Who
 from latchwork.workflows.api import models as m
 from latchwork.workflows.api.models import plain_json
-from latchwork.workflows.database.settings import Kind
+from latchwork.workflows.database.settings import SettingKind
 from latchwork.workflows.definitions.model import NAME_PATTERN
 from latchwork.workflows.desk import settings as desk
 from latchwork.workflows.desk.parts import Parts, parts_of
@@ -102,7 +102,7 @@ class Tried(m.Document):
 R = TypeVar("R", bound=Setting)
 
 
-def _rows(model: type[R], kind: Kind, parts: Parts, who: Who, project: str | None) -> list[R]:
+def _rows(model: type[R], kind: SettingKind, parts: Parts, who: Who, project: str | None) -> list[R]:
     names = model.model_fields.keys() - Setting.model_fields.keys()
     return [
         model(
@@ -137,9 +137,12 @@ def remove_connection(request: Request, who: Who, name: m.NamePath, project: Pro
 
 
 @router.post("/connections/{name}:test", status_code=202)
-def try_connection(request: Request, who: Who, name: m.NamePath, given: TryRequest, project: Project = "") -> Tried:
+def try_connection(
+    request: Request, who: Who, name: m.NamePath, given: TryRequest | None = None, project: Project = ""
+) -> Tried:
     """Let a worker open it: a run of one task, whose state and log say how it went."""
-    asked = desk.try_connection(parts_of(request), who, project, name, within=given.within, group=given.group)
+    where = given or TryRequest()
+    asked = desk.try_connection(parts_of(request), who, project, name, within=where.within, group=where.group)
     return Tried(command=asked.id)
 
 

@@ -16,13 +16,13 @@ from latchwork.workflows.database.tables import environment, parameter
 from latchwork.workflows.definitions.naming import Settings
 
 Row: TypeAlias = Any
-Kind = Literal["connection", "environment", "parameter"]
-TABLES: Mapping[Kind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
+SettingKind = Literal["connection", "environment", "parameter"]
+TABLES: Mapping[SettingKind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
 #: The project that stands for all.
 ALL = ""
 
 
-def listed(connection: sa.Connection, kind: Kind, projects: Collection[str] | None = None) -> list[Row]:
+def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
     """Those of these projects and of all; None: of every project. By project and name."""
     table = TABLES[kind]
     chosen = sa.select(table).order_by(table.c.project, table.c.name)
@@ -31,26 +31,26 @@ def listed(connection: sa.Connection, kind: Kind, projects: Collection[str] | No
     return list(connection.execute(chosen).all())
 
 
-def find(connection: sa.Connection, kind: Kind, project: str, name: str, *, lock: bool = False) -> Row | None:
+def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
     """One; None if there is none. ``lock``: kept from others until the end of the transaction."""
     chosen = sa.select(TABLES[kind]).where(_is(kind, project, name))
     return connection.execute(chosen.with_for_update() if lock else chosen).first()
 
 
-def count(connection: sa.Connection, kind: Kind, project: str) -> int:
+def count(connection: sa.Connection, kind: SettingKind, project: str) -> int:
     """How many a project has."""
     table = TABLES[kind]
     return int(connection.execute(sa.select(sa.func.count()).where(table.c.project == project)).scalar_one())
 
 
-def write(connection: sa.Connection, kind: Kind, project: str, name: str, values: Mapping[str, Any]) -> None:
+def write(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
     """Make it, or give it other values."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     made = insert(TABLES[kind]).values(project=project, name=name, **values)
     connection.execute(made.on_conflict_do_update(index_elements=["project", "name"], set_=dict(values)))
 
 
-def delete(connection: sa.Connection, kind: Kind, project: str, name: str) -> bool:
+def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
     """Whether there was one."""
     return bool(connection.execute(sa.delete(TABLES[kind]).where(_is(kind, project, name))).rowcount)
 
@@ -58,7 +58,7 @@ def delete(connection: sa.Connection, kind: Kind, project: str, name: str) -> bo
 def of_project(connection: sa.Connection, project: str) -> Settings:
     """The names of all that workflows of a project may name."""
 
-    def names(kind: Kind) -> frozenset[str]:
+    def names(kind: SettingKind) -> frozenset[str]:
         table = TABLES[kind]
         return frozenset(connection.execute(sa.select(table.c.name).where(_for(table, project))).scalars())
 
@@ -98,6 +98,6 @@ def _for(table: sa.Table, project: str) -> sa.ColumnElement[bool]:
     return table.c.project.in_([ALL, project])
 
 
-def _is(kind: Kind, project: str, name: str) -> sa.ColumnElement[bool]:
+def _is(kind: SettingKind, project: str, name: str) -> sa.ColumnElement[bool]:
     table = TABLES[kind]
     return sa.and_(table.c.project == project, table.c.name == name)

@@ -13,7 +13,7 @@ from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import settings
 from latchwork.workflows.database.commands import Asked
 from latchwork.workflows.database.history import told
-from latchwork.workflows.database.settings import ALL, Kind
+from latchwork.workflows.database.settings import ALL, SettingKind
 from latchwork.workflows.database.views.missing import TRIES, missing
 from latchwork.workflows.definitions.stored import (
     MOST,
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
     may_change: bool
 
 
-def listed(parts: Parts, who: Identity, kind: Kind, project: str | None = None) -> list[Seen]:
+def listed(parts: Parts, who: Identity, kind: SettingKind, project: str | None = None) -> list[Seen]:
     """Those that somebody may see, by project and name; None: of every project, else of this and of all."""
     if not who.may_somewhere(Role.VIEWER):
         return []
@@ -118,7 +118,7 @@ def set_parameter(parts: Parts, who: Identity, project: str, name: str, value: A
     return _set(parts, who, "parameter", project, name, values={"value": value})
 
 
-def remove(parts: Parts, who: Identity, kind: Kind, project: str, name: str) -> list[str]:
+def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
     """Delete one; the workflows that name now what is not there, whose tasks will fail: sorted, each once.
 
     Raises:
@@ -170,7 +170,7 @@ def try_connection(
 def _set(
     parts: Parts,
     who: Identity,
-    kind: Kind,
+    kind: SettingKind,
     project: str,
     name: str,
     *,
@@ -192,7 +192,7 @@ def _set(
     return before is None
 
 
-def _check(kind: Kind, name: str, values: Mapping[str, Any]) -> None:
+def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
     if kind == "connection":
         found: Iterable[Wrong] = connection_problems(name, values["url"], values["secret"])
     elif kind == "environment":
@@ -204,7 +204,7 @@ def _check(kind: Kind, name: str, values: Mapping[str, Any]) -> None:
         raise Problem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)
 
 
-def _details(kind: Kind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
+def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
     """What the audit says: which, and what of it has changed; never a value."""
     found: dict[str, Any] = {kind: name, "new": before is None}
     if kind == "environment":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latchwork.workflows.database.settings import Kind
+from latchwork.workflows.database.settings import SettingKind
 from latchwork.workflows.desk import settings as desk
 from latchwork.workflows.desk.settings import Seen
 from latchwork.workflows.looking import Looks, told
@@ -18,7 +18,7 @@ class StoredSettings(Looks):
     stands for all; what a project has by a name counts before what all have.
     """
 
-    def settings(self, kind: Kind, project: str | None = None) -> list[Seen]:
+    def settings(self, kind: SettingKind, project: str | None = None) -> list[Seen]:
         """Every ``connection``, ``environment`` or ``parameter``; of this project and of all. By project and name."""
         with told():
             return desk.listed(self._parts, self._who, kind, project)
@@ -69,7 +69,7 @@ class StoredSettings(Looks):
         with told():
             return desk.set_parameter(self._parts, self._who, project, name, value)
 
-    def remove_setting(self, kind: Kind, name: str, *, project: str = "") -> list[str]:
+    def remove_setting(self, kind: SettingKind, name: str, *, project: str = "") -> list[str]:
         """Delete a ``connection``, ``environment`` or ``parameter``; the workflows that name it still.
 
         Raises:

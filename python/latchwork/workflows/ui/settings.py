@@ -14,7 +14,7 @@ from starlette.responses import Response
 from latchwork.errors import BadRecord
 from latchwork.records import read_json
 from latchwork.web import Identity, Problem, Role, Who
-from latchwork.workflows.database.settings import Kind
+from latchwork.workflows.database.settings import SettingKind
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.desk import settings as desk
 from latchwork.workflows.desk.parts import Parts, parts_of
@@ -22,7 +22,7 @@ from latchwork.workflows.ui.frame import address, led, page
 
 router = APIRouter()
 _Kind = Literal["connection", "environment", "parameter"]
-_KINDS: tuple[Kind, ...] = ("connection", "environment", "parameter")
+_KINDS: tuple[SettingKind, ...] = ("connection", "environment", "parameter")
 _Word = Annotated[str, Form(max_length=200)]
 #: Of a form: more than any value may have, so that it can be told what is too large.
 _MOST_FIELD = 200_000
@@ -55,7 +55,7 @@ def try_connection(request: Request, who: Who, name: _Word, project: _Word = "",
     return led(f"/commands/{asked.id}")
 
 
-def _change(request: Request, who: Identity, kind: Kind, sent: dict[str, str]) -> Response:
+def _change(request: Request, who: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
     parts, project, name = parts_of(request), sent.get("project", ""), sent.get("name", "").strip()
     shown = sent.get("shown", "")[:100].replace("\x00", "")
     try:
@@ -67,7 +67,7 @@ def _change(request: Request, who: Identity, kind: Kind, sent: dict[str, str]) -
     return led(address("/settings", project=shown))
 
 
-def _set(parts: Parts, who: Identity, kind: Kind, project: str, name: str, sent: Mapping[str, str]) -> None:  # noqa: PLR0917 - one caller
+def _set(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str, sent: Mapping[str, str]) -> None:  # noqa: PLR0917 - one caller
     if kind == "connection":
         url, secret = sent.get("url", "").strip(), sent.get("secret", "").strip()
         desk.set_connection(parts, who, project, name, url=url, secret=secret)
