@@ -46,6 +46,7 @@ help:
 	@echo '                 WHAT=chaos             a cluster of jobs, and an executor, under faults, on each server (5 minutes each)'
 	@echo '                 WHAT=workers-chaos     a job of eight workers under faults, on each server (10 minutes each)'
 	@echo '                 WHAT=plans-chaos       plans whose workers are killed, frozen and cut off, on each server (5 minutes each)'
+	@echo '                 WHAT=workflows-chaos   masters and workers of workflows under faults, on each pair of database and store (10 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows or instructions'

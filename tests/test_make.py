@@ -24,6 +24,7 @@ CHECKS = [
     "chaos",
     "workers-chaos",
     "plans-chaos",
+    "workflows-chaos",
     "fuzz",
     "core",
 ]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import time
 from contextlib import closing
 
 import pytest
 
+import patience
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
-from executor.work import blob, mark, square
-from latchwork.executor import Member, TaskDied
+from executor.work import WORK, blob, mark, square
+from latchwork.executor import Member, Runner, TaskDied
+from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
+from latchwork.executor.running.large import LargeOutcomes
 from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Backlog
 from latchwork.store.steps import run
-from latchwork.tasks import Retry
+from latchwork.tasks import Blobs, Retry
+from latchwork.testing.faults import Fault, FaultyStore
+from latchwork.types import Create
 
 KEYS = Keys("executor")
 
@@ -108,3 +115,83 @@ def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(runners, poo
         future.result(PATIENCE_S)
     pool._submitter._line.session.close()
     eventually(lambda: below(store, KEYS.data) == below(store, KEYS.results) == [])
+
+
+def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
+    """And not half a minute later, or once another submitter has gone."""
+    with FaultyStore(connect()) as faulty:
+        faulty.add(Fault("fail", op="delete_tree", key="executor/results/gone", times=2))
+        with Runner(faulty, node_id="n1", functions=WORK, unknown_after_s=1.0) as runner:
+            runner.wait_ready(PATIENCE_S)
+            shift = runner._shift
+            shift._sweep_s = 3600.0
+            store.put(KEYS.result("gone", 7), b"x")
+            shift._sweep_at = store.clock.now()
+            patience.eventually(lambda: below(store, KEYS.results) == [], 30.0)
+            assert len(faulty.faults) == 2
+
+
+def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, connect):
+    with closing(Backlog(store, KEYS.backlog)) as backlog:
+        item = TaskItem("gone.000000001", "square", b"", sid="gone", number=1, lanes=("any",), shelf="5-0-gone")
+        backlog.put("any", item.shelf, "gone.000000001.0", item.to_bytes())
+        with FaultyStore(connect()) as faulty:
+            faulty.add(Fault("fail", op="delete_tree", times=2))
+            with Runner(faulty, node_id="n1", functions=WORK) as runner:
+                runner.wait_ready(PATIENCE_S)
+                runner._shift._sweep_at = store.clock.now() + 3600.0
+                patience.eventually(lambda: backlog.items() == [], 30.0)
+                assert len(faulty.faults) == 2
+
+
+@pytest.mark.parametrize("how", ["interrupted", "copies"])
+def test_a_large_outcome_that_no_result_names_is_deleted_while_its_submitter_lives(
+    runners, pool, store, eventually, how
+):
+    for number in range(3):
+        runners(f"n{number}", own_store=True, slots=2)
+    eventually(lambda: len(store.children("executor/functions")) == 3)
+    if how == "copies":
+        futures = [pool.with_options(copies=3).submit("late-blob", f"k{n}", 200_000) for n in range(3)]
+        for n in range(3):
+            eventually(lambda n=n: len(starts(store, f"k{n}")) == 2 or len(starts(store, f"k{n}")) == 3)
+            store.put(f"k{n}/go", b"")
+        assert {len(future.result(PATIENCE_S)) for future in futures} == {200_000}
+    else:
+        future = pool.submit("late-blob", "k", 200_000)
+        eventually(lambda: starts(store, "k"))
+        assert future.cancel(interrupt=True)  # it stops for nobody, and returns all the same
+        store.put("k/go", b"")
+        eventually(lambda: store.children("k/ends"))
+    eventually(lambda: below(store, KEYS.data) == below(store, KEYS.results) == [])
+
+
+@pytest.fixture
+def taken(store):
+    """A claim, and large outcomes."""
+    blobs = Blobs(store, KEYS.data)
+    with closing(Backlog(store, KEYS.backlog)) as backlog:
+        backlog.put("any", "s", "x", b"x")
+        (claim,) = backlog.try_take(["any"])
+        yield claim, LargeOutcomes(store, blobs), blobs
+
+
+def test_a_large_outcome_stays_as_long_as_its_result_may_come(taken, store, eventually):
+    claim, large, blobs = taken
+    ref = large.write(claim, "sid", KEYS.result("sid", 1), b"x")
+    assert large.write(claim, "sid", KEYS.result("sid", 1), b"x") == ref  # its end is tried again
+    large.over(claim)  # by our own clock, and what was sent may land yet
+    time.sleep(0.3)
+    assert blobs.read(ref) == b"x"
+    claim.release()
+    eventually(lambda: below(store, KEYS.data) == [])
+
+
+def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, store):
+    claim, large, blobs = taken
+    key = KEYS.result("sid", 1)
+    ref = large.write(claim, "sid", key, b"x")
+    claim.ack(ops=[Create(key, json.dumps(ref.to_record()).encode())])
+    large.over(claim)
+    time.sleep(0.3)
+    assert blobs.read(ref) == b"x"

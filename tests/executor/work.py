@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import latchwork
 from latchwork.executor import Executor, Runner
@@ -96,6 +97,16 @@ def length(data: bytes) -> int:
 
 @task(name="blob")
 def blob(size: int) -> bytes:
+    return b"x" * size
+
+
+@task(name="late-blob")
+def late_blob(key: str, size: int, context: TaskContext) -> bytes:
+    """A large value, once somebody writes ``<key>/go``, whether told to stop or not."""
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    while context.store.get(f"{key}/go") is None:
+        time.sleep(0.02)
+    context.store.create(f"{key}/ends/s", context.node_id.encode(), sequential=True)
     return b"x" * size
 
 

@@ -58,6 +58,22 @@ DEFECTS = (
             on="memory",
         ),
     ),
+    Defect(
+        "Blobs",
+        "what nobody will name stays when its deletion fails once",
+        "tasks/blobs.py",
+        "            except _FATAL as error:\n",
+        "            except LatchworkError as error:\n",
+        of("tasks/blobs", "what_nobody_will_name_is_deleted_until_that_works", on="memory-fail"),
+    ),
+    Defect(
+        "Blobs",
+        "a chunk that lands after its deletion stays",
+        "tasks/blobs.py",
+        "            await Pause(self._store.clock, Signal(), LATE_S)\n            await self._has_deleted(ref)\n",
+        "            await Pause(self._store.clock, Signal(), LATE_S)\n",
+        of("tasks/blobs", "a_chunk_that_lands_after_it_was_deleted_is_deleted_again", on="memory"),
+    ),
     # Children.
     Defect(
         "Child",

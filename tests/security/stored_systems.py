@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from latchwork.errors import BadRecord
 from latchwork.executor import refs
-from latchwork.executor.items import TaskItem
+from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing import placing
 from latchwork.executor.placing.targets import Label, Member, of_body, to_body
-from latchwork.executor.submitting import collecting
 from latchwork.plans import records as plans
 from latchwork.primitives.queue import stored
 from latchwork.records import Record
@@ -81,9 +80,9 @@ ROWS = {
         lambda value: refs._place_of(Keys("e"), "t", at(value)),
     ),
     "large outcome": (
-        "executor.submitting.collecting",
+        "executor.items",
         json.dumps(BLOB.to_record()).encode(),
-        lambda value: collecting.ref_of(value) or "here",
+        lambda value: ref_of(value) or "here",
     ),
     "large value": ("tasks.blobs", json.dumps(BLOB.to_record()).encode(), lambda value: BlobRef.of(Record.of(value))),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),

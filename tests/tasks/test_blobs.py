@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from latchwork.errors import BadRecord, InvalidKey, LatchworkError, Unavailable
+from latchwork.errors import BadRecord, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.records import Record
 from latchwork.tasks import BlobRef, Blobs, PayloadTooLarge
-from latchwork.tasks.blobs import CHUNK_BYTES
+from latchwork.tasks.blobs import CHUNK_BYTES, LATE_S
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Create, Put
 
@@ -107,3 +107,29 @@ def test_a_sweep_asks_who_lives_after_it_has_seen_who_has_left_something(store):
     blobs.write("old", b"1")
     assert blobs.sweep(living) == ["old"]
     assert store.children("data") == ["new"]
+
+
+@pytest.mark.parametrize("trouble", ["fail", "cut_before"])
+def test_what_nobody_will_name_is_deleted_until_that_works(backend_url, trouble):
+    """Its writer goes on; so nobody would sweep it for long."""
+    import latchwork
+
+    with FaultyStore(latchwork.connect(backend_url)) as store:
+        store.add(Fault("fail", op="put", key="data/owner/*/0002"))
+        store.add(Fault(trouble, op="delete_tree", times=4))
+        with pytest.raises(Unavailable):
+            Blobs(store, "data").write("owner", b"x" * (3 * CHUNK_BYTES))
+        eventually(lambda: store.list("data", recursive=True) == [])
+        assert [call.op for call in store.faults] == ["put", *["delete_tree"] * 4]
+
+
+def test_a_chunk_that_lands_after_it_was_deleted_is_deleted_again(backend_url):
+    import latchwork
+
+    with FaultyStore(latchwork.connect(backend_url)) as store:
+        store.add(Fault("land_late", op="put", key="data/owner/*/0000", delay_s=LATE_S / 2))
+        with pytest.raises(OutcomeUnknown):
+            Blobs(store, "data").write("owner", b"x")
+        time.sleep(LATE_S / 2)
+        eventually(lambda: [call.op for call in store.calls].count("delete_tree") == 2)
+        eventually(lambda: store.list("data", recursive=True) == [])

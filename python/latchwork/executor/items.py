@@ -12,7 +12,7 @@ from latchwork.errors import BadRecord
 from latchwork.executor.keys import DETACHED, Keys, item_id_of, task_id_of
 from latchwork.executor.placing.targets import Label, Member, Target, of_body, to_body
 from latchwork.records import Record, short
-from latchwork.tasks import Retry
+from latchwork.tasks import BlobRef, Retry
 
 _MOST_COPIES = 1000
 _MOST_HEAD = 3000
@@ -194,3 +194,11 @@ def _retry_of(record: Record) -> tuple[Retry | None, tuple[str, ...]]:
         return Retry(body.whole("attempts", least=1), initial_s, increase, max_s, jitter), body.texts("on")
     except (ValueError, TypeError) as error:
         raise BadRecord(f"a retry cannot be used: {error}") from None
+
+
+def ref_of(value: bytes) -> BlobRef | None:
+    """Where an outcome is that is kept beside its key; None of one that is here."""
+    try:
+        return BlobRef.of(Record.of(value)) if value[:1] == b"{" else None
+    except BadRecord:
+        return None

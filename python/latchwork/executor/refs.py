@@ -13,16 +13,16 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskExists
-from latchwork.executor.items import TaskItem
+from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
 from latchwork.executor.placing.pickers import Picker
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
-from latchwork.executor.submitting.collecting import ref_of
 from latchwork.executor.submitting.line import INLINE_BYTES, copies_ops
 from latchwork.primitives import Backlog
 from latchwork.records import Record
@@ -69,35 +69,46 @@ class Detached:
         """
         digest = hashlib.sha256(f"{item.function}\n".encode() + item.payload).hexdigest()[:32]
         ready = replace(item, sid=DETACHED, shelf=shelf_of(item.priority, int(time.time() * 1000), DETACHED))
-        blob = None
-        if len(ready.payload) > INLINE_BYTES:
-            blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
-            ready = replace(ready, payload=b"", blob=blob.to_record())
-        nonce, clock, backoff = uuid.uuid4().hex, self.store.clock, Backoff()
+        if len(ready.payload) <= INLINE_BYTES:
+            return await self._put(ready, picker, copies, digest, lambda: None)
+        blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
+        ready = replace(ready, payload=b"", blob=blob.to_record())
+        return await self._put(ready, picker, copies, digest, partial(self.blobs.forget, blob))
+
+    async def _put(
+        self, ready: TaskItem, picker: Picker, copies: int, digest: str, forget: Callable[[], None]
+    ) -> TaskRef:
+        """Store it; ``forget`` is called when what is beside it is certainly not named by a record."""
+        nonce, clock, backoff, is_doubtful = uuid.uuid4().hex, self.store.clock, Backoff(), False
         until = clock.now() + _PATIENCE_S
         while True:
-            placed = replace(ready, lanes=await self._placing.place(ready, picker, copies))
-            checks = self._placing.checks(placed.lanes, placed.target)
             try:
+                placed = replace(ready, lanes=await self._placing.place(ready, picker, copies))
+                checks = self._placing.checks(placed.lanes, placed.target)
                 await ask(self.store.commit, checks, self._ops(placed, digest, nonce))
             except Conflict as error:
-                there = await ask(self.store.get, self.keys.record(item.id))
+                there = await ask(self.store.get, self.keys.record(ready.id))
                 if there is None:
                     self._placing.refused(error.failed)
                     continue
                 record = Record.or_empty(there.value)
-                if record.text("nonce", "") != nonce and blob is not None:
-                    await steps_of(self.blobs.delete)(blob)
+                if record.text("nonce", "") != nonce:
+                    forget()
                 if record.text("digest", "") != digest:
                     raise TaskExists(
-                        f"task {item.id!r} is another call, of {record.text('fn', '?')!r}; give an id of its own"
+                        f"task {ready.id!r} is another call, of {record.text('fn', '?')!r}; give an id of its own"
                     ) from error
             except OutcomeUnknown:
+                is_doubtful = True
                 if clock.now() >= until:
                     raise
                 await Pause(clock, Signal(), backoff.next_s())
                 continue
-            return TaskRef(self, item.id)
+            except Exception:  # of a picker of the user's, too
+                if not is_doubtful:
+                    forget()
+                raise
+            return TaskRef(self, ready.id)
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
         said = {"fn": item.function, "lanes": item.lanes, "shelf": item.shelf, "digest": digest, "nonce": nonce}

@@ -2,7 +2,8 @@
 
 Keys:   <name>/<owner>/<id>/<n:04>     chunks of up to 900,000 bytes
 Order:  chunks first, then the record that names them, in a transaction of its writer; they are deleted with it.
-Owner:  somebody whose end others can see: the id of a session-bound key. What it wrote and never named is swept then.
+Owner:  somebody whose end others can see: the id of a session-bound key. What it wrote and never named is swept then;
+        what nobody will name is deleted before, in the background, until that works.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from latchwork.errors import BadRecord, LatchworkError
+from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
 from latchwork.records import Record, short
+from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import OnInterrupt, ask, driven
+from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, driven
 from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
@@ -30,6 +32,12 @@ _log = logging.getLogger(__name__)
 CHUNK_BYTES = 900_000
 #: So many chunks are asked for in one call.
 _TOGETHER = 4
+#: Seconds after which what was deleted is deleted once more: a write whose answer was lost may land so late.
+LATE_S = 2.0
+#: Seconds of the longest pause before a deletion that failed is tried again.
+_LONGEST_S = 5.0
+#: No other try mends these.
+_FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 #: What a digest shows: enough to tell damage.
 _DIGEST = 32
 
@@ -102,7 +110,7 @@ class Blobs:
 
     @driven
     async def write(self, owner: str, data: bytes) -> BlobRef:
-        """Write a value, before the record that names it. An error leaves nothing, or what a sweep removes.
+        """Write a value, before the record that names it. Of one that fails nothing stays, once the store is there.
 
         Args:
             owner: one segment of a key: whoever is to name it.
@@ -117,12 +125,12 @@ class Blobs:
                 "put it elsewhere, and pass its address"
             )
         ref = BlobRef(_segment(owner), uuid.uuid4().hex, len(data), _digest(data))
-        await OnInterrupt(partial(self._forget, ref))
+        await OnInterrupt(partial(self.forget, ref))
         try:
             for number, key in enumerate(self._keys(ref)):
                 await ask(self._store.put, key, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
         except LatchworkError:
-            self._forget(ref)
+            self.forget(ref)
             raise
         return ref
 
@@ -159,6 +167,10 @@ class Blobs:
         """Delete it at once, in a call of its own."""
         await ask(self._store.delete_tree, self._path(ref))
 
+    def forget(self, ref: BlobRef) -> None:
+        """Delete in the background what nobody will name, until that works or the store is closed. Does not block."""
+        Background(partial(self._delete_surely, ref), f"latchwork-blobs-{self.name}")
+
     @driven
     async def sweep(self, living: Callable[[], Iterable[str]]) -> list[str]:
         """Delete all that owners who are gone have left. By anybody, as often as one likes.
@@ -182,15 +194,26 @@ class Blobs:
     def _keys(self, ref: BlobRef) -> list[str]:
         return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunks)]
 
-    def _forget(self, ref: BlobRef) -> None:
-        """Delete in the background what nobody will name; what cannot be deleted is swept with its owner."""
-        Background(partial(self._delete_quietly, ref), f"latchwork-blobs-{self.name}")
+    async def _delete_surely(self, ref: BlobRef) -> None:
+        """Delete it, as often as it takes; then once more, because a write of unknown outcome may have landed since."""
+        if await self._has_deleted(ref):
+            await Pause(self._store.clock, Signal(), LATE_S)
+            await self._has_deleted(ref)
 
-    async def _delete_quietly(self, ref: BlobRef) -> None:
-        try:
-            await ask(self._store.delete_tree, self._path(ref))
-        except LatchworkError as error:
-            _log.info("%s is left until its owner is swept: %s", self._path(ref), error)
+    async def _has_deleted(self, ref: BlobRef) -> bool:
+        """Delete it; False if that can never be."""
+        backoff = Backoff(longest_s=_LONGEST_S)
+        while True:
+            try:
+                await ask(self._store.delete_tree, self._path(ref))
+            except _FATAL as error:
+                _log.info("%s is left until its owner is swept: %s", self._path(ref), error)
+                return False
+            except LatchworkError as error:
+                _log.info("%s is not deleted yet: %s", self._path(ref), error)
+                await Pause(self._store.clock, Signal(), backoff.next_s())
+            else:
+                return True
 
 
 def _segment(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from latchwork.executor.errors import NoSuchMember, TaskDied
 from latchwork.executor.items import TaskItem, may_run, task_of, type_name
 from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
 from latchwork.executor.placing.targets import Member
+from latchwork.executor.running.large import LargeOutcomes
 from latchwork.interrupts import mutex
 from latchwork.primitives import Backlog, BacklogClaim, BacklogItem, Share
 from latchwork.store import Store
@@ -121,6 +122,7 @@ class Lanes(FeederHooks):
         self._node = node
         self._members = members
         self._blobs = Blobs(store, keys.data)
+        self._large = LargeOutcomes(store, self._blobs)
         self._lock = mutex()
         self._orphans: dict[str, None] = {}
         self._longest: str | None = None
@@ -203,8 +205,12 @@ class Lanes(FeederHooks):
             sid = task_of(item.value).sid
         except BadRecord:
             return
+        self.note_gone([sid])
+
+    def note_gone(self, sids: Iterable[str]) -> None:
+        """Tasks of these were refused: a chore removes what there is of them."""
         with self._lock:
-            self._submitters_gone.add(sid)
+            self._submitters_gone.update(sids)
 
     def submitters_gone(self) -> list[str]:
         """The submitters whose tasks were refused, since the last time that somebody asked."""
@@ -303,19 +309,28 @@ class Lanes(FeederHooks):
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
         return own if item.retry is None else item.retry
 
+    def claim_over(self, claim: BacklogClaim) -> bool:
+        """Its large outcome goes, if no result names it."""
+        self._large.over(claim)
+        return False
+
     def _done(self, item: TaskItem, outcome: Outcome, claim: BacklogClaim) -> Done:
-        return Done(tuple(self._wanted(item)), tuple(self._over(item, outcome, keep=claim.item.id)))
+        stored = outcome.to_bytes()
+        if len(stored) > INLINE_BYTES:
+            ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
+            stored = json.dumps(ref.to_record()).encode()
+        ops = self._ended(item, stored, keep=claim.item.id)
+        return Done(tuple(self._wanted(item)), tuple(ops), partial(self._large.named, claim))
 
     def _wanted(self, item: TaskItem) -> list[Check]:
         """That somebody waits for it."""
         return [] if item.is_detached else [_is_there(self._keys, item.sid)]
 
     def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
-        """The outcome, and the end of the other copies; that of the copy itself is its claim's."""
-        stored = outcome.to_bytes()
-        if len(stored) > INLINE_BYTES:
-            ref = self._blobs.write(item.sid, stored)
-            stored = json.dumps(ref.to_record()).encode()
+        """A short outcome, and the end of the other copies; that of the copy itself is its claim's."""
+        return self._ended(item, outcome.to_bytes(), keep=keep)
+
+    def _ended(self, item: TaskItem, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.blob:
             ops += self._blobs.delete_ops(BlobRef.of_body(item.blob))

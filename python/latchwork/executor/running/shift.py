@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 #: Chores are looked at so often while something runs, and so seldom while nothing does.
 _BUSY_S, _IDLE_S = 1.0, 5.0
-#: The oldest member sweeps so often, whatever it hears.
-_SWEEP_S = 30.0
+#: The oldest member sweeps so often, whatever it hears; and so soon again after a sweep that failed.
+_SWEEP_S, _SWEEP_AGAIN_S = 30.0, 2.0
 #: Tasks in a lane are counted up to here.
 _COUNTED = 100
 
@@ -259,7 +259,8 @@ class Shift:
         clock = self._store.clock
         while not self._stop.is_set():
             is_busy = bool(self.feeder.running()) or bool(self.lanes.orphans) or self._help_after_s is not None
-            await Pause(clock, self._wake, _BUSY_S if is_busy else _IDLE_S)
+            sweep_s = max(_BUSY_S, self._sweep_at - clock.now())
+            await Pause(clock, self._wake, _BUSY_S if is_busy else min(_IDLE_S, sweep_s))
             self._wake.clear()
             if self._stop.is_set():
                 return
@@ -295,8 +296,13 @@ class Shift:
     async def _drop(self) -> None:
         """Remove tasks whose submitters turned out to be gone when we wanted to take them."""
         sids = set(self.lanes.submitters_gone())
-        if sids:
+        if not sids:
+            return
+        try:
             await self._sweeper.drop_of(sids)
+        except LatchworkError:
+            self.lanes.note_gone(sids)
+            raise
 
     async def _look_at_orphans(self) -> None:
         """Forget lanes without a member that have nothing any more, and their empty shelves in the store."""
@@ -334,4 +340,8 @@ class Shift:
         self._sweep_at = now + self._sweep_s
         view = self._view
         if view is not None and view.members and view.by_age[0].id == self._node.member_id:
-            await self._sweeper.sweep(view.ids)
+            try:
+                await self._sweeper.sweep(view.ids)
+            except LatchworkError:
+                self._sweep_at = min(self._sweep_at, self._store.clock.now() + _SWEEP_AGAIN_S)
+                raise

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from latchwork.errors import BadRecord, Closed, LatchworkError, WaitTimeout
+from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.executor.futures import TaskTicket
+from latchwork.executor.items import ref_of
 from latchwork.executor.keys import Keys, number_of
 from latchwork.interrupts import mutex
-from latchwork.records import Record
 from latchwork.store import Backoff, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.steps import Pause, Signal, ask, steps_of
@@ -165,11 +165,3 @@ class Collector:
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
             del self._read[: len(part)]
-
-
-def ref_of(value: bytes) -> BlobRef | None:
-    """Where an outcome is that is kept beside its key; None of one that is here."""
-    try:
-        return BlobRef.of(Record.of(value)) if value[:1] == b"{" else None
-    except BadRecord:
-        return None
