@@ -5,8 +5,8 @@ work without JavaScript; what is vendored in ``static`` is all that a browser lo
 """
 
 from latchwork.web.app import Link, Site, make_app
-from latchwork.web.bars import Bar, Bars
-from latchwork.web.drawings import graph_svg
+from latchwork.web.bars import Bar, Bars, shares
+from latchwork.web.drawings import BACK, BOTH, graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
 from latchwork.web.live import Hub
@@ -17,6 +17,8 @@ from latchwork.web.server import HttpServer
 from latchwork.web.who import Who, who
 
 __all__ = [
+    "BACK",
+    "BOTH",
     "Accounts",
     "Bar",
     "Bars",
@@ -39,6 +41,7 @@ __all__ = [
     "hash_password",
     "make_app",
     "new_secret",
+    "shares",
     "values_of",
     "who",
 ]

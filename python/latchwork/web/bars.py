@@ -1,4 +1,4 @@
-"""Bars over time as SVG, one row each: what ran when (a Gantt chart). Scales with the page; no script, no style."""
+"""Bars as SVG: what ran when (a Gantt chart), and what is where. They scale with the page; no script, no style."""
 
 from __future__ import annotations
 
@@ -118,3 +118,25 @@ def _at(moment: float, first: float, last: float) -> float:
 def _fitted(name: str) -> str:
     text = str(harmless(name))
     return text if len(text) <= 25 else f"{text[:12]}…{text[-12:]}"
+
+
+def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:
+    """How many of all are in each state, as one bar.
+
+    Args:
+        counts: states and how many are in each, from left to right.
+        title: what it says, for who points at it and for who does not see it.
+    """
+    total = sum(count for _, count in counts) or 1
+    parts = [
+        Markup(
+            '<svg class="shares" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"><title>{}</title>'
+        ).format(harmless(title))
+    ]
+    left = 0.0
+    for state, count in counts:
+        width = 100.0 * count / total
+        shape = Markup('<rect class="bar state-{}" x="{}" y="0" width="{}" height="10"/>')
+        parts += [shape.format(state.replace("_", "-"), f"{left:.3f}", f"{width:.3f}")] if count else []
+        left += width
+    return Markup("").join([*parts, Markup("</svg>")])

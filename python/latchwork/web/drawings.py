@@ -9,6 +9,11 @@ from markupsafe import Markup
 from latchwork.drawing import Box, Graph, Layout, Line, Node, lay_out
 from latchwork.web.pages import harmless
 
+#: Of an edge that is drawn the other way round, as it would close a circle: its arrow is at its source.
+BACK = "back"
+#: Of an edge that stands for two, one in each direction: it has two arrows.
+BOTH = "both"
+
 
 def graph_svg(
     graph: Graph, layout: Layout | None = None, *, links: Mapping[str, str] | None = None, name: str = "dag"
@@ -25,7 +30,8 @@ def graph_svg(
     head = Markup(
         '<svg class="dag" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" '
         'role="group" aria-label="{title}"><defs><marker id="{name}-arrow" viewBox="0 0 8 8" refX="7" refY="4" '
-        'markerWidth="7" markerHeight="7" orient="auto"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
+        'markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
+        '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>'
     ).format(w=_number(layout.width), h=_number(layout.height), title=_shown(graph.title), name=name)
     parts = [head, *(_line(each, name) for each in layout.lines)]
     parts += [_box(node, layout.boxes[node.id], (links or {}).get(node.id, "")) for node in graph.nodes]
@@ -62,7 +68,9 @@ def _line(line: Line, name: str) -> Markup:
             path.append(f"C{_number(x)} {half} {_number(right)} {half} {_number(right)} {_number(below)}")
         x, y = right, below
     kind = f" state-{line.edge.kind}" if line.edge.kind else ""
-    return Markup('<path class="edge{}" d="{}" marker-end="url(#{}-arrow)"/>').format(kind, "".join(path), name)
+    ends = {BACK: ("start",), BOTH: ("start", "end")}.get(line.edge.kind, ("end",))
+    arrows = Markup("").join(Markup(' marker-{}="url(#{}-arrow)"').format(end, name) for end in ends)
+    return Markup('<path class="edge{}" d="{}"{}/>').format(kind, "".join(path), arrows)
 
 
 def _shown(text: str) -> str:

@@ -337,8 +337,12 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
         number = backfills.create(connection, {**same, **kinds}, [86400.0, 0.0], {**same, "params": {}, "priority": 2})
     (first, *_) = ask("viewer-of-default").get("/api/v1/backfills?project=default&workflow=nightly").json()
     assert (first["id"], first["counts"], first["order"]) == (number, {"submitted": 2}, "desc")
-    shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json()
-    assert [each["schedule_time"] for each in shown["runs"]] == [0.0, 86400.0]
+    assert ask("viewer-of-default").get(f"/api/v1/backfills/{number}").json() == first
+    shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}/runs?limit=1").json()
+    assert [each["schedule_time"] for each in shown] == [0.0]
+    shown = ask("viewer-of-default").get(f"/api/v1/backfills/{number}/runs?after=0&state=submitted").json()
+    assert [each["schedule_time"] for each in shown] == [86400.0]
+    assert ask("viewer-of-default").get(f"/api/v1/backfills/{number}/runs?state=failure").json() == []
     assert number not in [each["id"] for each in ask("stranger").get("/api/v1/backfills").json()]
     key = {"Idempotency-Key": "stop-that-backfill"}
     asked = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()

@@ -46,6 +46,16 @@ def test_fire_times_come_as_one_types(page, address):
     page.locator("#fires .problem").wait_for()
 
 
+def test_a_backfill_is_counted_as_one_types_and_asked_for(page, address):
+    page.goto(f"{address[0]}/workflows/default/nightly/backfill")
+    page.get_by_label("First date").fill("2026-01-01")
+    page.get_by_label("Last date").fill("2026-01-31")
+    page.locator("#moments").get_by_text("31 runs").wait_for()
+    page.get_by_label("Runs at a time").fill("4")
+    page.get_by_role("button", name="Start the backfill").click()
+    page.get_by_text("the master has not taken it yet").wait_for()
+
+
 def test_a_log_grows_on_its_page(page, address, seeds):
     run = seeds.run(HALF)
     page.goto(f"{address[0]}/runs/{run}")
@@ -93,7 +103,17 @@ def test_no_page_is_wider_than_the_screen_and_nothing_jumps(page, address, seeds
         "/workflows/default/nightly",
         "/workflows/default/nightly/runs",
     ]
-    paths += ["/workflows/default/nightly/edit", "/schedules", "/workers", "/users", "/audit", "/account", "/api"]
+    paths += ["/backfills", "/workflows/default/nightly/backfill"]
+    paths += [
+        "/workflows/default/nightly/edit",
+        "/lineage",
+        "/schedules",
+        "/workers",
+        "/users",
+        "/audit",
+        "/account",
+        "/api",
+    ]
     page.add_init_script(
         "window.shifted = 0; new PerformanceObserver((list) => { for (const each of list.getEntries())"
         " if (!each.hadRecentInput) window.shifted += each.value; }).observe({type: 'layout-shift', buffered: true});"

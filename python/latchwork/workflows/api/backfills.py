@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
+from latchwork.records import MOST_MOMENT_S
 from latchwork.web import Problem, Who
 from latchwork.workflows.api import models as m
 from latchwork.workflows.database.commands import Asked
@@ -61,12 +62,6 @@ class BackfillRun(m.Document):
     ended_at: float | None
 
 
-class BackfillDocument(BackfillRow):
-    """A backfill with its runs, the oldest moment first."""
-
-    runs: list[BackfillRun]
-
-
 @router.post("/workflows/{project}/{name}:backfill", status_code=202)
 def start(
     *,
@@ -100,12 +95,26 @@ def list_backfills(
 
 
 @router.get("/backfills/{backfill_id}")
-def get_backfill(*, request: Request, who: Who, backfill_id: m.Id) -> BackfillDocument:
-    """A backfill with its runs."""
-    parts = parts_of(request)
-    found = desk.find(parts, who, backfill_id)
-    runs = [BackfillRun.model_validate(each) for each in desk.runs(parts, who, backfill_id)]
-    return BackfillDocument(**_fields(found), runs=runs)
+def get_backfill(*, request: Request, who: Who, backfill_id: m.Id) -> BackfillRow:
+    """A backfill, and how far it is."""
+    return BackfillRow(**_fields(desk.find(parts_of(request), who, backfill_id)))
+
+
+@router.get("/backfills/{backfill_id}/runs")
+def list_runs(
+    *,
+    request: Request,
+    who: Who,
+    backfill_id: m.Id,
+    state: m.RunState = "",
+    after: Annotated[
+        float | None, Query(ge=-MOST_MOMENT_S, le=MOST_MOMENT_S, description="of later moments than this")
+    ] = None,
+    limit: m.Limit = 100,
+) -> list[BackfillRun]:
+    """The runs of a backfill, the oldest moment first; those that were never started are `submitted`."""
+    found = desk.runs(parts_of(request), who, backfill_id, state=state, after=after, most=limit)
+    return [BackfillRun.model_validate(each) for each in found]
 
 
 @router.post("/backfills/{backfill_id}:stop", status_code=202)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
@@ -11,9 +11,10 @@ from fastapi.responses import StreamingResponse
 from latchwork.web import Problem, Who
 from latchwork.workflows.api import models as m
 from latchwork.workflows.database.commands import Asked
-from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.database.views import catalog, instances, kin
 from latchwork.workflows.desk import attempts as logs
 from latchwork.workflows.desk import definitions as workflows
+from latchwork.workflows.desk import families
 from latchwork.workflows.desk import instances as desk
 from latchwork.workflows.desk.parts import Parts, parts_of, seen, seen_codes
 from latchwork.workflows.state import InstanceState, Scope, possible
@@ -21,9 +22,6 @@ from latchwork.workflows.state import InstanceState, Scope, possible
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 AttemptId = Annotated[str, Path(pattern=r"^[0-9]{1,19}\.[0-9]{1,9}\.[0-9]{1,19}$", description="task.number.claim")]
 _Offset = Annotated[int, Query(ge=0, le=m.MOST_ID)]
-_State = Literal[
-    "", "submitted", "serial_wait", "running", "ready_pause", "paused", "ready_stop", "stopped", "success", "failure"
-]
 
 
 @router.post("/workflows/{project}/{name}:start", status_code=202)
@@ -67,7 +65,7 @@ def list_instances(
     who: Who,
     project: Annotated[str, Query(max_length=100)] = "",
     workflow: Annotated[str, Query(max_length=100, description="a name; needs project")] = "",
-    state: _State = "",
+    state: m.RunState = "",
     before: m.Before = None,
     limit: m.Limit = 50,
 ) -> list[m.InstanceRow]:
@@ -122,15 +120,47 @@ def get_task(*, request: Request, who: Who, task_id: m.Id) -> m.TaskDocument:
     shown = workflows.show(parts, who, row.project, row.name, row.version)
     with parts.database.read() as connection:
         tried = instances.attempts_of_task(connection, task_id)
-        tasks = instances.tasks(connection, task.instance, task.run)
+        tasks = kin.plain_tasks(connection, task.instance, task.run)
+        counts = kin.element_counts(connection, task.instance, task.run)
+    tasks += [task] if task.map_index >= 0 else []
+    child = families.children(parts, who, [task.id]).get(task.id)
+    waits = families.awaited(parts, who, row, shown.definition, task.name) if task.run == row.run else []
     why = desk.reasons(parts, row, shown.definition, tasks, [task.name]).get(task.name, "")
     return m.TaskDocument(
         **_fields(task, m.TaskRow),
         instance=task.instance,
         workflow=f"{row.project}.{row.name}",
         why=why,
+        child=child.id if child is not None else None,
+        awaited=[m.AwaitedRow(workflow=e.workflow, task=e.task, window=e.window, there=e.said) for e in waits],
+        elements=counts.get(task.name, {}),
         attempts=[m.AttemptRow(**{**_fields(each, m.AttemptRow), "id": logs.name_of(each)}) for each in tried],
     )
+
+
+@router.get("/tasks/{task_id}/elements")
+def list_elements(
+    *,
+    request: Request,
+    who: Who,
+    task_id: m.Id,
+    state: Annotated[str, Query(max_length=20)] = "",
+    after: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="of higher indexes than this")] = None,
+    limit: m.Limit = 100,
+) -> list[m.TaskRow]:
+    """The elements of a map, by their index."""
+    wanted = state.replace("\x00", "")
+    found = families.elements(parts_of(request), who, task_id, state=wanted, after=after, most=limit)
+    return [m.TaskRow(**_fields(each, m.TaskRow)) for each in found]
+
+
+@router.get("/instances/{instance_id}/children")
+def list_children(
+    *, request: Request, who: Who, instance_id: m.Id, before: m.Before = None, limit: m.Limit = 50
+) -> list[m.ChildRow]:
+    """The runs that tasks of a run started, the newest first."""
+    found = families.children_of(parts_of(request), who, instance_id, before=before, most=limit)
+    return [m.ChildRow.model_validate(each) for each in found]
 
 
 @router.post("/tasks/{task_id}:{action}", status_code=202)

@@ -25,6 +25,9 @@ UniqueKey = Annotated[
         description="the same key with the same command again starts nothing more, also after the run",
     ),
 ]
+RunState = Literal[
+    "", "submitted", "serial_wait", "running", "ready_pause", "paused", "ready_stop", "stopped", "success", "failure"
+]
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
@@ -182,6 +185,8 @@ class InstanceRow(Document):
     by: str
     dry: bool
     params: dict[str, Any]
+    parent_task: int | None = Field(description="the task that started it")
+    backfill: int | None = Field(description="of which it is a date")
 
 
 class TaskRow(Document):
@@ -221,12 +226,38 @@ class InstanceDocument(InstanceRow):
     possible: list[str]
 
 
+class ChildRow(Document):
+    """A run that a task started; ``task`` is the task's name, ``map_index`` -1 of one that is no element of a map."""
+
+    id: int
+    project: str
+    name: str
+    state: str
+    started_at: float | None
+    ended_at: float | None
+    task: str
+    map_index: int
+    run: int
+
+
+class AwaitedRow(Document):
+    """What a dependent waits for: a run, a task of it, or all (``*``); ``there`` is null while that is not known."""
+
+    workflow: str
+    task: str
+    window: str
+    there: bool | None
+
+
 class TaskDocument(TaskRow):
-    """A task with its attempts, and why it is where it is."""
+    """A task with its attempts, and why it is where it is; of a map, how many of its elements are in each state."""
 
     instance: int
     workflow: str
     why: str
+    child: int | None
+    awaited: list[AwaitedRow]
+    elements: dict[str, int]
     attempts: list[AttemptRow]
 
 

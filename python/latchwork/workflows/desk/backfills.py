@@ -12,6 +12,7 @@ from latchwork.workflows.database.commands import Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.views import backfills, catalog
+from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.moments import MOST_PARALLEL, DateRange, moments_of
 from latchwork.workflows.desk.instances import Start, check_start, was_asked
 from latchwork.workflows.desk.parts import Parts, need, seen, seen_codes
@@ -72,14 +73,11 @@ def start(
         body = load_definition(connection, row.code, row.version)
     check_start(body, Start(given.params, given.priority))
     _check(given)
-    try:
-        moments = moments_of(given.dates, body.schedule, time.time())
-    except ValueError as error:
-        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
+    wanted = _moments(given.dates, body)
     args = {
         "code": row.code,
         "version": row.version,
-        "moments": moments,
+        "moments": wanted,
         "params": dict(given.params),
         "priority": given.priority,
         "dry": given.dry,
@@ -93,7 +91,7 @@ def start(
         kind = CommandType.BACKFILL
         asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
         if asked.is_new:
-            details = {"workflow": name, "command": asked.id, "runs": len(moments)}
+            details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             told(connection, "backfill", by=who.name, project=project, details=details)
     parts.poke(asked.shard)
     return asked
@@ -146,15 +144,49 @@ def listed(
     return [Seen(row, counts[row.id]) for row in rows]
 
 
-def runs(parts: Parts, who: Identity, number: int) -> list[Row]:
+def runs(
+    parts: Parts,
+    who: Identity,
+    number: int,
+    *,
+    state: str = "",
+    after: float | None = None,
+    most: int | None = None,
+) -> list[Row]:
     """The runs of a backfill, the oldest moment first: ``id``, ``schedule_time``, ``state``, when it began and ended.
 
+    Args:
+        parts: of the desk.
+        who: asks.
+        number: of the backfill.
+        state: in this state; empty: in any.
+        after: of moments behind this one.
+        most: so many; None: all.
     Raises:
         Problem: 404.
     """
-    find(parts, who, number)
     with parts.database.read() as connection:
-        return backfills.instances(connection, number)
+        seen(who, backfills.find(connection, number), f"backfill {number}")
+        return backfills.instances(connection, number, state=state, after=after, most=most)
+
+
+def moments(parts: Parts, who: Identity, project: str, name: str, dates: DateRange | Sequence[date]) -> list[float]:
+    """The schedule times that a backfill of these dates would have, the oldest first. Nothing is asked for.
+
+    Raises:
+        Problem: 404, 422.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        body = load_definition(connection, row.code, row.version)
+    return _moments(dates, body)
+
+
+def _moments(dates: DateRange | Sequence[date], body: Definition) -> list[float]:
+    try:
+        return moments_of(dates, body.schedule, time.time())
+    except ValueError as error:
+        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
 
 
 def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> Asked:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from latchwork.workflows.database import definitions, families
 from latchwork.workflows.database.tables import instance
+from latchwork.workflows.database.views import kin
 from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.errors import UnknownWorkflow
 from latchwork.workflows.state import InstanceState, TaskState, base_of
@@ -34,25 +35,21 @@ def held(
         connection: a transaction.
         row: of the instance.
         body: the version that it has.
-        tasks: all of its run.
+        tasks: of its run; elements of maps need not be among them.
         names: which are asked for.
     """
-    wanted = set(names)
+    asked = set(names)
     specs = {each.name: each for each in body.tasks}
-    mine = [each for each in tasks if each.name in wanted and base_of(each.name) in specs]
+    mine = [each for each in tasks if each.name in asked and base_of(each.name) in specs]
     chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
     children = _children(connection, [each.id for each in chosen])
     found = {}
     for task in chosen:
         spec = specs[base_of(task.name)]
         kind = _kind(spec, task.name)
-        elements = {
-            each.name: TaskState(each.state)
-            for each in (tasks if kind == "map" else ())
-            if each.name != task.name and base_of(each.name) == task.name
-        }
+        elements = kin.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
-        others = _wanted(connection, row, body, spec) if is_waiting else []
+        others = wanted(connection, row, body, spec) if is_waiting else []
         found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)
     return found
 
@@ -72,8 +69,8 @@ def _children(connection: sa.Connection, rows: Sequence[int]) -> dict[int, tuple
     return found
 
 
-def _wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
-    """What the master would see now."""
+def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:
+    """What a dependent waits for, and whether each is as wanted, as its master would see it now; None: not yet."""
     try:
         condition = DependentParams.model_validate(spec.params).on.condition()
     except ValidationError:

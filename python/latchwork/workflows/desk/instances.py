@@ -268,7 +268,7 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
         parts: of the desk.
         row: of the instance.
         body: the version that it has.
-        tasks: all of its run.
+        tasks: of its run; elements of maps are needed only if they are asked for.
         names: which are asked for.
     """
     others = {each.name: TaskState(each.state) for each in tasks}

@@ -15,6 +15,7 @@ from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.views import catalog
+from latchwork.workflows.database.views.naming import Known
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.types import TaskTypes
 
@@ -67,6 +68,7 @@ class Parts:
         types: the task types that may be applied.
         logs: where attempts write; None: they cannot be read here.
         cluster: the store; None: masters find commands within some seconds, workers are not seen.
+        lineage: what workflows name, read once for each version.
     """
 
     database: Database
@@ -74,6 +76,7 @@ class Parts:
     types: TaskTypes = field(default_factory=TaskTypes)
     logs: LogStore | None = None
     cluster: Cluster | None = None
+    lineage: Known = field(default_factory=Known)
 
     def poke(self, shard: int) -> None:
         """As that of the cluster, but whatever happens the command is written: it is found a little later."""

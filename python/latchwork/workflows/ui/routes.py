@@ -5,14 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, editor, home, more, people, runs, settings, workflows
+from latchwork.workflows.ui import attempts, backfills, editor, home, lineage, more, people, runs, settings, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
     Link("/", "Home"),
     Link("/workflows", "Workflows"),
     Link("/runs", "Runs"),
+    Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
+    Link("/lineage", "Lineage"),
     Link("/settings", "Settings"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
@@ -22,9 +24,11 @@ NAVIGATION: tuple[Link, ...] = (
 ui_routers: tuple[APIRouter, ...] = (
     home.router,
     editor.router,
+    backfills.router,
     workflows.router,
     runs.router,
     attempts.router,
+    lineage.router,
     more.router,
     settings.router,
     people.router,

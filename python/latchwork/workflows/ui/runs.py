@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
-from latchwork.web import Bar, Bars, Role, Who, new_secret
+from latchwork.web import Bar, Bars, Identity, Role, Who, new_secret, shares
 from latchwork.workflows.api.models import MOST_ID, Id
 from latchwork.workflows.database import history
-from latchwork.workflows.database.views import catalog, instances
+from latchwork.workflows.database.views import catalog, instances, kin
 from latchwork.workflows.desk import attempts as logs
 from latchwork.workflows.desk import definitions as workflows
+from latchwork.workflows.desk import families
 from latchwork.workflows.desk import instances as desk
-from latchwork.workflows.desk.parts import parts_of, seen, seen_codes
+from latchwork.workflows.desk.parts import Parts, parts_of, seen, seen_codes
 from latchwork.workflows.state import InstanceState, base_of, possible
 from latchwork.workflows.ui.dag_svg import MOST_DRAWN, dag_svg
-from latchwork.workflows.ui.frame import led, older, page
+from latchwork.workflows.ui.frame import address, led, older, page
 
 router = APIRouter()
 _MOST = 50
 _MOST_TASKS = 200
 _MOST_ROWS = 60
+_MOST_ELEMENTS = 100
 _STATES = [each.value for each in InstanceState]
+#: From left to right in a bar: what is done, what needs somebody, what is at work; the rest waits.
+_TASK_STATES = (
+    *("success", "forced_success", "skipped", "failure", "killed", "paused"),
+    *("running", "retry_wait", "submitted", "ready", "delayed", "waiting"),
+)
 #: In which a task has something to say on why it is not done.
 _OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "paused", "failure"}
 Key = Annotated[str, Form(min_length=1, max_length=200)]
@@ -60,12 +68,13 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
     row = desk.find(parts, who, instance_id)
     body = workflows.show(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        all_tasks = instances.tasks(connection, row.id, row.run)
+        all_tasks = kin.plain_tasks(connection, row.id, row.run)
+        elements = kin.element_counts(connection, row.id, row.run)
         tried = instances.attempts(connection, row.id, run=row.run, most=500)
         events = history.of_instance(connection, row.id, most=60)
         asked = instances.open_commands(connection, row.id)
     place = {task.name: number for number, task in enumerate(body.tasks)}
-    all_tasks.sort(key=lambda each: place.get(base_of(each.name), 0))
+    all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(tasks, len(all_tasks)))
     shown = all_tasks[start : start + _MOST_TASKS]
     why = desk.reasons(
@@ -87,6 +96,9 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         why=why,
         kinds={task.name: task.type for task in body.tasks},
         svg=dag_svg(body, states, links) if is_drawn else None,
+        parent=families.parent(parts, who, row),
+        children=families.children(parts, who, [each.id for each in shown]),
+        elements={name: (counts, element_bar(counts)) for name, counts in elements.items()},
         chart=_chart(tried, place, now),
         events=events,
         asked=asked,
@@ -122,20 +134,40 @@ def ask_run(
 
 
 @router.get("/tasks/{task_id}", response_class=HTMLResponse)
-def show_task(request: Request, who: Who, task_id: Id) -> HTMLResponse:
-    """One task: why it is where it is, its attempts, what it gave."""
+def show_task(
+    *,
+    request: Request,
+    who: Who,
+    task_id: Id,
+    state: Annotated[str, Query(max_length=20)] = "",
+    index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
+) -> HTMLResponse:
+    """One task: why it is where it is, its attempts, what it gave; of a map its elements, by pages."""
     parts = parts_of(request)
     task = desk.find_task(parts, who, task_id)
     row = desk.find(parts, who, task.instance)
     body = workflows.show(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
         tried = instances.attempts_of_task(connection, task_id)
-        others = instances.tasks(connection, task.instance, task.run)
+        others = kin.plain_tasks(connection, task.instance, task.run)
+        counts = kin.element_counts(connection, task.instance, task.run).get(task.name, {})
+    if task.map_index >= 0:
+        others.append(task)
     spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)
     states = {each.name: each for each in others}
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
-    values = {"why": desk.reasons(parts, row, body, others, [task.name]).get(task.name, ""), "name_of": logs.name_of}
+    values: dict[str, Any] = {
+        "why": desk.reasons(parts, row, body, others, [task.name]).get(task.name, ""),
+        "name_of": logs.name_of,
+    }
+    values |= {"counts": counts, **_elements(parts, who, task, state if state in _TASK_STATES else "", index)}
+    values |= {
+        "children": families.children(parts, who, [task.id, *(each.id for each in values["elements"])]),
+        "awaited": families.awaited(parts, who, row, body, task.name) if task.run == row.run else [],
+        "bar": element_bar(counts),
+        "of_map": states.get(base_of(task.name)) if task.map_index >= 0 else None,
+    }
     may_ask = who.may(Role.OPERATOR, row.project) and task.run == row.run
     return page(
         request,
@@ -153,6 +185,23 @@ def show_task(request: Request, who: Who, task_id: Id) -> HTMLResponse:
     )
 
 
+def _elements(parts: Parts, who: Identity, task: Any, state: str, after: int | None) -> dict[str, Any]:
+    """A page of the elements of a map; of any other task none."""
+    rows = []
+    if task.map_index < 0:
+        rows = families.elements(parts, who, task.id, state=state, after=after, most=_MOST_ELEMENTS + 1)
+    shown = rows[:_MOST_ELEMENTS]
+    more = address(f"/tasks/{task.id}", state=state, after=shown[-1].map_index) if len(rows) > _MOST_ELEMENTS else ""
+    return {"elements": shown, "state": state, "is_part": bool(state) or after is not None, "more": more}
+
+
+def element_bar(counts: Mapping[str, int]) -> object:
+    """How far a map is, as one bar."""
+    done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
+    parts = [(each, counts.get(each, 0)) for each in _TASK_STATES]
+    return shares(parts, f"{done} of {sum(counts.values())} are done")
+
+
 @router.post("/tasks/{task_id}/ask")
 def ask_task(
     request: Request, who: Who, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
@@ -164,13 +213,15 @@ def ask_task(
 
 @router.get("/commands/{command_id}", response_class=HTMLResponse)
 def show_command(request: Request, who: Who, command_id: Id) -> Response:
-    """What became of a start: its run, once there is one."""
+    """What became of a start: its run or its backfill, once there is one."""
     parts = parts_of(request)
     with parts.database.read() as connection:
         command = instances.find_command(connection, command_id)
         code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
         found = catalog.by_code(connection, code) if isinstance(code, int) else None
         workflow = seen(who, found, f"command {command_id}")
+    if command is not None and command.backfill is not None:
+        return led(f"/backfills/{command.backfill}")
     if command is not None and command.instance is not None:
         return led(f"/runs/{command.instance}")
     return page(request, who, "command.html", command=command, workflow=workflow)

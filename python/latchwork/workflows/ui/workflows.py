@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import time
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
@@ -18,7 +19,7 @@ from latchwork.web import Problem, Role, Who, new_secret
 from latchwork.workflows.api.models import MOST_ID, NamePath
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.forms import write
-from latchwork.workflows.definitions.model import PRIORITIES
+from latchwork.workflows.definitions.model import PRIORITIES, Definition
 from latchwork.workflows.desk import definitions as desk
 from latchwork.workflows.desk import instances as runs
 from latchwork.workflows.desk.parts import parts_of
@@ -175,7 +176,23 @@ def _start(
     request: Request, who: Who, path: tuple[str, str], sent: dict[str, str], chosen: tuple[str, ...]
 ) -> Response:
     parts = parts_of(request)
-    body = desk.show(parts, who, *path).definition
+    params = params_of(desk.show(parts, who, *path).definition, sent)
+    try:
+        scope = Scope(sent.get("scope", "downstream"))
+    except ValueError:
+        raise Problem(422, "scope: give one of only, downstream, upstream", errors=[("scope", "unknown")]) from None
+    given = runs.Start(params, sent.get("priority") or None, chosen, scope, dry=bool(sent.get("dry")))
+    key = sent.get("key", "")[:150]
+    asked = runs.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
+    return led(f"/commands/{asked.id}")
+
+
+def params_of(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a form with a field for each parameter: those that differ from the defaults.
+
+    Raises:
+        Problem: 422, naming each that is no JSON.
+    """
     params, problems = {}, []
     for name, default in body.params.items():
         text = sent.get(f"param-{name}", "")
@@ -186,15 +203,8 @@ def _start(
         except BadRecord:
             problems.append((f"params.{name}", f"{text[:60]!r} is no JSON; the default is {_text(default)[:60]}"))
     if problems:
-        raise Problem(422, "the run was not started: a parameter is wrong", errors=problems)
-    try:
-        scope = Scope(sent.get("scope", "downstream"))
-    except ValueError:
-        raise Problem(422, "scope: give one of only, downstream, upstream", errors=[("scope", "unknown")]) from None
-    given = runs.Start(params, sent.get("priority") or None, chosen, scope, dry=bool(sent.get("dry")))
-    key = sent.get("key", "")[:150]
-    asked = runs.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
-    return led(f"/commands/{asked.id}")
+        raise Problem(422, "nothing was started: a parameter is wrong", errors=problems)
+    return params
 
 
 def _text(value: object) -> str:

@@ -46,8 +46,14 @@ def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dic
     return found
 
 
-def instances(connection: sa.Connection, number: int) -> list[Row]:
-    """The instances of a backfill, the oldest moment first."""
+def instances(
+    connection: sa.Connection, number: int, *, state: str = "", after: float | None = None, most: int | None = None
+) -> list[Row]:
+    """The instances of a backfill, the oldest moment first: in a state, of moments behind one, so many."""
     columns = (instance.c.id, instance.c.schedule_time, instance.c.state, instance.c.started_at, instance.c.ended_at)
     chosen = sa.select(*columns).where(instance.c.backfill == number).order_by(instance.c.schedule_time)
-    return list(connection.execute(chosen).all())
+    if state:
+        chosen = chosen.where(instance.c.state == state)
+    if after is not None:
+        chosen = chosen.where(instance.c.schedule_time > after)
+    return list(connection.execute(chosen.limit(most)).all())

@@ -72,6 +72,12 @@ def by_code(connection: sa.Connection, code: int) -> Row | None:
     return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
 
 
+def newest_versions(connection: sa.Connection, among: Collection[str] | None = None) -> list[Row]:
+    """All workflows of these projects, without what they say, by project and name; None: of all projects."""
+    chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MOST)
+    return list(connection.execute(chosen if among is None else chosen.where(definition.c.project.in_(sorted(among)))))
+
+
 def versions(connection: sa.Connection, code: int, *, before: int | None = None, most: int = 50) -> list[Row]:
     """The versions of a workflow without their bodies, the newest first."""
     columns = (definition_version.c.version, definition_version.c.created_at, definition_version.c.author)

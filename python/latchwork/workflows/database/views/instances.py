@@ -26,7 +26,8 @@ _NAME = sa.case(
     (task.c.map_index == -1, task.c.name),
     else_=task.c.name + "[" + sa.cast(task.c.map_index, sa.String) + "]",
 ).label("name")
-_TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
+#: All columns of a task, with what it is called.
+TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
 
 
 def find(connection: sa.Connection, instance_id: int) -> Row | None:
@@ -97,7 +98,7 @@ def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[i
 
 def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
     """The tasks of a run, in the order in which they were made; at most 5,000."""
-    chosen = sa.select(*_TASK).where(task.c.instance == instance_id, task.c.run == run)
+    chosen = sa.select(*TASK).where(task.c.instance == instance_id, task.c.run == run)
     return list(connection.execute(chosen.order_by(task.c.id).limit(5000)).all())
 
 
@@ -120,7 +121,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
         definition.c.project,
         instance.c.run.label("newest_run"),
     )
-    chosen = sa.select(*_TASK, definition.c.name.label("workflow"), *columns)
+    chosen = sa.select(*TASK, definition.c.name.label("workflow"), *columns)
     chosen = chosen.join(instance, instance.c.id == task.c.instance).join(
         definition, definition.c.code == instance.c.code
     )
