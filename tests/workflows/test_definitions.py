@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from latchwork.workflows.definitions.builder import Workflow, add, shell, task, workflow
 from latchwork.workflows.definitions.forms import read, write
 from latchwork.workflows.definitions.model import Definition, plan_of
-from latchwork.workflows.definitions.naming import Settings
+from latchwork.workflows.definitions.settings.naming import Settings
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import checked, validate
 from latchwork.workflows.errors import DefinitionInvalid

@@ -14,7 +14,7 @@ from latchwork.workflows.database import Database, settings
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.database.tables import attempt, event, task
 from latchwork.workflows.definitions.model import Definition
-from latchwork.workflows.definitions.stored import url_problem
+from latchwork.workflows.definitions.settings.checks import url_problem
 from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.desk import definitions
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState

@@ -28,7 +28,7 @@ from latchwork.workflows.bundles import BundleCache
 from latchwork.workflows.definitions.built import BUILT
 from latchwork.workflows.definitions.logical import chosen, full_name
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
-from latchwork.workflows.definitions.naming import connections_of
+from latchwork.workflows.definitions.settings.naming import connections_of
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.values import Run, gathered, items_of, values_of

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.history import told
 from latchwork.workflows.definitions.model import Definition
-from latchwork.workflows.definitions.stored import (
+from latchwork.workflows.definitions.settings.checks import (
     ENVIRONMENT_NAME,
     connection_problems,
     environment_problems,

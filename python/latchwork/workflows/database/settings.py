@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.workflows.database.tables import connection as connections
 from latchwork.workflows.database.tables import environment, parameter
-from latchwork.workflows.definitions.naming import Settings
+from latchwork.workflows.definitions.settings.naming import Settings
 
 Row: TypeAlias = Any
 SettingKind = Literal["connection", "environment", "parameter"]

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from latchwork.schedules import Cron
-from latchwork.workflows.definitions import logical, naming
+from latchwork.workflows.definitions import logical
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
-from latchwork.workflows.definitions.naming import Settings
+from latchwork.workflows.definitions.settings import naming
+from latchwork.workflows.definitions.settings.naming import Settings
 from latchwork.workflows.definitions.templates import CONNECTION, SECRET, Reference, references
 from latchwork.workflows.definitions.values import OF_ELEMENTS
 from latchwork.workflows.errors import DefinitionInvalid, Problem

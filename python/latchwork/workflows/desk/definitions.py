@@ -15,9 +15,9 @@ from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.tables import schedule, shard
 from latchwork.workflows.database.views import catalog
-from latchwork.workflows.definitions import naming
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec
+from latchwork.workflows.definitions.settings import naming
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import DefinitionInvalid

@@ -15,7 +15,7 @@ from latchwork.workflows.database.commands import Asked
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.settings import ALL, SettingKind
 from latchwork.workflows.database.views.missing import TRIES, missing
-from latchwork.workflows.definitions.stored import (
+from latchwork.workflows.definitions.settings.checks import (
     MOST,
     connection_problems,
     environment_problems,

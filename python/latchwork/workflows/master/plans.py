@@ -12,7 +12,7 @@ from latchwork.interrupts import mutex
 from latchwork.workflows.database import definitions
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
-from latchwork.workflows.definitions.naming import connections_of, environments_of
+from latchwork.workflows.definitions.settings.naming import connections_of, environments_of
 from latchwork.workflows.state import Plan
 
 _MOST = 500

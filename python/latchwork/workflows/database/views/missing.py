@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from latchwork.workflows.database import settings
 from latchwork.workflows.database.tables import definition, definition_version, task_group
 from latchwork.workflows.definitions.model import Definition
-from latchwork.workflows.definitions.naming import Settings, problems
+from latchwork.workflows.definitions.settings.naming import Settings, problems
 from latchwork.workflows.errors import Problem
 
 #: What workflows that try a connection are called, before its name; they go when they fail.
