@@ -439,7 +439,7 @@ def test_what_was_stored_before_projects_had_settings_is_of_all_of_them(database
     with database.write() as connection:
         config.attributes["connection"] = connection
         config.set_main_option("script_location", "latchwork.workflows.database:migrations")
-        alembic.upgrade(config, "0005")
+        alembic.upgrade(config, "0007")
         connection.execute(sa.text("INSERT INTO environment VALUES ('prod', '{\"A\": \"b\"}')"))
         for name, url, options in (("shop", "sqlite:///s.db", '{"secret": "x"}'), ("old", "sqlite://", "{}")):
             connection.execute(sa.text(f"INSERT INTO connection VALUES ('{name}', '{url}', '{options}')"))

@@ -7,6 +7,7 @@ whether they take it; the rest is in a key of its own, written and deleted in th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ class Head:
         tenant: the user of the machine that it runs as; None: the worker's.
         timeout_s: seconds after which the worker ends it; None: never.
         has_body: the rest stands in a key of its own.
+        cache_key: by which its outputs are kept for others, see ``definitions.caching``; None: they are not.
     """
 
     shard: int
@@ -57,6 +59,7 @@ class Head:
     tenant: str | None = None
     timeout_s: float | None = None
     has_body: bool = False
+    cache_key: str | None = None
 
     @property
     def x(self) -> str:
@@ -191,6 +194,7 @@ class Result:
         outputs: named values for tasks behind it.
         error: what a person should read first; empty unless it failed.
         log_ref: where its log is; empty if it has none.
+        cache_key: of what the worker was given, as that has it: what was changed since then is another key.
     """
 
     outcome: Outcome
@@ -204,6 +208,7 @@ class Result:
     outputs: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     log_ref: str = ""
+    cache_key: str | None = None
 
     def to_bytes(self) -> bytes:
         """What to store.
@@ -243,6 +248,7 @@ class Result:
             record.mapping("outputs", {}),
             record.text("error", "")[:MOST_ERROR],
             record.text("log_ref", "")[:400],
+            _cache_key(record),
         )
 
 
@@ -260,6 +266,7 @@ def _head(record: Record) -> Head:
         record.text("tenant") if record.has("tenant") else None,
         record.duration_s("timeout_s") if record.has("timeout_s") else None,
         record.body.get("has_body") is True,
+        _cache_key(record),
     )
 
 
@@ -270,6 +277,11 @@ def _connections(record: Record) -> dict[str, Mapping[str, str]]:
             raise BadRecord(f"connection {short(name)} of a spec is no URL with the name of a secret")
         found[name] = each
     return found
+
+
+def _cache_key(record: Record) -> str | None:
+    found = record.body.get("cache_key")
+    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else None
 
 
 def _bytes(fields: Mapping[str, Any]) -> bytes:

@@ -43,6 +43,12 @@ API = {
     "GET /healthz": OPEN,
     "GET /metrics": IN,
     "GET /api/v1/workers": (401, *(503,) * 7),  # there is no store here
+    "GET /api/v1/groups": IN,
+    "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
+    "GET /api/v1/limits": IN,
+    "PUT /api/v1/limits/{limited}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/limits/{limited}": (401, *(403,) * 6, 404),
     "GET /api/v1/workflows": IN,
     "POST /api/v1/workflows": (401, 403, 403, 403, 403, 200, 200, 200),
     "POST /api/v1/workflows:validate": IN,
@@ -208,6 +214,8 @@ BODIES = {
     "PUT /api/v1/workflows/{project}/{name}/online": {"online": True},
     "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
     "POST /api/v1/tokens": {"name": "more"},
+    "PUT /api/v1/groups/{group}": {"size": 2},
+    "PUT /api/v1/limits/{limited}": {"max_running_tasks": 2},
     "PATCH /api/v1/users/{name}": {"enabled": True},
     "PUT /api/v1/users/{name}/role": {"project": "default", "role": "viewer"},
 }
@@ -219,6 +227,8 @@ def filled(route, world, seeds, name):
     path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
     path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
     path = path.replace("{backfill_id}", str(world["backfill"]))
+    path = path.replace("{limited}", "nobody" if method == "DELETE" else "elsewhere")
+    path = path.replace("{group}", "nobody" if method == "DELETE" else "few")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     if "{token_id}" in path:

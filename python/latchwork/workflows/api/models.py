@@ -139,13 +139,15 @@ class StartRequest(Document):
     start_from: Annotated[list[Name], Field(max_length=5000)] = []
     scope: Literal["only", "downstream", "upstream"] = "downstream"
     dry: bool = False
+    no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
     schedule_time: Annotated[float | None, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)] = None
 
 
 class RecoverRequest(Document):
-    """Which tasks run again besides those that failed."""
+    """For a recovery: which tasks run again besides those that failed. For a rerun: whether every task runs."""
 
     start_from: Annotated[list[Name], Field(max_length=5000)] = []
+    no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
 
 
 class AskedDocument(Document):
@@ -217,6 +219,7 @@ class AttemptRow(Document):
     outcome: str | None
     exit_code: int | None
     error: str | None
+    cached_from: int | None = None
 
 
 class InstanceDocument(InstanceRow):

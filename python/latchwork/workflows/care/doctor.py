@@ -21,11 +21,12 @@ from latchwork.store import Store
 from latchwork.types import Entry
 from latchwork.workflows.database import Database, schedules
 from latchwork.workflows.database.commands import CommandType, ask
+from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
 from latchwork.workflows.database.views.missing import missing
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.installation import installation_of
-from latchwork.workflows.keys import Item, Keys, attempt_of, x_of
+from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -64,6 +65,7 @@ class Held(NamedTuple):
         state: of the task.
         since: when that was written, in seconds since the epoch.
         goes: whether its run goes on: what is queued has to be in the backlog then.
+        group: the task group that it waits for a slot of; empty: none.
     """
 
     instance: int
@@ -72,6 +74,7 @@ class Held(NamedTuple):
     state: TaskState
     since: float
     goes: bool
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class Facts:
         commands: the oldest open ones: id, type, shard, when.
         late: schedules that owe a fire time: name, shard, since when.
         masters: those that live.
+        groups: sizes of the task groups, as the database has them.
+        told: the same, as the store has them.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -101,11 +106,13 @@ class Facts:
     commands: list[tuple[int, str, int, float]] = field(default_factory=list)
     late: list[tuple[str, int, float]] = field(default_factory=list)
     masters: Sequence[str] = ()
+    groups: Mapping[str, int] = field(default_factory=dict)
+    told: Mapping[str, int] = field(default_factory=dict)
 
 
 def judge(facts: Facts, now: float) -> list[Finding]:
     """What is wrong. Pure."""
-    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_left(facts)]
+    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_groups(facts), *_of_left(facts)]
     for x, (shard, ended_at) in facts.results.items():
         if ended_at < now - PASSES_S:
             found.append(Finding("old result", x, shard, f"it ended {now - ended_at:.0f} s ago, and no master took it"))
@@ -143,6 +150,18 @@ def _of_held(facts: Facts, now: float) -> Iterator[Finding]:
             yield Finding("run without worker", subject, held.shard, "no worker has it, and no master has noticed")
         elif held.goes and x not in facts.items:
             yield Finding("task without item", subject, held.shard, "it is queued, but no worker can find it")
+
+
+def _of_groups(facts: Facts) -> Iterator[Finding]:
+    queued = [each for each in facts.held.values() if each.state is TaskState.SUBMITTED]
+    missing = {each.group for each in queued if each.group}
+    for name in sorted(missing - facts.groups.keys()):
+        why = f"tasks wait for a slot of it for ever: `latchwork workflows groups set {name} --size N`"
+        yield Finding("no such task group", name, None, why, can_mend=False)
+    for name in sorted(facts.groups.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
+        if facts.groups.get(name) != facts.told.get(name):
+            why = f"size {facts.groups.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
+            yield Finding("size of a task group", name, 0, why)
 
 
 def _of_left(facts: Facts) -> Iterator[Finding]:
@@ -233,6 +252,10 @@ class Doctor:
         self._of_shards(facts)
         cluster = inspect(self._store.namespace(keys.cluster))
         facts.masters = sorted(cluster.nodes) if cluster is not None else ()
+        for entry in self._store.list(keys.slots, recursive=True):
+            name, _, kind = entry.key[len(keys.slots) + 1 :].partition("/")
+            if kind == "size":
+                facts.told = {**facts.told, name: int(entry.value) if entry.value.isdigit() else -1}
         return facts
 
     def _of_shards(self, facts: Facts) -> None:
@@ -268,6 +291,8 @@ class Doctor:
             asked = sa.select(*columns).where(command.c.done_at.is_(None)).order_by(command.c.id).limit(1000)
             facts.commands = [tuple(row) for row in connection.execute(asked)]
             rows = schedules.rows(connection)
+            of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
+            facts.groups = {**groups.sizes(connection), **of_projects}
         for each in rows:
             owed = each.next_fire(now) if each.online and each.enabled else None
             if owed is not None and owed < now:
@@ -278,7 +303,8 @@ class Doctor:
 def _held(connection: sa.Connection) -> dict[str, Held]:
     now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
     of_instance = (instance.c.shard, instance.c.state.label("goes"))
-    chosen = sa.select(task.c.id, task.c.instance, task.c.name, task.c.n, task.c.state, task.c.changed_at, *of_instance)
+    of_task = (task.c.id, task.c.instance, task.c.name, task.c.n, task.c.state, task.c.changed_at, task.c.queue_key)
+    chosen = sa.select(*of_task, *of_instance)
     in_hands = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
     # What the master itself holds has no place in the backlog.
     chosen = chosen.join(instance, now).where(instance.c.active, in_hands, task.c.queue_key.is_not(None))
@@ -290,6 +316,7 @@ def _held(connection: sa.Connection) -> dict[str, Held]:
             TaskState(row.state),
             row.changed_at,
             row.goes == InstanceState.RUNNING.value,
+            groups_of(row.queue_key.partition("/")[0])[1] or "",
         )
         for row in connection.execute(chosen.limit(_MOST))
     }

@@ -45,8 +45,10 @@ _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
+#: The row of ``about`` with the token of whoever sends alerts.
+SENDER = "alerts sender"
 #: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too.
+#: is of an instance that is gone, with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
 about = Table(
     "about",
     metadata,
@@ -141,6 +143,8 @@ instance = Table(
     Column("priority", Integer, nullable=False),
     Column("ending", String(16), nullable=False, server_default=text("''")),
     Column("dry", Boolean, nullable=False, server_default=text("false")),
+    # Nothing is taken from the cache of outputs.
+    Column("fresh", Boolean, nullable=False, server_default=text("false")),
     Column("params", JSON, nullable=False),
     Column("schedule_time", Float, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -178,6 +182,8 @@ backfill = Table(
     Column("direction", String(4), nullable=False),
     Column("stop_on_failure", Boolean, nullable=False),
     Column("dates", Integer, nullable=False),
+    # The backfill of a workflow that this one depends on, which led to it.
+    Column("cause", BigInteger),
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("by", String(200), nullable=False, server_default=text("''")),
@@ -240,6 +246,8 @@ attempt = Table(
     Column("exit_code", Integer),
     Column("log_ref", String(400), nullable=False, server_default=text("''")),
     Column("error", Text),
+    # The run whose outputs it has; it did not run itself.
+    Column("cached_from", BigInteger),
     CheckConstraint("kind IN ('first', 'retry', 'failover')", name="kind"),
 )
 

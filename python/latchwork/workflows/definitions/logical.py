@@ -18,7 +18,7 @@ from latchwork.workflows.types.logical import ConditionsParams, SubProcessParams
 
 M = TypeVar("M", bound=BaseModel)
 #: Fields that are for workers: a task that no worker gets has none of them.
-_OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env")
+_OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env", "max_queued_s", "cache_s")
 #: What an expression may call.
 _FUNCTIONS = {"len": len, "int": int, "float": float, "str": str, "min": min, "max": max, "abs": abs}
 _WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, SyntaxError, RecursionError)

@@ -22,6 +22,7 @@ def spec_of(
     *,
     place: tuple[int, int, int],
     index: int = -1,
+    cache_key: str | None = None,
 ) -> Spec:
     """What a worker gets of an attempt.
 
@@ -33,6 +34,7 @@ def spec_of(
         outputs: of the tasks that have ended, by name.
         place: shard, and code and version of the workflow.
         index: of an element of a map; -1 of any other task.
+        cache_key: by which its outputs are kept; None: they are not.
     Raises:
         KeyError, ValueError: as for ``values_of``.
     """
@@ -49,12 +51,20 @@ def spec_of(
         task.type,
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
+        cache_key=cache_key,
     )
     values = values_of(run, task, n, outputs, index=index)
-    # What is nearer than the environment counts in scripts too, which have values as variables.
-    environment = {name: each for name, each in run.environment_of(task).items() if values.get(name, each) == each}
-    env = {**environment, **task.env}
+    env = env_of(run, task, values)
     return Spec(head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values))
+
+
+def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a task and of its environment: but for those that something nearer than that has the name of.
+
+    Scripts have values as variables; the environment's would stand in their place.
+    """
+    environment = run.environment_of(task).items()
+    return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
 
 
 def connections_of(
@@ -73,9 +83,18 @@ def connections_of(
 
 
 def queue_key_of(
-    definition: Definition, task: TaskSpec, instance: int, priority: int, *, now: float, order: Order, forced: bool
+    definition: Definition,
+    task: TaskSpec,
+    instance: int,
+    priority: int,
+    *,
+    now: float,
+    order: Order,
+    forced: bool,
+    is_limited: bool = False,
 ) -> str:
     """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
-    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group)
+    project = definition.project if is_limited and not forced else None
+    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group, project)
     in_instance = PRIORITIES.index(task.priority)
     return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

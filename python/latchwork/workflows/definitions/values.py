@@ -92,13 +92,13 @@ def values_of(
     """
     if index >= 0:
         return _of_element(run, task, n, outputs, index)
-    built_in = _built_in(run, task.name, n)
+    ours = built_in(run, task.name, n)
     plain = (str, int, float, bool)
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
     known = {**run.shared, **run.environment_of(task), **own, **_before(run, task, outputs)}
     params = {**run.definition.params, **run.params}
-    known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **built_in}, run.moment)
-    return {**known, **_named(task, outputs), **built_in}
+    known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
+    return {**known, **_named(task, outputs), **ours}
 
 
 def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
@@ -133,7 +133,7 @@ def _of_element(
 def params_of(run: Run) -> dict[str, Any]:
     """The parameters of an instance as they are used; for people. Errors as for ``values_of``."""
     params = {**run.definition.params, **run.params}
-    known = {**run.shared, **run.environment_of(None), **_built_in(run, "", 0)}
+    known = {**run.shared, **run.environment_of(None), **built_in(run, "", 0)}
     return _resolved(params, run.definition.params.keys() - run.params.keys(), known, run.moment)
 
 
@@ -151,7 +151,8 @@ def _before(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) 
     return found
 
 
-def _built_in(run: Run, task: str, n: int) -> dict[str, Any]:
+def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
+    """What every task has, whatever anybody says."""
     return {
         "schedule_time": run.moment.isoformat(),
         "business_date": (run.moment - timedelta(days=1)).date().isoformat(),

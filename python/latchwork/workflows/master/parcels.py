@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import sqlalchemy as sa
 
@@ -32,7 +31,7 @@ def parcels_of(
             if stored.id not in known:
                 version = plans.get(connection, stored.code, stored.version)
                 known[stored.id] = version, run_of(connection, version, stored)
-            made.append(_parcel(shard, stored, attempt, *known[stored.id]))
+            made.append(_parcel(plans, shard, stored, attempt, *known[stored.id]))
         except KeyError as error:
             failed.append((attempt, f"nothing has the name {error.args[0]!r}, which a parameter refers to"))
         except (ValueError, ValueTooLarge) as error:
@@ -40,10 +39,14 @@ def parcels_of(
     return made, failed
 
 
-def _parcel(shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run) -> Parcel:
-    make = partial(spec_of, run, version.tasks[base_of(attempt.name)], attempt.task, attempt.n, stored.outputs)
+def _parcel(  # noqa: PLR0917 - one caller
+    plans: Plans, shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run
+) -> Parcel:
+    task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
+    key = plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
     place = (shard, stored.code, stored.version)
-    value, body = make(place=place, index=index_of(attempt.name)).to_bytes()
+    spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
+    value, body = spec.to_bytes()
     return Parcel(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, shard), value, body)
 
 

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,6 @@ from latchwork.store import Mirror, Store
 from latchwork.types import Fence
 from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
@@ -28,7 +28,10 @@ from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, tol
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
+from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.taking_turns import next_turns
+from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
@@ -97,6 +100,7 @@ class ShardRun:
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
+        self._sizes = GroupSizes(shard, self._sending)
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -122,8 +126,13 @@ class ShardRun:
             with self._tools.store.mirror(self._prefix, wait=False) as mirror:
                 mirror.on_change(lambda _changes: self._news.set())
                 self._live(mirror)
+            self._give_up()
         finally:
             self._sending.close()
+
+    def _give_up(self) -> None:
+        with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
+            self._guard.give_up(connection)
 
     def _live(self, mirror: Mirror) -> None:
         while not self._stopping:
@@ -178,6 +187,7 @@ class ShardRun:
         mirror.ready(10.0)
         high = self._tools.store.get(self._tools.keys.high(self._id))
         with self._transaction() as connection:
+            former = self._guard.former(connection)
             try:
                 seq = self._guard.own(connection, self._tools.node)
             except NotOwner as error:
@@ -190,8 +200,12 @@ class ShardRun:
                     "to that with `latchwork workflows adopt-store`"
                 )
             known = runs.load(connection, runs.active(connection, self._id))
+            owners, token, now = (former, self._tools.node), self._guard.token, self._tools.now()
+            plans = self._tools.plans
+            tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._sizes.forget()
         self._is_known = True
         self._polled_at = -1e18
 
@@ -276,9 +290,9 @@ class ShardRun:
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
+            self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
-            first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
-            self._turns = [each.id for each in waiting if first[each.code] == each.id]
+            self._turns = next_turns(connection, self._tools.plans, waiting)
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)
@@ -303,6 +317,7 @@ class ShardRun:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
+        self._sizes.tell()
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
