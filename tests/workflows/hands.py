@@ -74,7 +74,9 @@ class Hand:
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
         """How it ended."""
         item = Item.of(claim.item.id)
-        result = Result(outcome, claim.fence.token, self.name, "host", time.time(), time.time(), **fields)
+        ended_at = time.time()
+        started_at = ended_at - fields.pop("took_s", 0.0)
+        result = Result(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)
         claim.ack(
             ops=[
                 Delete(self.keys.running(item.shard, item.x)),
@@ -258,7 +260,8 @@ class Stage:
         lock = self.store.create(f"lock-{on}", b"")
         fence = self.store.fence(lock.created, At(lock))
         poll_s = tools.pop("poll_s", 5.0)
-        made = Tools(self.database, self.store, self.keys, "node", poll_s=poll_s, **tools)
+        node = tools.pop("node", "node")
+        made = Tools(self.database, self.store, self.keys, node, poll_s=poll_s, **tools)
         return ShardRun(made, on, fence, lambda: 1000.0), lambda: self.store.delete(lock.key)
 
     @contextmanager

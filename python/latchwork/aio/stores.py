@@ -38,25 +38,30 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
         arrivals = Arrivals.here()
-        async with arrivals.room(store.connection):
-            return await _answered(arrivals, store, name, args, options)
+        room = arrivals.room(store.connection)
+        if not room.take():
+            await room.turn()
+        try:
+            future = store.begin(name, *args, **options)
+            if not future.done():
+                waiter = arrivals.waiter(future, store.answer_s())
+                try:
+                    await waiter
+                except asyncio.CancelledError as error:
+                    future.cancel()
+                    noted(error, unknown(name, args))
+                    raise
+                finally:
+                    arrivals.forget(waiter)
+                if not future.done():
+                    raise store.late(name, args)
+            return future.result()
+        finally:
+            room.leave()
 
     asked.__name__ = name
     asked.__doc__ = getattr(Store, name).__doc__
     return asked
-
-
-async def _answered(arrivals: Arrivals, store: Store, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Make a call of a store, and wait for its answer."""
-    future = store.begin(name, *args, **options)
-    try:
-        if not await arrivals.ended(future, store.answer_s()):
-            raise store.late(name, args)
-    except asyncio.CancelledError as error:
-        future.cancel()
-        noted(error, unknown(name, args))
-        raise
-    return future.result()
 
 
 class StoreTwin(Twin):

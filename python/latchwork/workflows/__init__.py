@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
     from latchwork.workflows.database.settings import SettingKind
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
-    from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
+    from latchwork.workflows.definitions.builder import (
+        Alerts,
+        Cron,
+        Node,
+        TaskFunction,
+        Workflow,
+        shell,
+        task,
+        workflow,
+    )
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
@@ -39,6 +48,7 @@ else:
             "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
             "latchwork.workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork.workflows.definitions.builder": (
+                "Alerts",
                 "Cron",
                 "Node",
                 "TaskFunction",
@@ -71,6 +81,7 @@ else:
     )
 
 __all__ = [
+    "Alerts",
     "BackfillRef",
     "BackfillSeen",
     "Command",

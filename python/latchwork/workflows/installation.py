@@ -17,7 +17,7 @@ from latchwork.jobs import inspect
 from latchwork.store import Store
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade
-from latchwork.workflows.database.tables import about, shard
+from latchwork.workflows.database.tables import SENDER, about, shard
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.keys import Keys
 
@@ -125,6 +125,7 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         store.delete_tree(prefix)
     with database.write() as connection:
         connection.execute(sa.update(shard).values(token=0, owner=""))
+        connection.execute(sa.delete(about).where(about.c.name == SENDER))
     store.put(keys.id, found.id.encode())
     return found
 

@@ -1,4 +1,4 @@
 """Who drives protocols besides the thread that calls them: the background, and event loops; and how they wake.
 
-Only ``loop`` and ``helper`` import asyncio.
+Only ``loop``, ``room``, ``helper`` and ``own_loop`` import asyncio.
 """

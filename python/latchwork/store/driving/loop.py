@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from weakref import WeakKeyDictionary
 from latchwork.backends.futures import call_at_once
 from latchwork.callers import Caller, acting
 from latchwork.interrupts import Attempt
+from latchwork.store.driving.room import Room
 from latchwork.store.steps import Ask, Step, Steps
 
 _log = logging.getLogger(__name__)
@@ -55,16 +57,16 @@ class Arrivals:
         self._is_due = False
         self._waiters: dict[asyncio.Future[None], float] = {}
         self._looks = False
-        self._room: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
+        self._rooms: WeakKeyDictionary[object, Room] = WeakKeyDictionary()
 
-    def room(self, connection: object) -> asyncio.Semaphore:
+    def room(self, connection: object) -> Room:
         """Lets so many calls of this loop be in flight on a connection, in the order in which they came.
 
         More at once would wait for each other on their way, and the last of them for longer than a call may take.
         """
-        room = self._room.get(connection)
+        room = self._rooms.get(connection)
         if room is None:
-            room = self._room[connection] = asyncio.Semaphore(MAX_IN_FLIGHT)
+            room = self._rooms[connection] = Room(self.loop, MAX_IN_FLIGHT)
         return room
 
     @classmethod
@@ -87,24 +89,25 @@ class Arrivals:
                 return False
         return True
 
-    async def ended(self, future: Future[Any], within_s: float) -> bool:
-        """Wait until a future has ended; False if that took longer than so many seconds, or up to one more.
+    def waiter(self, future: Future[Any], within_s: float) -> asyncio.Future[None]:
+        """Ends when a future has ended, or after so many seconds, or up to one more; ``forget`` it then.
 
-        All who wait here share one timer: what is waited for keeps its own time, and this is for when it does not.
+        All of them share one timer: what is waited for keeps its own time, and this is for when it does not.
         """
-        if future.done():
-            return True
         waiter: asyncio.Future[None] = self.loop.create_future()
         self._waiters[waiter] = self.loop.time() + within_s
         if not self._looks:
             self._looks = True
             self.loop.call_later(_LOOK_S, self._look)
-        call_at_once(future, lambda _: self.post(_wake, waiter))
-        try:
-            await waiter
-        finally:
-            del self._waiters[waiter]
-        return future.done()
+        call_at_once(future, partial(self._ended, waiter))
+        return waiter
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """Nobody waits there any more."""
+        del self._waiters[waiter]
+
+    def _ended(self, waiter: asyncio.Future[None], _: Future[Any]) -> None:
+        self.post(_wake, waiter)
 
     def _look(self) -> None:
         now = self.loop.time()
@@ -196,7 +199,7 @@ class Drive(Generic[T]):
                 step = self._step
                 assert step is not None
                 room = arrivals.room(step.asked.connection) if isinstance(step, Ask) and self._future is None else None
-                if room is not None and not await self._admitted(room):
+                if room is not None and not room.take() and not await self._interruptible(room.turn()):
                     self._step = None  # it is not begun: the protocol is told
                     continue
                 try:
@@ -209,14 +212,10 @@ class Drive(Generic[T]):
                         turn_ends = time.perf_counter() + _TURN_S
                 finally:
                     if room is not None:
-                        room.release()
+                        room.leave()
                 self._take(future, step)
         finally:
             self._error = None  # its traceback holds this frame
-
-    async def _admitted(self, room: asyncio.Semaphore) -> bool:
-        """Wait for room; False if a cancellation came."""
-        return (await self._interruptible(room.acquire())) if room.locked() else await room.acquire()
 
     async def go_on(self) -> None:
         """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""

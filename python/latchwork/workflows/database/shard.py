@@ -39,6 +39,15 @@ class Shard:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
 
+    def former(self, connection: sa.Connection) -> str:
+        """Who owned it and has not given it up; empty: nobody."""
+        return str(connection.execute(sa.select(shard.c.owner).where(shard.c.id == self.id)).scalar() or "")
+
+    def give_up(self, connection: sa.Connection) -> None:
+        """It is nobody's, if it is ours still: whoever comes next takes it over from nobody who died."""
+        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
+        connection.execute(mine.values(owner=""))
+
     def guard(self, connection: sa.Connection) -> int:
         """The first statement of each transaction of an owner; the number of that transaction.
 

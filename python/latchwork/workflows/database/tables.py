@@ -45,8 +45,10 @@ _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
+#: The row of ``about`` with the token of whoever sends alerts.
+SENDER = "alerts sender"
 #: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too.
+#: is of an instance that is gone, with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
 about = Table(
     "about",
     metadata,

@@ -23,7 +23,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork.workflows.definitions.built import BUILT
-from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
+from latchwork.workflows.definitions.model import AlertsSpec, Definition, Part, ScheduleSpec, TaskSpec
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
@@ -292,6 +292,13 @@ class Cron(ScheduleSpec):
         super().__init__(cron=cron, **fields)
 
 
+class Alerts(AlertsSpec):
+    """Who is told of what: ``Alerts("ops", on="all", failover=True)``."""
+
+    def __init__(self, *channels: str, **fields: Any) -> None:
+        super().__init__(**{"channels": channels, **fields})
+
+
 class Workflow:
     """A workflow that Python code describes. Immutable; safe to share.
 
@@ -367,7 +374,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
         described = inspect.getdoc(function) or ""
         fields = {"description": described, **options, "name": building.name, "params": params}
         tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
-        plain = {key: each.model_dump() if isinstance(each, ScheduleSpec) else each for key, each in fields.items()}
+        plain = {key: each.model_dump() if isinstance(each, Part) else each for key, each in fields.items()}
         return Workflow(checked({**plain, "tasks": tasks}, TaskTypes()))
 
     return made if fn is None else made(fn)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.workflows.state import LOGICAL, OnFailure, OnTimeout, Plan, Rule
+from latchwork.workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, Plan, Rule
 from latchwork.workflows.types.logical import rule_of
 
 #: Names are segments of keys in the store, and words of a command line.
@@ -50,6 +50,24 @@ class ScheduleSpec(Part):
     end: datetime | None = None
     misfire: Literal["once", "all", "skip"] = "once"
     max_lateness_s: Seconds = 86_400.0
+
+
+class AlertsSpec(Part):
+    """Who is told of what.
+
+    Attributes:
+        on: which ends of a run are told: ``none``, ``success``, ``failure``, or ``all``, which has stops among it.
+        channels: names of those that tell it.
+        timeouts: tell that a task or the run takes longer than ``timeout_s``, where its ``on_timeout`` is ``warn`` or
+            ``both``. What ``fail`` ends is a failure, and told as one.
+        failover: tell that a worker died, so that an attempt runs again; and that a master did, so that another has
+            the run.
+    """
+
+    on: Literal["none", "success", "failure", "all"] = "failure"
+    channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=20)]
+    timeouts: bool = True
+    failover: bool = False
 
 
 class TaskSpec(Part):
@@ -114,6 +132,7 @@ class Definition(Part):
         worker_group: which workers take its tasks.
         tenant: the user of the machine that tasks run as; None: the worker's.
         environment: a named set of environment variables; None: none.
+        alerts: who is told of what; None: nobody of anything.
         tasks: in the order in which people read them.
     """
 
@@ -130,6 +149,7 @@ class Definition(Part):
     worker_group: Name = "default"
     tenant: Name | None = None
     environment: Name | None = None
+    alerts: AlertsSpec | None = None
     tasks: tuple[TaskSpec, ...]
 
     def task(self, name: str) -> TaskSpec:
@@ -154,7 +174,12 @@ def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
         on_failure=definition.on_failure,
         timeout_s=definition.timeout_s,
         on_timeout=definition.on_timeout,
+        alerts=None if definition.alerts is None else _alerts(definition.alerts),
     )
+
+
+def _alerts(spec: AlertsSpec) -> AlertRule:
+    return AlertRule(spec.on, timeouts=spec.timeouts, failover=spec.failover)
 
 
 def _rule(task: TaskSpec) -> Rule:

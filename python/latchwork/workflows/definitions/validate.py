@@ -64,7 +64,7 @@ def checked(given: object, types: TaskTypes, settings: Settings | None = None) -
     problems = [*_sizes(definition), *names, *_variables(definition)]
     for index, task in enumerate(definition.tasks):
         problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
-    problems += _schedule(definition)
+    problems += [*_schedule(definition), *_alerts(definition)]
     order: tuple[str, ...] = ()
     if not names:
         try:
@@ -196,6 +196,18 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
         return
     if spec.end and first > _moment(spec.end):
         yield Problem("schedule", "it never fires between its start and its end")
+
+
+def _alerts(definition: Definition) -> Iterator[Problem]:
+    """Whether there are channels of these names is not asked: they may come later, and ``doctor`` says which do not."""
+    spec = definition.alerts
+    if spec is None:
+        return
+    for index, name in enumerate(spec.channels):
+        if name in spec.channels[:index]:
+            yield Problem(f"alerts.channels[{index}]", f"{name!r} is there twice")
+    if spec.on == "none" and not spec.timeouts and not spec.failover:
+        yield Problem("alerts", "nothing would ever be told; leave 'alerts' out")
 
 
 def _moment(value: datetime) -> float:

@@ -138,7 +138,8 @@ def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[
         of = book.find(*attempt_of(x))
         result.ended.append((x, each))
         if of is not None:
-            result.tell(of, Ended(of.name, of.n, each.outcome, _run(book, of)))
+            took_s = max(0.0, each.ended_at - each.started_at)
+            result.tell(of, Ended(of.name, of.n, each.outcome, _run(book, of), took_s))
     return result
 
 

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
@@ -122,8 +124,13 @@ class ShardRun:
             with self._tools.store.mirror(self._prefix, wait=False) as mirror:
                 mirror.on_change(lambda _changes: self._news.set())
                 self._live(mirror)
+            self._give_up()
         finally:
             self._sending.close()
+
+    def _give_up(self) -> None:
+        with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
+            self._guard.give_up(connection)
 
     def _live(self, mirror: Mirror) -> None:
         while not self._stopping:
@@ -178,6 +185,7 @@ class ShardRun:
         mirror.ready(10.0)
         high = self._tools.store.get(self._tools.keys.high(self._id))
         with self._transaction() as connection:
+            former = self._guard.former(connection)
             try:
                 seq = self._guard.own(connection, self._tools.node)
             except NotOwner as error:
@@ -190,6 +198,9 @@ class ShardRun:
                     "to that with `latchwork workflows adopt-store`"
                 )
             known = runs.load(connection, runs.active(connection, self._id))
+            owners, token, now = (former, self._tools.node), self._guard.token, self._tools.now()
+            plans = self._tools.plans
+            tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
         self._is_known = True

@@ -32,6 +32,7 @@ from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.taking_turns import Turns
+from latchwork.workflows.master.telling import Telling
 from latchwork.workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Writing:
         self._holding = Holding(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
         self._turns = Turns(connection)
+        self._telling = Telling(connection, plans, now)
 
     def finish(self) -> None:
         """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
@@ -194,6 +196,7 @@ class Writing:
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
         self._holding.saved(stored, made, after)
+        self._telling.saved(made, after)
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
@@ -231,6 +234,7 @@ class Writing:
         made = self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
         self._holding.saved(stored, made, known)
         self._holding.abandoned(stored)
+        self._telling.saved(made, known, why=why)
         self.tell(stored.id, "error", details={"error": why})
 
     def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:

@@ -117,12 +117,23 @@ def _ended(work: Working, event: Ended) -> None:
         return
     if task.held:
         logical.ended(work, event.task)
+    _overdue(work, event, task)
     if event.outcome is Outcome.SUCCESS:
         work.put(event.task, TaskState.SUCCESS)
     elif event.outcome is Outcome.KILLED:
         work.put(event.task, TaskState.KILLED)
     else:
         _failed(work, event, replace(task, failures=task.failures + 1))
+
+
+def _overdue(work: Working, event: Ended, task: Task) -> None:
+    """It took too long, and ended before anybody looked: its worker may have ended it at that moment."""
+    rule = work.plan.rule(event.task)
+    is_said = task.state is TaskState.RUNNING and task.wake_at is None
+    if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
+        return
+    if event.took_s >= rule.timeout_s:
+        work.tell("timeout", event.task, event.n)
 
 
 def _failed(work: Working, event: Ended, task: Task) -> None:

@@ -118,12 +118,17 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt has ended."""
+    """An attempt has ended.
+
+    Attributes:
+        took_s: seconds from its claim, by the clock of its worker.
+    """
 
     task: str
     n: int
     outcome: Outcome
     run: int = 1
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

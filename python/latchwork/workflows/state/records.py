@@ -142,6 +142,21 @@ def element(base: str, index: int) -> str:
     return base if index < 0 else f"{base}[{index}]"
 
 
+@dataclass(frozen=True, slots=True)
+class AlertRule:
+    """What people are told of the runs of a workflow.
+
+    Attributes:
+        on: which ends of a run: ``none``, ``success``, ``failure``, ``all``.
+        timeouts: that something takes longer than it should, where ``on_timeout`` warns.
+        failover: that the worker of an attempt died, or the master of a run.
+    """
+
+    on: str = "failure"
+    timeouts: bool = True
+    failover: bool = False
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a version of a definition says; the same for all instances of that version. Safe to share.
@@ -151,12 +166,14 @@ class Plan:
         on_failure: what becomes of the others when a task has failed for good.
         timeout_s: seconds that a run may take; None: any.
         on_timeout: what happens then.
+        alerts: what people are told; None: nothing.
     """
 
     rules: Mapping[str, Rule]
     on_failure: OnFailure = OnFailure.CONTINUE
     timeout_s: float | None = None
     on_timeout: OnTimeout = OnTimeout.WARN
+    alerts: AlertRule | None = None
 
     @cached_property
     def successors(self) -> Mapping[str, tuple[str, ...]]:

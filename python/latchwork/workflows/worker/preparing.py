@@ -23,11 +23,11 @@ from latchwork.workflows.bundles import BadBundle, BundleCache
 from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill
 from latchwork.workflows.exchange import Spec
 from latchwork.workflows.logs import LogStore, Mask
+from latchwork.workflows.secrets import SecretMissing, Secrets
 from latchwork.workflows.types import Command, RunInfo, TaskTypes
 from latchwork.workflows.types.registry import UnknownType
 from latchwork.workflows.worker.attempt import Attempt
 from latchwork.workflows.worker.options import WorkerOptions
-from latchwork.workflows.worker.secrets import SecretMissing, Secrets
 from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
 
 _log = logging.getLogger(__name__)
