@@ -279,20 +279,23 @@ parameter = Table(
     Column("value", JSON, nullable=False),
 )
 
+#: Named sets of variables, likewise.
 environment = Table(
     "environment",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("variables", JSON, nullable=False),
 )
 
-#: Everything of a connection but its password.
+#: Everything of a connection but its password, of which it has the name; likewise.
 connection = Table(
     "connection",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("url", String(1000), nullable=False),
-    Column("options", JSON, nullable=False),
+    Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
 task_group = Table(
