@@ -169,23 +169,21 @@ def test_records_come_back_as_they_were_stored():
     assert PlanRecord.of(plan.to_bytes()) == plan
 
 
-def test_the_largest_finish_is_within_what_a_transaction_may_have():
-    edges = Edges(Keys("plans"), put_item)
+def test_the_largest_end_is_within_what_a_transaction_may_have():
+    edges, seen = Edges(Keys("plans"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
     succ = tuple(f"s{number}" for number in range(MOST_TOGETHER))
-    edit = edges.finished(
-        "p", PlanRecord(PlanState.READY), task("t", TaskState.READY, succ=succ), b"", [task(s) for s in succ]
-    )
+    ended = task("t", TaskState.READY, succ=succ)
+    edit = edges.passed_on("p", seen, ended, b"", ready=[task(s) for s in succ[:20]], gone=succ)
+    assert edit is not None
     assert len(edit.ops) + 3 <= 100
     assert len(edit.checks) + 4 <= 100
+    assert edges.passed_on("p", seen, ended, b"", ready=[task(s) for s in succ], gone=map(str, range(90))) is None
 
 
-def test_a_plan_of_wide_tasks_is_built_in_transactions_that_fit():
+def test_a_plan_of_wide_tasks_is_built_by_two_keys_for_each_however_many_edges():
     edges = Edges(Keys("plans"), put_item)
     deps = tuple(f"d{number}" for number in range(1000))
-    edits = edges.built(
-        "p", [("t", TaskRecord(TaskState.WAITING, 0, "f", deps)), ("u", TaskRecord(TaskState.WAITING, 1, "f"))]
-    )
-    assert sum(len(edit.ops) for edit in edits) == 1000 + 4
+    tasks = [(f"t{number}", TaskRecord(TaskState.WAITING, number, "f", deps)) for number in range(100)]
+    edits = edges.built("p", tasks)
+    assert sum(len(edit.ops) for edit in edits) == 200
     assert all(len(edit.ops) <= 100 for edit in edits)
-    reset = edges.reset("p", task("t").entry, task("t", TaskState.FAILED, deps=deps), deps)
-    assert all(len(edit.ops) + 3 <= 100 for edit in reset)

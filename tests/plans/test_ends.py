@@ -13,7 +13,8 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import result_value
-from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.end import End
+from latchwork.plans.running.ends import Ends
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run
 from latchwork.tasks import Functions, Outcome, Payloads
@@ -44,7 +45,7 @@ class Bench:
 
     def take(self):
         """Claim what is ready."""
-        run(self.progress.look("p", self.plan, [each.name for each in run(self.place.all_tasks("p"))]))
+        run(self.progress.look("p", (self.entry, self.plan), [each.name for each in run(self.place.all_tasks("p"))]))
         for claim in self.place.backlog.try_take([LANE], limit=40):
             self.claims[split_id(claim.item.id)[1]] = claim
 
@@ -85,8 +86,8 @@ def two_and_sum(store):
 def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
     bench, keys = two_and_sum, two_and_sum.place.keys
     one, two = bench.decide("one", "two")
-    assert Exists(keys.edge("p", "sum", "two")) in one.checks
-    assert Absent(keys.edge("p", "sum", "one")) in two.checks
+    assert Exists(keys.todo("p", "two")) in one.checks
+    assert Absent(keys.todo("p", "one")) in two.checks
     assert [bench.commit("one", one), bench.commit("two", two)] == [True, True]
     assert bench.state("sum") is TaskState.READY
 
@@ -104,7 +105,7 @@ def test_an_end_that_is_refused_is_written_and_looked_after_and_its_item_goes_la
     assert not bench.commit("two", two)
     (again,) = bench.decide("two", again=True)
     assert (bench.state("two"), bench.state("sum")) == (TaskState.DONE, TaskState.WAITING)
-    assert not bench.commit("one", one)  # it relied on an edge that is gone
+    assert not bench.commit("one", one)  # it relied on one that has ended
     both = bench.decide("one", again=True)
     assert bench.state("sum") is TaskState.READY
     assert bench.commit("two", again)
@@ -115,7 +116,7 @@ def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")
     (two,) = bench.decide("two")
-    assert Absent(bench.place.keys.edge("p", "sum", "one")) in two.checks
+    assert Absent(bench.place.keys.todo("p", "one")) in two.checks
     assert not bench.commit("one", one) or bench.commit("two", two)
     assert bench.state("sum") is TaskState.READY
 
@@ -129,6 +130,33 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     last = bench.decide("n2", "n3")
     assert run(bench.place.plan("p"))[1].state is PlanState.COMPLETED
     assert [bench.commit(name, done) for name, done in zip(("n2", "n3"), last, strict=True)] == [True, True]
+
+
+def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading_the_successor(store):
+    def build(plan):
+        plan.add(echo, [plan.add(echo, n, name=f"n{n}") for n in range(4)], name="sum")
+
+    bench = Bench(store, build)
+    reads = []
+    ask = bench.place.tasks
+
+    async def tasks(plan_id, names):
+        reads.extend(names)
+        return await ask(plan_id, names)
+
+    bench.place.tasks = tasks
+    for name in ("n0", "n1"):
+        (done,) = bench.decide(name)
+        assert Exists(bench.place.keys.todo("p", "n3")) in done.checks
+        assert bench.commit(name, done)
+    assert "sum" not in reads
+    (last,) = bench.decide("n3")  # which the others relied on: now the one before
+    assert Exists(bench.place.keys.todo("p", "n2")) in last.checks
+    assert bench.commit("n3", last)
+    assert "sum" not in reads
+    (last,) = bench.decide("n2")
+    assert bench.commit("n2", last)
+    assert bench.state("sum") is TaskState.READY
 
 
 @pytest.mark.parametrize(("before", "behind"), [(12, 12), (1, 30), (10, 30)])
@@ -156,6 +184,7 @@ def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(t
     bench = two_and_sum
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
+    bench.ends._known("p", bench.plan).learn(run(bench.place.tasks("p", ["sum"])))
     key = bench.place.keys.task("p", "sum")
     bench.store.put(key, bench.store.get(key).value)  # as an added task does
     (two,) = bench.decide("two")

@@ -17,10 +17,10 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     outcome = Outcome(Payloads().encode(41, "a result")).to_bytes()
     task = run(place.tasks(plan.id, ["first"]))[0]
     entry, record = run(place.plan(plan.id))
-    ready = place.edges.made_ready(plan.id, record, task)
+    ready = place.edges.made_ready(plan.id, (entry, record), task)
     store.commit(ready.checks, ready.ops)
     task = run(place.tasks(plan.id, ["first"]))[0]
-    done = place.edges.finished(plan.id, record, task, result_value(outcome), [])
+    done = place.edges.done(plan.id, task, result_value(outcome))
     store.commit(done.checks, done.ops)
     for each in store.list("plans/backlog/lanes", recursive=True):
         if "@start" in each.key:  # whoever takes that looks at all tasks
@@ -39,23 +39,25 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
         plan.add(echo, name="alone")
         plan.add(echo, name="apart")
 
-    async def passed_on(plan, task):
+    async def passed_on(seen, task):
         waiting = await place.tasks("p", task.record.succ)
-        others = {each.name: dep for each in waiting for dep in each.record.deps if dep != task.name}
-        others = {each: dep for each, dep in others.items() if await place.edges_there("p", [(each, dep)])}
-        another = next((each for each in await place.left("p", 10) if each != task.name), None)
-        return place.edges.passed_on("p", plan, task, b"=", waiting=waiting, others=others, another=another)
+        others = [dep for each in waiting for dep in each.record.deps if dep != task.name]
+        relies = await place.not_ended("p", others)
+        if not waiting:
+            relies = [each for each in await place.left("p", 10) if each != task.name][:1]
+        ready = [] if relies else waiting
+        return place.edges.passed_on("p", seen, task, b"=", ready=ready, relies=relies)
 
     for pair in (("one", "two"), ("alone", "apart")):
-        _, record = run(place.plan("p"))
+        seen = run(place.plan("p"))
         tasks = run(place.tasks("p", pair))
         for key in [e.key for e in store.list("plans/todo/p", recursive=True)]:
             if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
                 store.delete(key)
-        edits = [run(passed_on(record, each)) for each in tasks]
+        edits = [run(passed_on(seen, each)) for each in tasks]
         assert [run(place.commit(each)) for each in edits] == [True, False]
-        assert run(passed_on(record, tasks[1])) is None or pair == ("one", "two")
-    last = run(passed_on(record, run(place.tasks("p", ["two"]))[0]))
+        assert run(passed_on(seen, tasks[1])) is None or pair == ("one", "two")
+    last = run(passed_on(seen, run(place.tasks("p", ["two"]))[0]))
     assert last is not None
     assert run(place.commit(last))
     assert run(place.tasks("p", ["sum"]))[0].record.state is TaskState.READY

@@ -160,13 +160,21 @@ class Draft:
 
     def records(self) -> dict[str, TaskRecord]:
         """The tasks as they are stored at first, with their arguments in them, whatever their size."""
-        after: dict[str, list[str]] = {name: [] for name in self.calls}
+        after: dict[str, list[tuple[str, str]]] = {name: [] for name in self.calls}
+        numbers = {name: number for number, name in enumerate(self.calls)}
         for name, call in self.calls.items():
+            last = sorted(call.deps, key=numbers.__getitem__)[-2:]
             for dep in call.deps:
-                after[dep].append(name)
+                late = next((each for each in reversed(last) if each != dep), "")
+                after[dep].append((name, late))
         return {
-            name: replace(call.record(number), succ=tuple(after[name]), args=call.template)
-            for number, (name, call) in enumerate(self.calls.items())
+            name: replace(
+                call.record(numbers[name]),
+                succ=tuple(each for each, _ in after[name]),
+                late=tuple(late for _, late in after[name]),
+                args=call.template,
+            )
+            for name, call in self.calls.items()
         }
 
 

@@ -15,7 +15,7 @@ from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.removing import delete_plan
 from latchwork.plans.running.waking import wake
-from latchwork.plans.states import Edit
+from latchwork.plans.states import Edit, Seen
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.store.steps import ask
 from latchwork.types import Absent, Create, Entry
@@ -41,13 +41,13 @@ class Control:
         """
         name, _, turn = what.removeprefix("@").partition(".")
         try:
-            _, plan = await self._place.plan(plan_id)
+            entry, plan = await self._place.plan(plan_id)
         except (NoSuchPlan, BadRecord):
             return
         if not turn.isdecimal() or plan.turn != int(turn):
             return
         if name == "start" and plan.state is PlanState.READY:
-            await self._look_at_all(plan_id, plan)
+            await self._look_at_all(plan_id, (entry, plan))
         elif name == "cancel" and plan.state is PlanState.CANCELLING:
             await self._cancel(claim, plan_id, plan.turn)
         elif name == "recover" and plan.state in (PlanState.RECOVERING, PlanState.READY):
@@ -55,12 +55,13 @@ class Control:
         elif name == "remove" and plan.state is PlanState.REMOVING:
             await self._remove(claim, plan_id)
 
-    async def _look_at_all(self, plan_id: str, plan: PlanRecord) -> None:
+    async def _look_at_all(self, plan_id: str, seen: Seen) -> None:
         """Those of which all dependencies are done; of one that is done meanwhile, who ends it looks."""
         tasks = await self._place.all_tasks(plan_id)
         done = {each.name for each in tasks if each.record.state is TaskState.DONE}
         waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-        await self._progress.look(plan_id, plan, [each.name for each in waiting if done.issuperset(each.record.deps)])
+        free = [each.name for each in waiting if done.issuperset(each.record.deps)]
+        await self._progress.look(plan_id, seen, free, ended=done)
         await self._progress.complete(plan_id)
 
     # Cancel
@@ -120,7 +121,7 @@ class Control:
     # Recover
 
     async def _recover(self, claim: BacklogClaim, plan_id: str, turn: int) -> None:
-        """First all that was lost waits, and then the first of it becomes ready: no edge appears behind an end."""
+        """First all that was lost waits, and then the first of it becomes ready, once the plan is."""
         place = self._place
         while True:
             entry, plan = await place.plan(plan_id)
@@ -131,22 +132,14 @@ class Control:
             if plan.state is not PlanState.RECOVERING:
                 return
             tasks = await place.all_tasks(plan_id)
-            not_done = {each.name for each in tasks if each.record.state is not TaskState.DONE}
             for task in tasks:
                 if task.record.state.is_lost:
-                    await self._reset(claim, plan_id, (entry, plan), task, not_done)
+                    await self._reset(claim, plan_id, (entry, plan), task)
             held(claim)
             await place.commit(place.edges.recovered(entry, plan), claim.fence)
-        await self._look_at_all(plan_id, plan)
+        await self._look_at_all(plan_id, (entry, plan))
 
-    async def _reset(
-        self,
-        claim: BacklogClaim,
-        plan_id: str,
-        seen: tuple[Entry, PlanRecord],
-        task: Task,
-        not_done: set[str],
-    ) -> None:
+    async def _reset(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> None:
         """Make a task wait again, once its last holder has left it. Nothing runs meanwhile: what is done stands."""
         entry, plan = seen
         place = self._place
@@ -155,14 +148,12 @@ class Control:
         item = await ask(place.backlog.find, LANE, shelf, name)
         again = await self._children.recovered(plan_id, seen, task, item) if task.record.child else None
         if again is not None:
-            edits = [again]
-            self._as_it_is(again, item, shelf, name)
+            edit = again
+            self._as_it_is(edit, item, shelf, name)
         else:
-            edits = place.edges.reset(plan_id, entry, task, [dep for dep in task.record.deps if dep in not_done])
-            self._take_along(edits[-1], item, shelf, name)
-        for each in edits:
-            if not await place.commit(each, claim.fence):  # not the next one: edges come before what waits for them
-                break
+            edit = place.edges.reset(plan_id, entry, task)
+            self._take_along(edit, item, shelf, name)
+        await place.commit(edit, claim.fence)
         found = await place.tasks(plan_id, [task.name])
         now = await ask(place.store.get, entry.key)
         if found and found[0].record.state.is_lost and now is not None and now.version == entry.version:

@@ -20,12 +20,14 @@ from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
-from latchwork.plans.running.ends import End, Ends
+from latchwork.plans.running.end import End
+from latchwork.plans.running.ends import Ends
 from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
+from latchwork.plans.running.results import Results
 from latchwork.plans.running.waking import ends
-from latchwork.plans.states import MOST_TOGETHER, Edit
+from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, called, driven, steps_of
@@ -51,6 +53,8 @@ _CONTROL = "@"
 #: Of so many plans the records are kept as they were parsed.
 _MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
+#: What was read for a claim: names of results, the entry of its task, and those of the results.
+_Read = tuple[list[str], "Entry | None", "list[Entry | None]"]
 
 
 class PlanHooks(FeederHooks):
@@ -96,7 +100,8 @@ class PlanHooks(FeederHooks):
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[BacklogClaim, tuple[Entry | None, list[Entry | None]]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[BacklogClaim, _Read] = WeakKeyDictionary()
+        self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
         self._ends = Ends(place, progress, self._end_task, stop, handing)
 
@@ -162,9 +167,16 @@ class PlanHooks(FeederHooks):
         """Read all their tasks, and the results that these need, together."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
-            wanted = [(*split_id(each.item.id), read_wanted(each.value)[1]) for each in tasks]
-            for claim, read in zip(tasks, await self._place.tasks_and_entries(wanted), strict=True):
-                self._read[claim] = read
+            wanted = [self._wanted(each) for each in tasks]
+            for claim, want, read in zip(tasks, wanted, await self._place.tasks_and_entries(wanted), strict=True):
+                self._read[claim] = (want[2], *read)
+
+    def _wanted(self, claim: BacklogClaim) -> tuple[str, str, list[str]]:
+        """The plan and the task of a claim, and the tasks whose results are to be read for it."""
+        plan_id, name = split_id(claim.item.id)
+        known, names = self._known(plan_id), read_wanted(claim.value)[1]
+        kept = {} if known is None else self._results.known(plan_id, known[1], names)
+        return plan_id, name, [each for each in names if each not in kept]
 
     def begin(self, claim: BacklogClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
@@ -196,12 +208,11 @@ class PlanHooks(FeederHooks):
 
     async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
-        _, names = read_wanted(claim.value)
         read = self._read.pop(claim, None)
         if read is None:
-            found, stored = await self._place.task_and_outcomes(plan_id, name, names)
-        else:
-            found, stored = await self._place.read_outcomes(names, *read)
+            wanted = self._wanted(claim)
+            read = (wanted[2], *(await self._place.tasks_and_entries([wanted]))[0])
+        found, stored = await self._place.read_outcomes(*read)
         if found is None or found.record.state is not TaskState.READY:
             raise NothingToRun("it has ended")
         if known is None or known[1].state is not PlanState.READY:
@@ -210,8 +221,12 @@ class PlanHooks(FeederHooks):
         if claim.attempts - 1 - task.attempts >= MOST_DEATHS:
             raise TaskProcessDied(f"task {name!r} of plan {plan_id!r} ended with {MOST_DEATHS} workers that ran it")
         template = task.args if task.args_at is None else await steps_of(self._place.blobs.read)(task.args_at)
-        stored |= await self._place.outcomes(plan_id, [each for each in task.args_from if each not in stored])
-        results = {each: Outcome.of(data).payload for each, data in stored.items()}
+        results = self._results.known(plan_id, known[1], task.args_from)
+        missing = [each for each in task.args_from if each not in stored and each not in results]
+        stored |= await self._place.outcomes(plan_id, missing)
+        new = {each: Outcome.of(data).payload for each, data in stored.items()}
+        self._results.keep(plan_id, known[1], new)
+        results |= new
         call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
         self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known, found)
         return call
@@ -285,9 +300,7 @@ class PlanHooks(FeederHooks):
         edit = self._children.begun(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
-    async def _end_child(
-        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task
-    ) -> Ending | None:
+    async def _end_child(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending | None:
         """The plan that a task waits for has ended, or goes on after all. None: look again."""
         outcome, check = await self._children.outcome(plan_id, task)
         if outcome is None:
@@ -295,7 +308,7 @@ class PlanHooks(FeederHooks):
         if not outcome.is_success:
             return await self._fail(claim, plan_id, seen, task, outcome)
         result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
-        edit = self._place.edges.finished(plan_id, seen[1], task, result, ()).and_also(check)
+        edit = self._place.edges.done(plan_id, task, result).and_also(check)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
@@ -317,41 +330,39 @@ class PlanHooks(FeederHooks):
             if task.record.state is TaskState.CHILD:
                 ending = await self._end_child(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
-                return await self._pass_on(claim, plan_id, plan, task)
+                return await self._pass_on(claim, plan_id, (entry, plan), task)
             elif outcome.instead or not (self._begun.get(claim, Begun()).is_call or is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
             elif outcome.is_success:
-                ending = await self._succeed(claim, plan_id, plan, task, outcome)
+                ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
             else:
                 ending = await self._fail(claim, plan_id, (entry, plan), task, outcome)
             if ending is not None:
                 return ending
 
-    async def _pass_on(self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task) -> Ending:
+    async def _pass_on(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending:
         """A task that has ended: what follows from it, which whoever ended it may not have come to."""
         if task.record.state is TaskState.DONE:
-            await self._progress.propagate(plan_id, plan, task)
+            await self._progress.propagate(plan_id, seen, task)
             await self._progress.complete(plan_id)
         elif task.record.state is TaskState.FAILED:
-            await self._progress.skip_behind(claim, plan_id, task, plan.turn)
+            await self._progress.skip_behind(claim, plan_id, task, seen[1].turn)
             await self._progress.complete(plan_id)
         return Done()
 
     async def _succeed(
-        self, claim: BacklogClaim, plan_id: str, plan: PlanRecord, task: Task, outcome: Outcome
+        self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
         result = await self._stored(claim, plan_id, outcome)
-        edit = self._place.edges.finished(plan_id, plan, task, result, ())
+        edit = self._place.edges.done(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
-        await self._progress.propagate(plan_id, plan, task)
+        await self._progress.propagate(plan_id, seen, task)
         await self._progress.complete(plan_id)
         return Done()
 
-    async def _fail(
-        self, claim: BacklogClaim, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, outcome: Outcome
-    ) -> Ending | None:
+    async def _fail(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome) -> Ending | None:
         entry, plan = seen
         failure = outcome.failure
         assert failure is not None

@@ -2,7 +2,6 @@
 
 Keys:  <name>/plans/<plan>                 a plan: state, options, failures; what claims and control check
        <name>/tasks/<plan>/<task>          a task: a line of JSON, then its arguments if they are small
-       <name>/in/<plan>/<task>/<dep>       empty: that dependency is not done yet
        <name>/todo/<plan>/<00..3f>/<task>  empty: the task has not ended; in 64 shelves, for plans of 100,000
        <name>/results/<plan>/<task>        how a task ended
        <name>/drafts/<plan>                its builder lives (session-bound)
@@ -81,14 +80,6 @@ class Keys:
         """The record of a task."""
         return f"{self.all_tasks}/{plan}/{task}"
 
-    def edges(self, plan: str, task: str = "") -> str:
-        """The prefix of what a task waits for, or all of a plan do."""
-        return f"{self.name}/in/{plan}/{task}" if task else f"{self.name}/in/{plan}"
-
-    def edge(self, plan: str, task: str, dep: str) -> str:
-        """That dependency is not done yet."""
-        return f"{self.name}/in/{plan}/{task}/{dep}"
-
     def todo(self, plan: str, task: str = "") -> str:
         """That a task has not ended; or the prefix of these."""
         prefix = f"{self.name}/todo/{plan}"
@@ -114,7 +105,7 @@ class Keys:
         """The prefixes of all that a plan has but its record."""
         return [
             self.tasks(plan),
-            self.edges(plan),
+            f"{self.name}/in/{plan}",  # of plans that were stored when edges were keys
             self.todo(plan),
             self.results(plan),
             self.blobs(plan),

@@ -9,7 +9,7 @@ from time import time
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, Keys
-from latchwork.plans.records import PlanRecord, Task, read_result, result_at, result_value
+from latchwork.plans.records import PlanRecord, Task, TaskState, read_result, result_at, result_value
 from latchwork.plans.states import Edges, Edit
 from latchwork.primitives import Backlog
 from latchwork.store.steps import ask, steps_of
@@ -21,8 +21,8 @@ from latchwork.types import Check, Entry, Op
 _TOGETHER = 500
 #: Of so many results a task is read together with.
 _FEW_RESULTS = 400
-#: Of a task with more dependencies, not each edge is asked for.
-_FEW_DEPS = 32
+#: So many of what a task waits for are asked for at first, the last of them; then so many times as many.
+_FIRST_LOOK, _LONGER = 32, 8
 
 
 class Place:
@@ -87,29 +87,57 @@ class Place:
                 return found
             after = page[-1].key
 
-    async def waits_for(self, plan_id: str, name: str, *, limit: int | None = None) -> list[str]:
-        """What a task waits for, by name."""
-        entries = await ask(self.store.list, self.keys.edges(plan_id, name), limit=limit)
-        return [entry.key.rpartition("/")[2] for entry in entries]
+    async def waits_for(self, plan_id: str, name: str) -> list[str]:
+        """What a task depends on that is not done, by name."""
+        found = await self.tasks(plan_id, [name])
+        deps = [dep for each in found for dep in each.record.deps]
+        done = await self.done(plan_id, deps)
+        return sorted(dep for dep in deps if dep not in done)
 
-    async def not_done(self, plan_id: str, tasks: Sequence[Task]) -> dict[str, str]:
-        """By task, one that it waits for; those that wait for nothing are left out."""
-        few = [each for each in tasks if len(each.record.deps) <= _FEW_DEPS]
-        pairs = [(each.name, dep) for each in few for dep in each.record.deps]
-        found: dict[str, str] = dict(list(await self.edges_there(plan_id, pairs)))
-        for each in tasks:
-            if len(each.record.deps) > _FEW_DEPS:
-                found.update((each.name, dep) for dep in await self.waits_for(plan_id, each.name, limit=1))
+    async def done(self, plan_id: str, names: Sequence[str]) -> set[str]:
+        """Those of these tasks that are done: they stay so."""
+        found: set[str] = set()
+        for at in range(0, len(names), _TOGETHER):
+            tasks = await self.tasks(plan_id, names[at : at + _TOGETHER])
+            found.update(each.name for each in tasks if each.record.state is TaskState.DONE)
         return found
 
-    async def edges_there(self, plan_id: str, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], None]:
-        """Those of these pairs, of a task and one that it may wait for, of which it does; in their order."""
-        found: dict[tuple[str, str], None] = {}
-        for at in range(0, len(pairs), _TOGETHER):
-            some = pairs[at : at + _TOGETHER]
-            entries = await ask(self.store.get_many, [self.keys.edge(plan_id, *pair) for pair in some])
-            found.update((pair, None) for pair, entry in zip(some, entries, strict=True) if entry is not None)
+    async def not_ended(self, plan_id: str, names: Sequence[str]) -> set[str]:
+        """Those of these tasks that have not ended."""
+        found: set[str] = set()
+        for at in range(0, len(names), _TOGETHER):
+            some = names[at : at + _TOGETHER]
+            entries = await ask(self.store.get_many, [self.keys.todo(plan_id, name) for name in some])
+            found.update(name for name, entry in zip(some, entries, strict=True) if entry is not None)
         return found
+
+    async def free(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
+        """Those of these tasks whose dependencies are done, as long as the plan is as it was read before.
+
+        Args:
+            plan_id: of which plan.
+            plan: as it was read, and is checked when they become ready.
+            tasks: those that wait.
+            ended: tasks that have ended since the plan was started or recovered; what is found is added.
+        """
+        left = {each.name: [dep for dep in each.record.deps if dep not in ended] for each in tasks}
+        most, live = _FIRST_LOOK, set[str]()
+        while any(left.values()):
+            wanted = dict.fromkeys(dep for deps in left.values() for dep in deps[-most:])
+            asked = [dep for dep in wanted if dep not in live and dep not in ended]
+            live |= await self.not_ended(plan_id, asked)
+            ended.update(dep for dep in asked if dep not in live)
+            left = {
+                name: [dep for dep in deps if dep not in ended]
+                for name, deps in left.items()
+                if live.isdisjoint(deps[-most:])
+            }
+            most *= _LONGER
+        free = [each for each in tasks if each.name in left]
+        if not plan.failed:
+            return free
+        done = await self.done(plan_id, list(dict.fromkeys(dep for each in free for dep in each.record.deps)))
+        return [each for each in free if done.issuperset(each.record.deps)]
 
     async def is_anything_left(self, plan_id: str) -> bool:
         """Whether a task of the plan has not ended."""
@@ -136,29 +164,20 @@ class Place:
             return result_value(outcome)
         return result_at(await steps_of(self.blobs.write)(plan_id, outcome))
 
-    async def task_and_outcomes(
-        self, plan_id: str, name: str, names: Sequence[str]
-    ) -> tuple[Task | None, dict[str, bytes]]:
-        """A task, and how others ended, in one request.
-
-        Raises:
-            BadRecord: one cannot be used.
-        """
-        (read,) = await self.tasks_and_entries([(plan_id, name, names)])
-        return await self.read_outcomes(names, *read)
-
     async def tasks_and_entries(
         self, wanted: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
         """Entries of tasks, each with its plan, and of results of others of it, of few of them, in few requests."""
-        keys: list[str] = []
-        for plan_id, name, names in wanted:
-            keys += [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
-        entries: list[Entry | None] = []
+        asked = [
+            [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
+            for plan_id, name, names in wanted
+        ]
+        keys = list(dict.fromkeys(key for each in asked for key in each))
+        found: dict[str, Entry | None] = {}
         for at in range(0, len(keys), _TOGETHER):
-            entries += await ask(self.store.get_many, keys[at : at + _TOGETHER])
-        each = iter(entries)
-        return [(next(each), [next(each) for _ in names[:_FEW_RESULTS]]) for _, _, names in wanted]
+            some = keys[at : at + _TOGETHER]
+            found.update(zip(some, await ask(self.store.get_many, some), strict=True))
+        return [(found[first], [found[key] for key in rest]) for first, *rest in asked]
 
     async def read_outcomes(
         self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]

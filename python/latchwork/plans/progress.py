@@ -13,13 +13,13 @@ from contextlib import suppress
 from latchwork.errors import Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place, now_ms
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.records import PlanState, Task, TaskState
 from latchwork.plans.running.handing import NOBODY, Along, Taker
 from latchwork.plans.running.waking import wake
-from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
+from latchwork.plans.states import Seen
 from latchwork.primitives import BacklogClaim
 from latchwork.store.steps import ask
-from latchwork.types import Committed, Delete
+from latchwork.types import Committed
 
 #: So many successors are looked at together, and made ready together: each of these costs up to four writes.
 _TOGETHER, _READY_TOGETHER = 200, 22
@@ -33,31 +33,44 @@ class Progress:
 
     # Done
 
-    async def propagate(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
-        """A task is done: nobody waits for it any more, and those who wait for nothing are ready."""
-        place, succ = self._place, task.record.succ
-        if len(succ) > MOST_TOGETHER:
-            for at in range(0, len(succ), MOST_WRITES):
-                gone = [Delete(place.keys.edge(plan_id, each, task.name)) for each in succ[at : at + MOST_WRITES]]
-                while not await place.commit(Edit([], list(gone))):
-                    pass
-        await self.look(plan_id, plan, succ)
+    async def propagate(self, plan_id: str, seen: Seen, task: Task) -> None:
+        """A task is done: those who wait for nothing more are ready."""
+        await self.look(plan_id, seen, task.record.succ)
 
-    async def look(self, plan_id: str, plan: PlanRecord, names: Sequence[str], taker: Taker | None = None) -> None:
-        """Make those ready that wait for nothing; some are taken along."""
+    async def look(
+        self,
+        plan_id: str,
+        seen: Seen,
+        names: Sequence[str],
+        taker: Taker | None = None,
+        ended: set[str] | None = None,
+    ) -> None:
+        """Make those ready whose dependencies are done; some are taken along.
+
+        Nothing becomes ready in a plan that is not: who ends, or recovers, the plan sees to the rest.
+
+        Args:
+            plan_id: of which plan.
+            seen: the plan as it was read.
+            names: of tasks that may wait.
+            taker: takes some along.
+            ended: tasks that are known to have ended since the plan was started or recovered.
+        """
+        known = set[str]() if ended is None else ended
         for at in range(0, len(names), _TOGETHER):
+            if seen[1].state is not PlanState.READY:
+                return
             tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
-            others = await self._place.not_done(plan_id, waiting)
-            free = [each for each in waiting if each.name not in others]
+            free = await self._place.free(plan_id, seen[1], waiting, known)
             for first in range(0, len(free), _READY_TOGETHER):
-                await self._make_ready(plan_id, plan, free[first : first + _READY_TOGETHER], taker)
+                await self._make_ready(plan_id, seen, free[first : first + _READY_TOGETHER], taker)
 
-    async def _make_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], taker: Taker | None) -> None:
+    async def _make_ready(self, plan_id: str, seen: Seen, tasks: Sequence[Task], taker: Taker | None) -> None:
         """Together; without those that others were faster with; one by one where one was rewritten."""
         along = NOBODY if taker is None else taker.along(tasks)
         try:
-            done = await self._ready_together(plan_id, plan, tasks, along)
+            done = await self._ready_together(plan_id, seen, tasks, along)
         except (Conflict, OutcomeUnknown) as error:
             if taker is not None and isinstance(error, OutcomeUnknown):
                 taker.unsure(along)
@@ -72,28 +85,36 @@ class Progress:
         same = [each for each in found if each.entry.version == before[each.name]]
         with suppress(Conflict, OutcomeUnknown):
             if same:
-                await self._ready_together(plan_id, plan, same, NOBODY)
+                await self._ready_together(plan_id, seen, same, NOBODY)
                 found = [each for each in found if each not in same]
         for each in found:
-            await self._try_ready(plan_id, plan, each)
+            await self._try_ready(plan_id, each.name)
 
-    async def _ready_together(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], along: Along) -> Committed:
+    async def _ready_together(self, plan_id: str, seen: Seen, tasks: Sequence[Task], along: Along) -> Committed:
         """All or none."""
         items = along.items()
-        edits = [self._place.edges.made_ready(plan_id, plan, each, items.get(each.name)) for each in tasks]
-        checks = [*along.checks, *(check for each in edits for check in each.checks)]
+        edits = [self._place.edges.made_ready(plan_id, seen, each, items.get(each.name)) for each in tasks]
+        checks = list(dict.fromkeys(check for each in edits for check in each.checks))
         ops = list(dict.fromkeys(op for each in edits for op in each.ops))
         done: Committed = await ask(self._place.store.commit, checks, ops)
         return done
 
-    async def _try_ready(self, plan_id: str, plan: PlanRecord, task: Task) -> None:
-        found = [task]
-        while found and found[0].record.state is TaskState.WAITING:
-            if await self._place.not_done(plan_id, found):
+    async def _try_ready(self, plan_id: str, name: str) -> None:
+        """Alone, until it is ready, or waits for something; each time the plan is read first."""
+        while True:
+            try:
+                seen = await self._place.plan(plan_id)
+            except NoSuchPlan:
                 return
-            if await self._place.commit(self._place.edges.made_ready(plan_id, plan, found[0])):
+            if seen[1].state is not PlanState.READY:
                 return
-            found = await self._place.tasks(plan_id, [task.name])  # an added task rewrote it, or it is ready
+            found = [
+                each for each in await self._place.tasks(plan_id, [name]) if each.record.state is TaskState.WAITING
+            ]
+            if not found or not await self._place.free(plan_id, seen[1], found, set()):
+                return
+            if await self._place.commit(self._place.edges.made_ready(plan_id, seen, found[0])):
+                return
 
     async def complete(self, plan_id: str) -> None:
         """End the plan if nothing of it is left. Asked by whoever ended a task that left nobody behind it."""

@@ -171,6 +171,8 @@ class TaskRecord:
         deps: what it depends on, in order of declaration.
         args_from: those of them whose results are arguments.
         succ: what depends on it.
+        late: for each of these in order the last that it depends on besides this task, empty for none: what an end may
+            rely on without a look at the successor. Shorter where tasks were added.
         retry: how often it is tried.
         retry_on: classes of exceptions that are tried again, as ``module:name``: none is looked up by that.
         timeout_s: seconds after which a run is stopped; None for never.
@@ -197,6 +199,7 @@ class TaskRecord:
     args_at: BlobRef | None = None
     child: str = ""
     nonce: str = ""
+    late: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """As it is stored."""
@@ -213,7 +216,8 @@ class TaskRecord:
             "retry": retry_body(self.retry),
             "retry_on": self.retry_on,
         }
-        body |= {name: value for name, value in (("child", self.child), ("nonce", self.nonce)) if value}
+        more = (("child", self.child), ("nonce", self.nonce), ("late", self.late))
+        body |= {name: value for name, value in more if value}
         if self.args_at is not None:
             body["args_at"] = self.args_at.to_record()
         return json.dumps(body).encode() + b"\n" + self.args
@@ -242,6 +246,7 @@ class TaskRecord:
             args=args,
             child=found.text("child", ""),
             nonce=found.text("nonce", ""),
+            late=found.texts("late", ()),
             args_at=BlobRef.of_body(found.mapping("args_at")) if found.has("args_at") else None,
         )
 

@@ -14,7 +14,7 @@ from latchwork.plans.keys import CONTROL_SHELF, Keys, item_id, shelf_of
 from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskRecord, TaskState
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
 
-#: A finish carries so many successors along; of more, edges are deleted by themselves.
+#: The end of a task with more successors than this looks at them after it; so many tasks an added one may wait for.
 MOST_TOGETHER = 30
 #: Of the 100 that a transaction may have.
 MOST_WRITES = 90
@@ -23,6 +23,8 @@ _MOST_ITEM = 2_000
 
 #: Puts an item into the backlog: by shelf, id and value.
 PutItem = Callable[[str, str, bytes], "list[Op]"]
+#: A plan as it was read: the entry for checks.
+Seen = tuple[Entry, PlanRecord]
 
 
 class Edit(NamedTuple):
@@ -70,15 +72,14 @@ class Edges:
         )
 
     def built(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[Edit]:
-        """The tasks of a draft, as many as fit into each transaction; all edges of a task may not."""
+        """The tasks of a draft, as many as fit into each transaction."""
         check = Exists(self.keys.draft(plan_id))
         edits: list[Edit] = []
         ops: list[Op] = []
         size = 0
         for name, task in tasks:
             record = task.to_bytes()
-            unit: list[Op] = [Create(self.keys.edge(plan_id, name, dep), b"") for dep in task.deps]
-            unit += [Create(self.keys.todo(plan_id, name), b""), Create(self.keys.task(plan_id, name), record)]
+            unit: list[Op] = [Create(self.keys.todo(plan_id, name), b""), Create(self.keys.task(plan_id, name), record)]
             for op in unit:
                 cost = len(getattr(op, "value", b"")) + 2 * len(op.key) + 100
                 if len(ops) >= MOST_WRITES or (ops and size + cost > 900_000):
@@ -99,76 +100,51 @@ class Edges:
 
     # Running
 
-    def made_ready(self, plan_id: str, plan: PlanRecord, task: Task, item: Sequence[Op] | None = None) -> Edit:
-        """A task that waits for nothing more. That never becomes false again, so anybody may try it.
+    def made_ready(self, plan_id: str, seen: Seen, task: Task, item: Sequence[Op] | None = None) -> Edit:
+        """A task whose dependencies are done. That never becomes false again, so anybody may try it.
 
-        ``item`` puts its item another way: taken already.
+        ``seen`` was read before the dependencies were looked at: as long as the plan is ready and no task of it has
+        failed, whatever has ended is done. ``item`` puts its item another way: taken already.
         """
         ready = task.record.now(TaskState.READY)
-        put = self.item(plan_id, plan, task.name, task.record) if item is None else item
-        return Edit([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
-
-    def finished(
-        self,
-        plan_id: str,
-        plan: PlanRecord,
-        task: Task,
-        result: bytes,
-        last_of: Sequence[Task],
-        *,
-        items: Mapping[str, Sequence[Op]] | None = None,
-    ) -> Edit:
-        """A task is done, and with it the wait of those that it was the last of. The caller adds the claim's fence.
-
-        Of more than ``MOST_TOGETHER`` successors none is touched. ``items`` has what puts their items another way.
-        """
-        edit = self.done(plan_id, task, result)
-        if len(task.record.succ) > MOST_TOGETHER:
-            return edit
-        edit.ops.extend(Delete(self.keys.edge(plan_id, each, task.name)) for each in task.record.succ)
-        for each in last_of:
-            more = self.made_ready(plan_id, plan, each, (items or {}).get(each.name))
-            edit.checks.extend(more.checks)
-            edit.ops.extend(more.ops)
-        return Edit(edit.checks, list(dict.fromkeys(edit.ops)))
+        put = self.item(plan_id, seen[1], task.name, task.record) if item is None else item
+        return Edit([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
     def passed_on(
         self,
         plan_id: str,
-        plan: PlanRecord,
+        seen: Seen | None,
         task: Task,
         result: bytes,
         *,
-        waiting: Sequence[Task],
-        others: Mapping[str, str],
-        another: str | None,
-        gone: Sequence[str] = (),
+        ready: Sequence[Task] = (),
+        relies: Iterable[str] = (),
+        gone: Iterable[str] = (),
         items: Mapping[str, Sequence[Op]] | None = None,
     ) -> Edit | None:
         """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
 
-        Each successor is made ready, or waits for another task that is not done when this lands. One task of the plan
-        has not ended when this lands. So the last that ends never passes on. The caller adds the claim's fence.
+        Each successor is made ready, or waits for another task that has not ended when this lands; where there is no
+        successor, some task of the plan has not ended then. So the last that ends never passes on. The caller adds the
+        claim's fence.
 
-        ``waiting`` are the successors that wait, as they were read; ``others`` has, by successor, a task that it waits
-        for besides this one, and none where this is the last; ``another`` is a task of the plan that has not ended,
-        asked for where nobody waits for this one; ``gone`` are edges that ends on their way delete, without which a
-        successor would not be ready; ``items`` is as for ``finished``. None where who ends this one has to look: nobody
-        else will, or all of it is more than a transaction holds.
+        ``seen`` is the plan, in which no task has failed, as it was before the dependencies of ``ready`` were looked
+        at; ``ready`` are the successors that this is the last of; ``relies`` are tasks that have not ended; ``gone``
+        are those whose ends are on their way, without which one of ``ready`` would have to wait; ``items`` has what
+        puts their items another way. None where who ends this one has to look: nobody else will, or all of it is more
+        than a transaction holds.
         """
-        if len(task.record.succ) > MOST_TOGETHER:
+        others = list(relies)
+        if len(task.record.succ) > MOST_TOGETHER or not (ready or others):
             return None
-        ready = [each for each in waiting if each.name not in others]
-        behind = [each.name for each in waiting if each.name in others]
-        witness = behind[0] if behind else another
-        if not ready and witness is None:
-            return None
-        edit = self.finished(plan_id, plan, task, result, ready, items=items)
-        edit.checks.extend(Absent(each) for each in gone)
-        edit.checks.extend(Exists(self.keys.edge(plan_id, each, others[each])) for each in behind)
-        if not ready and witness is not None:
-            edit.checks.append(Exists(self.keys.todo(plan_id, witness)))
-        return edit if max(len(edit.checks), len(edit.ops)) <= MOST_WRITES else None
+        edit = self.done(plan_id, task, result)
+        for each in ready:
+            assert seen is not None
+            edit = edit.and_also(self.made_ready(plan_id, seen, each, (items or {}).get(each.name)))
+        edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in gone)
+        edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)
+        checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
+        return Edit(checks, ops) if max(len(checks), len(ops)) <= MOST_WRITES else None
 
     def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
         """A task is done."""
@@ -252,15 +228,10 @@ class Edges:
         told = replace(plan, state=PlanState.RECOVERING, turn=plan.turn + 1, failed=(), ended_ms=0)
         return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "recover", told.turn)])
 
-    def reset(self, plan_id: str, entry: Entry, task: Task, not_done: Iterable[str]) -> list[Edit]:
-        """A task that was lost waits again: first for what, then that it does; the last edit is the one that counts."""
-        edges: list[Op] = [Put(self.keys.edge(plan_id, task.name, dep), b"") for dep in not_done]
+    def reset(self, plan_id: str, entry: Entry, task: Task) -> Edit:
+        """A task that was lost waits again."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
-        checks, own = self.waits_again(plan_id, entry, task, waits)
-        room = MOST_WRITES - len(own)
-        first, rest = edges[: max(0, len(edges) - room)], edges[max(0, len(edges) - room) :]
-        before = [Edit([At(entry)], first[at : at + MOST_WRITES]) for at in range(0, len(first), MOST_WRITES)]
-        return [*before, Edit(checks, [*rest, *own])]
+        return self.waits_again(plan_id, entry, task, waits)
 
     def waits_again(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> Edit:
         """A task that was lost is live again, and has no result."""
@@ -306,8 +277,6 @@ class Edges:
         for dep in open_deps:
             linked = replace(dep.record, succ=(*dep.record.succ, name))
             edit.ops.append(Put(dep.entry.key, linked.to_bytes()))
-            if dep.record.state.is_live:
-                edit.ops.append(Create(self.keys.edge(plan_id, name, dep.name), b""))
         if not is_lost:
             edit.ops.append(Create(self.keys.todo(plan_id, name), b""))
         if state is TaskState.READY:

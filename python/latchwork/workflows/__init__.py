@@ -10,10 +10,22 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.database.settings import SettingKind
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
-    from latchwork.workflows.definitions.builder import Cron, Node, TaskFunction, Workflow, shell, task, workflow
+    from latchwork.workflows.definitions.builder import (
+        Alerts,
+        Cron,
+        Node,
+        TaskFunction,
+        Workflow,
+        shell,
+        task,
+        workflow,
+    )
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
+    from latchwork.workflows.desk.groups import GroupSeen
+    from latchwork.workflows.desk.limits import LimitSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
@@ -38,6 +50,7 @@ else:
             "latchwork.workflows.client": ("RunRef", "WorkflowClient"),
             "latchwork.workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork.workflows.definitions.builder": (
+                "Alerts",
                 "Cron",
                 "Node",
                 "TaskFunction",
@@ -62,6 +75,9 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.database.settings": ("SettingKind",),
+            "latchwork.workflows.desk.groups": ("GroupSeen",),
+            "latchwork.workflows.desk.limits": ("LimitSeen",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -69,15 +85,18 @@ else:
     )
 
 __all__ = [
+    "Alerts",
     "BackfillRef",
     "BackfillSeen",
     "Command",
     "Cron",
     "DateRange",
     "DefinitionInvalid",
+    "GroupSeen",
     "Home",
     "Installation",
     "Keys",
+    "LimitSeen",
     "Node",
     "NotAllowed",
     "NotOwner",
@@ -90,6 +109,7 @@ __all__ = [
     "SchemaTooNew",
     "Serve",
     "ServeOptions",
+    "SettingKind",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

@@ -99,10 +99,13 @@ class Serve:
         found = join_store(database, store, keys)
         logs = open_logs(home.logs)
         logs.mark(found.id)
+        secrets = Secrets(home.secrets)
         if options.has_master:
-            stack.enter_context(Master(database, store, order=options.order, logs=logs, keep=options.keep))
+            stack.enter_context(
+                Master(database, store, order=options.order, logs=logs, keep=options.keep, secrets=secrets)
+            )
         if options.worker is not None:
-            worker = Worker(store, logs=logs, options=options.worker, secrets=Secrets(home.secrets))
+            worker = Worker(store, logs=logs, options=options.worker, secrets=secrets)
             worker.start()
             stack.callback(worker.close)
             worker.wait_ready(_READY_S)

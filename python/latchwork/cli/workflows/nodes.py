@@ -60,6 +60,16 @@ KeepDays = Annotated[
         min=0.0, help="Days after which runs that are over are deleted, with their logs; the newest of each stay."
     ),
 ]
+SecretsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--secrets-dir",
+        metavar="DIR",
+        envvar="LATCHWORK_WORKFLOWS_SECRETS",
+        show_default=False,
+        help="A folder with a file for each secret.  [unless given: in --home]",
+    ),
+]
 KeepRuns = Annotated[int, typer.Option(min=1, help="How many of the newest runs of a workflow stay, however old.")]
 Root = Annotated[
     str, typer.Option("--root", metavar="KEY", help="The key below which the workflows are in the store.", hidden=True)
@@ -183,6 +193,7 @@ def master(
     order: TakeOrder = "instance",
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,
+    secrets: SecretsDir = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -190,16 +201,19 @@ def master(
 ) -> None:
     """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time.
 
-    One of them deletes what is too old, if it is given the logs of the workers; without, old runs stay.
+    One of them deletes what is too old, if it is given the logs of the workers; without, old runs stay. One sends
+    alerts; the secrets of channels are its machine's, as for workers.
     """
     where = home_of(home, database, store, logs)
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.master import Master, Retention
+    from latchwork.workflows.worker import Secrets
 
     _logs()
     stop = _until_signal()
     more: dict[str, Any] = {"node_id": node_id, "order": _order(order), "lock_ttl_s": lock_ttl_s}
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
+    more["secrets"] = Secrets(secrets or where.secrets)
     with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
         say(f"master {node.node_id} is at work")
         sys.stdout.flush()
@@ -232,16 +246,7 @@ def worker(
         ),
     ] = "wait",
     drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM.")] = 30.0,
-    secrets: Annotated[
-        Path | None,
-        typer.Option(
-            "--secrets-dir",
-            metavar="DIR",
-            envvar="LATCHWORK_WORKFLOWS_SECRETS",
-            show_default=False,
-            help="A folder with a file for each secret.  [unless given: in --home]",
-        ),
-    ] = None,
+    secrets: SecretsDir = None,
     home: HomeDir = None,
     store: StoreUrl = None,
     logs: LogsUrl = None,

@@ -10,19 +10,19 @@ What is remembered of a plan chooses which task an end relies on, and saves read
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.records import PlanRecord, Task
+from latchwork.plans.running.end import End, gathered, is_clean, is_simple, last_of, seen_of
 from latchwork.plans.running.handing import NOBODY, Along, Handing
 from latchwork.plans.running.known import Known
-from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit
+from latchwork.plans.states import Edit
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -37,41 +37,6 @@ _PLANS = 32
 _FIRST_LOOK, _LONGER = 2, 8
 #: Of so many tasks that have not ended one is chosen that others rely on.
 _WITNESSES = 64
-
-
-@dataclass(eq=False, slots=True)
-class End:
-    """A run that returned.
-
-    Attributes:
-        claim: of its item.
-        plan_id, name: which task it is.
-        outcome: what it returned.
-        result: the same as it is stored.
-        plan, task: as they were when it began; None: read them, and look.
-        entry: the plan's, as this worker knows it; None: what becomes ready is not taken along.
-        ending: how its claim ends.
-    """
-
-    claim: BacklogClaim
-    plan_id: str
-    name: str
-    outcome: Outcome
-    result: bytes
-    plan: PlanRecord | None = None
-    task: Task | None = None
-    entry: Entry | None = None
-    ending: Future[Ending] = field(default_factory=Future)
-
-    def end(self, ending: Ending) -> None:
-        """The claim ends so."""
-        if not self.ending.done():
-            self.ending.set_result(ending)
-
-    def fail(self, error: Exception) -> None:
-        """It could not be decided."""
-        if not self.ending.done():
-            self.ending.set_exception(error)
 
 
 class Ends:
@@ -145,10 +110,11 @@ class Ends:
                     continue
                 await self._bell.rung(rings, self._clock, None)
                 continue
-            by_plan: dict[str, list[End]] = {}
+            by_plan: dict[tuple[str, int], list[End]] = {}
             for end in ends:
-                by_plan.setdefault(end.plan_id, []).append(end)
-            for plan_id, some in by_plan.items():
+                turn = -1 if end.plan is None else end.plan.turn
+                by_plan.setdefault((end.plan_id, turn), []).append(end)
+            for (plan_id, _), some in by_plan.items():
                 await self._decide(plan_id, some)
 
     async def _decide(self, plan_id: str, ends: list[End]) -> None:
@@ -177,11 +143,13 @@ class Ends:
         if self._handing is not None and claims:
             self._handing.begin(claims)
 
-    def _note_landed(self, along: Along, done: Committed | None) -> None:
+    def _note_landed(self, known: Known, name: str, along: Along, done: Committed | None) -> None:
         """In the thread of the group commit: quick."""
-        with self._bell.mutex:
-            self._landed.append((along, done))
-            self._bell.ring()
+        known.ended.add(name)
+        if along.puts:
+            with self._bell.mutex:
+                self._landed.append((along, done))
+                self._bell.ring()
 
     async def _drop_lost(self, ends: Sequence[End]) -> None:
         for end in ends:
@@ -201,41 +169,45 @@ class Ends:
         before = frozenset().union(*known.flying)
         others = await self._others(plan_id, known, ends, lambda name: name in own or name in before)
         left: list[End] = []
-        seen: dict[str, list[str]] = {}
-        behind, had = _last_of(ends), 0
+        came: dict[str, list[str]] = {}
+        behind, had = last_of(ends), 0
         for at, end in enumerate(ends):
             assert end.task is not None
-            waiting = [known.tasks[each] for each in end.task.record.succ if known.is_waiting(each)]
-            relies: dict[str, str] = {}
-            gone: list[str] = []
-            for each in waiting:
-                if each.name in others:
-                    relies[each.name] = others[each.name]
-                elif own[behind[each.name]] > at:
-                    relies[each.name] = behind[each.name]
+            relies: dict[str, None] = {}
+            gone: dict[str, None] = {}
+            ready: list[Task] = []
+            for each in end.task.record.succ:
+                if each in others:
+                    relies[others[each]] = None
+                elif not known.is_waiting(each):
+                    continue
+                elif own[behind[each]] > at:
+                    relies[behind[each]] = None
                 else:
-                    flying = [dep for dep in each.record.deps if dep in before and dep not in known.done]
-                    gone += [self._place.keys.edge(plan_id, each.name, d) for d in (*flying, *seen.get(each.name, ()))]
-                seen.setdefault(each.name, []).append(end.name)
-            another = None if waiting else await self._another(plan_id, known, own, before)
-            along = self._along(end, [each for each in waiting if each.name not in relies], had)
-            edit = self._place.edges.passed_on(
-                plan_id,
-                plan,
-                end.task,
-                end.result,
-                waiting=waiting,
-                others=relies,
-                another=another,
-                gone=gone,
-                items=along.items(),
-            )
+                    ready.append(known.tasks[each])
+                    flying = (dep for dep in ready[-1].record.deps if dep in before and dep not in known.ended)
+                    gone |= dict.fromkeys((*flying, *came.get(each, ())))
+                came.setdefault(each, []).append(end.name)
+            if not ready and not relies and (another := await self._another(plan_id, known, own, before)) is not None:
+                relies[another] = None
+            along = self._along(end, ready, had)
+            edit = None
+            if not ready or is_clean(end):
+                edit = self._place.edges.passed_on(
+                    plan_id,
+                    seen_of(end),
+                    end.task,
+                    end.result,
+                    ready=ready,
+                    relies=relies,
+                    gone=gone,
+                    items=along.items(),
+                )
             if edit is None:
                 left.append(end)
             else:
                 had += len(along.puts)
-                landed = partial(self._note_landed, along) if along.puts else bool
-                end.end(Done((*edit.checks, *along.checks), tuple(edit.ops), landed))
+                end.end(Done(tuple(edit.checks), tuple(edit.ops), partial(self._note_landed, known, end.name, along)))
         known.flying.append(frozenset(own))
         return left
 
@@ -247,22 +219,35 @@ class Ends:
     async def _others(
         self, plan_id: str, known: Known, ends: Sequence[End], away: Callable[[str], bool]
     ) -> dict[str, str]:
-        """By successor a task that it waits for, besides those that end now."""
-        names = dict.fromkeys(each for end in ends if end.task is not None for each in end.task.record.succ)
+        """By successor a task that it waits for, and that has not ended, besides those that end now."""
+        tasks = [end.task.record for end in ends if end.task is not None]
+        hints = {each: late for task in tasks for each, late in zip(task.succ, task.late, strict=False) if late}
+        may_be = {
+            each: [late] for each, late in hints.items() if each not in known.tasks and not known.is_over(late, away)
+        }
+        live: set[str] = set()
+        found = await self._living(plan_id, known, may_be, live)
+        names = [each for each in dict.fromkeys(each for task in tasks for each in task.succ) if each not in found]
         unknown = [each for each in names if each not in known.tasks]
         if unknown:
             known.learn(await self._place.tasks(plan_id, unknown))
-        found: dict[str, str] = {}
         most, left = _FIRST_LOOK, [each for each in names if known.is_waiting(each)]
         while left:
-            pairs = [(each, dep) for each in left for dep in known.candidates(each, away, most)]
-            there = await self._place.edges_there(plan_id, pairs)
-            known.done.update(dep for pair in pairs if pair not in there for dep in pair[1:])
-            found.update(reversed(there))
-            asked = {each for each, _ in pairs}
-            left = [each for each in left if each in asked and each not in found]
+            may_be = {each: known.candidates(each, away, most) for each in left}
+            found |= await self._living(plan_id, known, may_be, live)
+            left = [each for each, deps in may_be.items() if deps and each not in found]
             most *= _LONGER
         return found
+
+    async def _living(
+        self, plan_id: str, known: Known, may_be: Mapping[str, Sequence[str]], live: set[str]
+    ) -> dict[str, str]:
+        """By successor the first of these that has not ended; ``live`` has such as were asked for, and gets more."""
+        asked = dict.fromkeys(dep for deps in may_be.values() for dep in deps if dep not in live)
+        there = await self._place.not_ended(plan_id, list(asked))
+        live |= there
+        known.ended.update(dep for dep in asked if dep not in there)
+        return {each: dep for each, deps in may_be.items() for dep in reversed(deps) if dep in live}
 
     async def _another(self, plan_id: str, known: Known, own: Iterable[str], before: Iterable[str]) -> str | None:
         """A task of the plan that has not ended, and will most likely not soon."""
@@ -291,27 +276,30 @@ class Ends:
                 end.end(Done())
             return
         ended: list[tuple[End, Task]] = []
-        simple = [(end, found[end.name]) for end in ends if end.name in found and _is_simple(plan, found[end.name])]
-        for some in _together(simple):
-            ended += await self._write(plan_id, plan, some)
+        simple = [(end, found[end.name]) for end in ends if end.name in found and is_simple(plan, found[end.name])]
+        for some in gathered(simple):
+            ended += await self._write(plan_id, some)
         for end in ends:
             if all(end is not each for each, _ in simple):
                 await self._end_alone(end)
         if ended:
             succ = dict.fromkeys(each for _, task in ended for each in task.record.succ)
-            takes = None if self._handing is None or entry is None else self._handing.of(plan_id, entry, plan)
-            await self._progress.look(plan_id, plan, list(succ), takes)
+            takes = None if self._handing is None else self._handing.of(plan_id, entry, plan)
+            known = self._known(plan_id, plan)
+            known.ended.update(end.name for end, _ in ended)
+            await self._progress.look(plan_id, (entry, plan), list(succ), takes, known.ended)
             await self._progress.complete(plan_id)
             if self._handing is not None:
                 self._handing.settle(plan_id)
         for end, _ in ended:
             end.end(Done())
 
-    async def _seen(self, plan_id: str, ends: Sequence[End]) -> tuple[Entry | None, PlanRecord, dict[str, Task]]:
+    async def _seen(self, plan_id: str, ends: Sequence[End]) -> tuple[Entry, PlanRecord, dict[str, Task]]:
         """The plan and the tasks of these: as they began at the first try, read anew at the second."""
         known = {end.name: end.task for end in ends if end.task is not None}
-        if ends[0].plan is not None and len(known) == len(ends):
-            return ends[0].entry, ends[0].plan, known
+        seen = seen_of(ends[-1])
+        if seen is not None and len(known) == len(ends):
+            return *seen, known
         entry, plan = await self._place.plan(plan_id)
         found = {task.name: task for task in await self._place.tasks(plan_id, [end.name for end in ends])}
         remembered = self._known(plan_id, plan)
@@ -319,10 +307,10 @@ class Ends:
         remembered.forget([each for task in found.values() for each in task.record.succ])
         return entry, plan, found
 
-    async def _write(self, plan_id: str, plan: PlanRecord, some: list[tuple[End, Task]]) -> list[tuple[End, Task]]:
+    async def _write(self, plan_id: str, some: list[tuple[End, Task]]) -> list[tuple[End, Task]]:
         """Write these results, all or none; of which that is known. The others were ended one by one."""
         if all(end.claim.is_held for end, _ in some):
-            edits = [self._place.edges.finished(plan_id, plan, task, end.result, ()) for end, task in some]
+            edits = [self._place.edges.done(plan_id, task, end.result) for end, task in some]
             checks: list[Check] = [end.claim.fence for end, _ in some]
             checks += [check for each in edits for check in each.checks]
             if await self._place.commit(Edit(checks, [op for each in edits for op in each.ops])):
@@ -346,28 +334,3 @@ class Ends:
 def _give_back(ends: Iterable[End], error: LatchworkError) -> None:
     for end in ends:
         end.end(Release(str(error)[:200], count=False))
-
-
-def _last_of(ends: Sequence[End]) -> dict[str, str]:
-    """By successor, the last of these that it comes after."""
-    return {each: end.name for end in ends if end.task is not None for each in end.task.record.succ}
-
-
-def _is_simple(plan: PlanRecord, task: Task) -> bool:
-    """Whether it is to be done, as expected, and has not many successors."""
-    is_live = plan.state in (PlanState.READY, PlanState.CANCELLING)
-    return is_live and task.record.state is TaskState.READY and len(task.record.succ) <= MOST_TOGETHER
-
-
-def _together(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
-    """As many as fit into each transaction."""
-    found: list[list[tuple[End, Task]]] = []
-    room = 0
-    for end, task in ends:
-        cost = 5 + len(task.record.succ) + len(end.result) // 10_000
-        if room < cost:
-            found.append([])
-            room = MOST_WRITES
-        found[-1].append((end, task))
-        room -= cost
-    return found

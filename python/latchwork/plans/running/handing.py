@@ -15,7 +15,7 @@ from latchwork.plans.records import PlanRecord, PlanState, Task
 from latchwork.plans.states import item_value
 from latchwork.primitives import Backlog, BacklogClaim, PutTaken
 from latchwork.store import Session
-from latchwork.types import At, Check, Committed, Entry, Op
+from latchwork.types import Committed, Entry, Op
 
 
 @dataclass(slots=True)
@@ -23,11 +23,9 @@ class Along:
     """Tasks of one transaction that are taken along.
 
     Attributes:
-        checks: that the plan is as it is for a claim.
         puts: by task, what puts its item and takes it.
     """
 
-    checks: tuple[Check, ...] = ()
     puts: dict[str, PutTaken] = field(default_factory=dict)
 
     def items(self) -> dict[str, Sequence[Op]]:
@@ -86,7 +84,7 @@ class Handing:
 
         Args:
             plan_id: of which plan.
-            seen: the plan, as it is checked.
+            seen: the plan, as it is checked where tasks become ready: as for a claim.
             tasks: in the order in which they are wanted.
             had: how many were chosen a moment ago, and are not here yet.
         """
@@ -96,7 +94,7 @@ class Handing:
         some = some[: max(0, self.spare() - had)] if some else some
         if not some:
             return NOBODY
-        return Along((At(seen[0]),), {each.name: self._put(plan_id, seen[1], each) for each in some})
+        return Along({each.name: self._put(plan_id, seen[1], each) for each in some})
 
     def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> PutTaken:
         shelf = self._place.edges.shelf(plan, task.record)

@@ -22,8 +22,8 @@ class Known:
 
     Attributes:
         tasks: successors, as they were read.
-        waits: by successor what it waits for, without the last ones that are known to be done.
-        done: tasks that are done: they stay so.
+        waits: by successor what it waits for, without the last ones that are known to have ended.
+        ended: tasks that have ended: they stay so until a recover.
         last: a task that had not ended, and may be the last to.
         flying: ends of the rounds before, on their way.
         wary: so many ends look themselves, since ends that left that to others were refused.
@@ -32,7 +32,7 @@ class Known:
 
     tasks: dict[str, Task] = field(default_factory=dict)
     waits: dict[str, list[str]] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
     last: str | None = None
     flying: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     wary: int = 0
@@ -69,14 +69,18 @@ class Known:
         task = self.tasks.get(name)
         return task is not None and task.record.state is TaskState.WAITING
 
+    def is_over(self, name: str, away: Callable[[str], bool]) -> bool:
+        """Whether a task has ended, or is about to."""
+        return name in self.ended or away(name)
+
     def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
-        """What a successor may wait for, the last first, without what is done or on its way."""
+        """What a successor may wait for, the last first, without what has ended or is about to."""
         waits = self.waits[name]
-        while waits and waits[-1] in self.done:
+        while waits and waits[-1] in self.ended:
             waits.pop()
         found: list[str] = []
         for dep in reversed(waits):
-            if dep not in self.done and not away(dep):
+            if dep not in self.ended and not away(dep):
                 found.append(dep)
                 if len(found) >= most:
                     break

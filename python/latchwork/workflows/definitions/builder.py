@@ -23,7 +23,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from latchwork.workflows.definitions.built import BUILT
-from latchwork.workflows.definitions.model import Definition, ScheduleSpec, TaskSpec
+from latchwork.workflows.definitions.model import AlertsSpec, Definition, Part, ScheduleSpec, TaskSpec
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
@@ -231,7 +231,8 @@ def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         fn: a function at the top of its module, whose arguments and result are JSON values.
         name: of its tasks; the function's by default. A second call in a workflow is numbered.
         options: fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
-            ``delay_s``, ``worker_group``, ``task_group``, ``enabled``, ``env``; and ``after``.
+            ``delay_s``, ``max_queued_s``, ``cache_s``, ``worker_group``, ``task_group``, ``enabled``, ``environment``,
+        ``env``; and ``after``.
     Raises:
         TypeError: an option that no task has, or a function inside another one.
     """
@@ -290,6 +291,13 @@ class Cron(ScheduleSpec):
 
     def __init__(self, cron: str, **fields: Any) -> None:
         super().__init__(cron=cron, **fields)
+
+
+class Alerts(AlertsSpec):
+    """Who is told of what: ``Alerts("ops", on="all", failover=True)``."""
+
+    def __init__(self, *channels: str, **fields: Any) -> None:
+        super().__init__(**{"channels": channels, **fields})
 
 
 class Workflow:
@@ -367,7 +375,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
         described = inspect.getdoc(function) or ""
         fields = {"description": described, **options, "name": building.name, "params": params}
         tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
-        plain = {key: each.model_dump() if isinstance(each, ScheduleSpec) else each for key, each in fields.items()}
+        plain = {key: each.model_dump() if isinstance(each, Part) else each for key, each in fields.items()}
         return Workflow(checked({**plain, "tasks": tasks}, TaskTypes()))
 
     return made if fn is None else made(fn)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.workflows.state import LOGICAL, OnFailure, OnTimeout, Plan, Rule
+from latchwork.workflows.state import LOGICAL, AlertRule, OnFailure, OnTimeout, Plan, Rule
 from latchwork.workflows.types.logical import rule_of
 
 #: Names are segments of keys in the store, and words of a command line.
@@ -52,6 +52,24 @@ class ScheduleSpec(Part):
     max_lateness_s: Seconds = 86_400.0
 
 
+class AlertsSpec(Part):
+    """Who is told of what.
+
+    Attributes:
+        on: which ends of a run are told: ``none``, ``success``, ``failure``, or ``all``, which has stops among it.
+        channels: names of those that tell it.
+        timeouts: tell that a task or the run takes longer than ``timeout_s``, where its ``on_timeout`` is ``warn`` or
+            ``both``. What ``fail`` ends is a failure, and told as one.
+        failover: tell that a worker died, so that an attempt runs again; and that a master did, so that another has
+            the run.
+    """
+
+    on: Literal["none", "success", "failure", "all"] = "failure"
+    channels: Annotated[tuple[Name, ...], Field(min_length=1, max_length=20)]
+    timeouts: bool = True
+    failover: bool = False
+
+
 class TaskSpec(Part):
     """One task.
 
@@ -67,10 +85,14 @@ class TaskSpec(Part):
         on_timeout: ``fail`` ends it, ``warn`` tells somebody, ``both`` does both.
         priority: among the tasks of its instance.
         delay_s: seconds to wait once it could start.
+        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
+        cache_s: seconds for which its outputs stand for those of any task of the project with the same type, values
+            and code, which has them without running; None: it runs.
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
         enabled: else it is skipped, which counts as success.
-        env: environment variables of the task.
+        environment: a named set of environment variables; None: that of the workflow.
+        env: further environment variables of the task, over those.
         map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
         map_parallel: so many of them at a time; None: as many as workers take.
     """
@@ -86,9 +108,12 @@ class TaskSpec(Part):
     on_timeout: OnTimeout = OnTimeout.FAIL
     priority: Priority = "medium"
     delay_s: Seconds = 0.0
+    max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     worker_group: Name | None = None
     task_group: Name | None = None
     enabled: bool = True
+    environment: Name | None = None
     env: dict[str, str] = Field(default_factory=dict)
     map: list[Any] | str | None = None
     map_parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -109,9 +134,12 @@ class Definition(Part):
         on_timeout: as that of a task, for the whole run.
         serial: what a start does while another instance runs: ``parallel`` runs too, ``wait`` comes after it,
             ``discard`` is dropped, ``priority`` ends the other.
+        max_runs: so many instances run at a time; None: one if ``serial`` says so, else any. A start that is one too
+            many does what ``serial`` says; with ``parallel`` it waits.
         worker_group: which workers take its tasks.
         tenant: the user of the machine that tasks run as; None: the worker's.
         environment: a named set of environment variables; None: none.
+        alerts: who is told of what; None: nobody of anything.
         tasks: in the order in which people read them.
     """
 
@@ -125,9 +153,11 @@ class Definition(Part):
     timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     on_timeout: OnTimeout = OnTimeout.WARN
     serial: Literal["parallel", "wait", "discard", "priority"] = "parallel"
+    max_runs: Annotated[int, Field(ge=1, le=10_000)] | None = None
     worker_group: Name = "default"
     tenant: Name | None = None
     environment: Name | None = None
+    alerts: AlertsSpec | None = None
     tasks: tuple[TaskSpec, ...]
 
     def task(self, name: str) -> TaskSpec:
@@ -152,7 +182,12 @@ def plan_of(definition: Definition, order: tuple[str, ...]) -> Plan:
         on_failure=definition.on_failure,
         timeout_s=definition.timeout_s,
         on_timeout=definition.on_timeout,
+        alerts=None if definition.alerts is None else _alerts(definition.alerts),
     )
+
+
+def _alerts(spec: AlertsSpec) -> AlertRule:
+    return AlertRule(spec.on, timeouts=spec.timeouts, failover=spec.failover)
 
 
 def _rule(task: TaskSpec) -> Rule:
@@ -166,5 +201,6 @@ def _rule(task: TaskSpec) -> Rule:
         enabled=task.enabled,
         maps=task.map is not None,
         map_parallel=task.map_parallel,
+        max_queued_s=task.max_queued_s,
     )
     return replace(plain, **rule_of(task.type, task.params, plain)) if task.type in LOGICAL else plain

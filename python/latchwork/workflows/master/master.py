@@ -17,6 +17,7 @@ from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
 from latchwork.store import Store
+from latchwork.workflows.alerts.sender import POLL_S, Sender
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
@@ -24,7 +25,9 @@ from latchwork.workflows.installation import join_store
 from latchwork.workflows.keys import Keys, Order, shard_name
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.master import chores
-from latchwork.workflows.master.shard import POLL_S, ShardRun, Tools
+from latchwork.workflows.master.shard import POLL_S as SHARD_POLL_S
+from latchwork.workflows.master.shard import ShardRun, Tools
+from latchwork.workflows.secrets import Secrets
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ _log = logging.getLogger(__name__)
 SHARDS_JOB = "workflow-shards"
 #: The job of one of them, which deletes what is too old.
 CHORES_JOB = "workflow-chores"
+#: The job of one of them, which sends alerts.
+ALERTS_JOB = "workflow-alerts"
 #: Seconds between two passes of chores, and before the first one.
 CHORES_EVERY_S, CHORES_FIRST_S = 600.0, 60.0
 #: Seconds without the database after which a node gives its shards away.
@@ -59,6 +64,8 @@ class Master:
         logs: the log store of the workers; without, runs that are too old stay.
         keep: how long things are kept.
         chores_every_s: seconds between two looks for what is too old.
+        secrets: of this machine, for channels of alerts; by default those of its environment.
+        alerts_every_s: seconds between two looks for alerts that are to be sent.
     """
 
     def __init__(
@@ -69,12 +76,14 @@ class Master:
         node_id: str | None = None,
         order: Order = "instance",
         lock_ttl_s: float = 10.0,
-        poll_s: float = POLL_S,
+        poll_s: float = SHARD_POLL_S,
         name: str = "workflows",
         observers: Iterable[Observer] = (),
         logs: LogStore | None = None,
         keep: chores.Retention | None = None,
         chores_every_s: float = CHORES_EVERY_S,
+        secrets: Secrets | None = None,
+        alerts_every_s: float = POLL_S,
     ) -> None:
         self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
         self._store = store
@@ -83,6 +92,8 @@ class Master:
         self._logs = logs
         self._keep = keep
         self._chores_every_s = chores_every_s
+        self._secrets = secrets or Secrets()
+        self._alerts_every_s = alerts_every_s
         self._tools = Tools(database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told)
         self._mutex = mutex()
         self._closing = threading.Event()
@@ -148,10 +159,18 @@ class Master:
             schedule=FixedDelay(self._chores_every_s),
             initial_delay_s=min(CHORES_FIRST_S, self._chores_every_s),
         )
+        sends = Job(
+            ALERTS_JOB,
+            work_pool=["alerts"],
+            run=self._send_alerts,
+            schedule=FixedDelay(1.0),
+            initial_delay_s=0.0,
+            threads=Threads.per_item(),
+        )
         return JobManager(
             self._store,
             self.node_id,
-            [shards, tidies],
+            [shards, tidies, sends],
             namespace=self._tools.keys.cluster,
             lock_ttl_s=self._lock_ttl_s,
             observers=self._observers,
@@ -185,6 +204,26 @@ class Master:
             chores.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
         except chores.PASSING as error:
             _log.warning("what is too old is deleted later: %s", error)
+
+    def _send_alerts(self, context: JobContext) -> None:
+        for item in context.work_share:
+            sender = Sender(
+                self._tools.database,
+                self._secrets,
+                token=context.fence(item).token,
+                logs=self._logs,
+                remaining_s=context.remaining_s,
+                poll_s=self._alerts_every_s,
+            )
+            forget = context.on_stop(sender.stop)
+            try:
+                sender.run()
+            except NotOwner as error:
+                _log.info("%s", error)
+            except chores.PASSING as error:
+                _log.warning("alerts are sent later: %s", error)
+            finally:
+                forget()
 
     def _told(self, answers: bool) -> None:
         if answers:

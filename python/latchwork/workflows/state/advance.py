@@ -33,7 +33,16 @@ from latchwork.workflows.state.events import (
     Stop,
     Wake,
 )
-from latchwork.workflows.state.records import IN_HANDS, Instance, InstanceState, OnTimeout, Plan, Task, TaskState
+from latchwork.workflows.state.records import (
+    IN_HANDS,
+    NOT_TAKEN,
+    Instance,
+    InstanceState,
+    OnTimeout,
+    Plan,
+    Task,
+    TaskState,
+)
 from latchwork.workflows.state.settle import settle
 from latchwork.workflows.state.working import Working
 
@@ -74,7 +83,7 @@ def _apply(work: Working, event: Event) -> None:  # noqa: C901, PLR0912 - one li
         case Recover():
             commands.recover(work, event)
         case Rerun():
-            commands.rerun(work)
+            commands.rerun(work, event)
         case ForceSuccess():
             commands.force_success(work, event)
         case ForceStart():
@@ -106,7 +115,7 @@ def _lost(work: Working, event: Lost) -> None:
     task = work.attempt(event.task, event.n, event.run)
     if task is None or task.state is not TaskState.RUNNING or task.held:
         return
-    work.put(event.task, TaskState.SUBMITTED)
+    work.queue(event.task, task.n)
     if event.died:
         work.tell("failover", event.task, event.n)
 
@@ -117,12 +126,23 @@ def _ended(work: Working, event: Ended) -> None:
         return
     if task.held:
         logical.ended(work, event.task)
+    _overdue(work, event, task)
     if event.outcome is Outcome.SUCCESS:
         work.put(event.task, TaskState.SUCCESS)
     elif event.outcome is Outcome.KILLED:
         work.put(event.task, TaskState.KILLED)
     else:
         _failed(work, event, replace(task, failures=task.failures + 1))
+
+
+def _overdue(work: Working, event: Ended, task: Task) -> None:
+    """It took too long, and ended before anybody looked: its worker may have ended it at that moment."""
+    rule = work.plan.rule(event.task)
+    is_said = task.state is TaskState.RUNNING and task.wake_at is None
+    if task.held or is_said or rule.timeout_s is None or rule.on_timeout is OnTimeout.FAIL:
+        return
+    if event.took_s >= rule.timeout_s:
+        work.tell("timeout", event.task, event.n)
 
 
 def _failed(work: Working, event: Ended, task: Task) -> None:
@@ -146,5 +166,9 @@ def _removed(work: Working, event: Removed) -> None:
         work.put(event.task, TaskState.KILLED)
     elif work.state is InstanceState.READY_PAUSE:
         work.put(event.task, TaskState.PAUSED)
+    elif task.is_overdue and task.forced_after != task.n:
+        work.tell(NOT_TAKEN, event.task, event.n)
+        ended = Ended(event.task, event.n, Outcome.FAILURE, event.run)
+        _failed(work, ended, replace(task, failures=task.failures + 1))
     else:  # resumed, or started by force, meanwhile: another attempt
         work.put(event.task, TaskState.READY)

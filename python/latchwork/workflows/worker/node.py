@@ -26,9 +26,9 @@ from latchwork.words import reason
 from latchwork.workflows.definitions.model import NAME_PATTERN
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
+from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker.options import WorkerOptions
-from latchwork.workflows.worker.secrets import Secrets
 from latchwork.workflows.worker.shift import Shift
 
 if TYPE_CHECKING:

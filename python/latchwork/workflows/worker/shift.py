@@ -21,12 +21,12 @@ from latchwork.types import Change
 from latchwork.workflows.bundles import BundleCache
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import Health, LogStore
+from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker.lanes import Lanes
 from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.performing import Performing
 from latchwork.workflows.worker.preparing import Preparing
-from latchwork.workflows.worker.secrets import Secrets
 from latchwork.workflows.worker.task_groups import TaskGroups
 from latchwork.workflows.worker.tenants import own_user
 

@@ -1,4 +1,4 @@
-"""Secrets by name, as the machine of a worker has them. They are in no database, no store, no spec and no log.
+"""Secrets by name, as the machine of a worker, or of a master, has them: in no database, no store, no spec, no log.
 
 In this order: the variable ``LATCHWORK_SECRET_<NAME>``, a file of the secrets directory, what packages provide by the
 entry point ``latchwork.workflow_secrets``: a function from a name to the value, or None.
@@ -23,7 +23,7 @@ Provider = Callable[[str], "str | None"]
 
 
 class SecretMissing(LatchworkError, LookupError):
-    """A worker has no secret of this name."""
+    """This machine has no secret of this name."""
 
 
 class Secrets:
@@ -60,7 +60,7 @@ class Secrets:
         if found is None:
             where = f", put it into {self._folder / name}" if self._folder is not None else ""
             raise SecretMissing(
-                f"this worker has no secret {name!r}: set {variable_of(name)} where it is started{where}, or run "
+                f"this machine has no secret {name!r}: set {variable_of(name)} where it is started{where}, or run "
                 f"'latchwork workflows secrets set {name}' beside 'serve'"
             )
         return found

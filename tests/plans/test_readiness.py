@@ -1,0 +1,128 @@
+"""What a task waits for stands in its record: when it is ready, and when it is not though all of that has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
+from latchwork.plans.states import Edit
+from latchwork.store.steps import run
+from latchwork.types import Put
+from plans.test_ends import FUNCTIONS as ECHO
+from plans.test_ends import OUTCOME, Bench, echo
+from plans.work import FUNCTIONS, WAIT_S, nothing_left, what_is_left
+
+
+def two_and_sum(plan):
+    plan.add(echo, [plan.add(echo, 1, name="one"), plan.add(echo, 2, name="two")], name="sum")
+    plan.add(echo, name="alone")
+
+
+@pytest.fixture
+def bench(store):
+    return Bench(store, two_and_sum, on_failure="continue")
+
+
+def fail(bench, name):
+    """As its worker does, which dies before it skips what comes behind."""
+    entry, plan = run(bench.place.plan("p"))
+    (task,) = run(bench.place.tasks("p", [name]))
+    edit = bench.place.edges.failed("p", entry, plan, task, why="no such day", result=b"=")
+    bench.store.commit(edit.checks, edit.ops)
+
+
+def end(bench, name):
+    (task,) = run(bench.place.tasks("p", [name]))
+    edit = bench.place.edges.done("p", task, OUTCOME.to_bytes())
+    bench.store.commit(edit.checks, edit.ops)
+
+
+def test_what_waits_for_a_task_that_failed_is_never_ready_whoever_looks(bench):
+    fail(bench, "one")
+    end(bench, "two")
+    run(bench.progress.look("p", run(bench.place.plan("p")), ["sum"]))
+    assert bench.state("sum") is TaskState.WAITING
+    run(bench.progress._try_ready("p", "sum"))
+    assert bench.state("sum") is TaskState.WAITING
+
+
+def test_what_failed_since_the_plan_was_read_makes_nothing_ready(bench):
+    before = run(bench.place.plan("p"))
+    fail(bench, "one")
+    end(bench, "two")
+    run(bench.progress.look("p", before, ["sum"]))
+    assert bench.state("sum") is TaskState.WAITING
+
+
+def test_an_end_in_a_plan_where_a_task_has_failed_looks_itself(bench):
+    fail(bench, "one")
+    bench.entry, bench.plan = run(bench.place.plan("p"))
+    (two,) = bench.decide("two")
+    assert bench.state("two") is TaskState.DONE  # written at once, and not with its item
+    assert bench.commit("two", two)
+    assert bench.state("sum") is TaskState.WAITING
+
+
+@pytest.mark.parametrize("state", [PlanState.CANCELLING, PlanState.RECOVERING], ids=lambda each: each.value)
+def test_nothing_becomes_ready_while_the_plan_is_cancelled_or_recovers(bench, state):
+    end(bench, "one")
+    end(bench, "two")
+    entry, plan = run(bench.place.plan("p"))
+    bench.store.put(entry.key, replace(plan, state=state).to_bytes())
+    run(bench.progress.look("p", run(bench.place.plan("p")), ["sum"]))
+    run(bench.progress._try_ready("p", "sum"))
+    assert bench.state("sum") is TaskState.WAITING
+
+
+def test_a_plan_with_failures_goes_on_where_nothing_waits_for_them(store):
+    functions = FUNCTIONS
+    with PlanWorker(store, slots=4, functions=functions):
+        with Plans(store, functions=functions).new(on_failure="continue") as plan:
+            bad = plan.add("fails", name="bad")
+            plan.add("same", bad, name="behind")
+            ref = plan.add("same", 0)
+            for _ in range(5):
+                ref = plan.add("add", ref, plan.add("same", 1))
+        assert plan.handle.wait(WAIT_S).state is PlanState.FAILED
+        assert plan.handle.result(ref, 0) == 5
+        assert plan.handle.status().tasks == {TaskState.DONE: 11, TaskState.FAILED: 1, TaskState.SKIPPED: 1}
+
+
+def test_a_wide_task_is_ready_once_the_first_of_many_has_ended_too(store):
+    """What it waits for is asked for from the last; of hundreds only one is left."""
+
+    def wide(plan):
+        plan.add(echo, [plan.add(echo, n, name=f"n{n}") for n in range(300)], name="sum")
+
+    bench = Bench(store, wide)
+    for at in range(1, 300, 40):
+        tasks = run(bench.place.tasks("p", [f"n{n}" for n in range(at, min(300, at + 40))]))
+        edits = [bench.place.edges.done("p", each, b"=") for each in tasks]
+        for first in range(0, len(edits), 20):
+            some = edits[first : first + 20]
+            bench.store.commit([c for e in some for c in e.checks], [o for e in some for o in e.ops])
+    look = bench.progress.look
+    run(look("p", run(bench.place.plan("p")), ["sum"]))
+    assert bench.state("sum") is TaskState.WAITING
+    assert Plans(store, functions=ECHO).get("p").why("sum") == ["n0"]
+    end(bench, "n0")
+    run(look("p", run(bench.place.plan("p")), ["sum"]))
+    assert bench.state("sum") is TaskState.READY
+
+
+def test_a_plan_that_was_stored_with_its_edges_as_keys_runs_and_is_removed_whole(store, place):
+    """An older form: what is left of it disturbs nobody."""
+    plans = Plans(store, functions=FUNCTIONS)
+    with plans.new(id="old") as plan:
+        one, two = plan.add("same", 1, name="one"), plan.add("same", 2, name="two")
+        plan.add("add", one, two, name="sum")
+    edit = Edit([], [Put(f"plans/in/old/sum/{each}", b"") for each in ("one", "two")])
+    assert run(place.commit(edit))
+    with PlanWorker(store, functions=FUNCTIONS):
+        assert plan.handle.result("sum", WAIT_S) == 3
+        assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
+        assert [key for key in what_is_left(store) if "/in/" in key]
+        plan.handle.remove()
+        nothing_left(store)

@@ -1,0 +1,500 @@
+"""The sender of alerts, against real servers: whatever dies when, each message comes at least once, at most twice."""
+
+import itertools
+import threading
+from contextlib import contextmanager, suppress
+
+import pytest
+import sqlalchemy as sa
+
+from latchwork.workflows.alerts.sender import Sender
+from latchwork.workflows.database.alerts import deliveries
+from latchwork.workflows.database.alerts.tables import alert, channel, delivery
+from latchwork.workflows.database.alerts.writing import put
+from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.errors import NotOwner
+from latchwork.workflows.installation import initialize, installation_of
+from latchwork.workflows.secrets import Secrets
+from patience import eventually
+from workflows.mail_servers import HookServer, MailServer, running
+
+NOW = 1_764_000_000.0
+DETAILS = {"workflow": "default.flow", "run": 1, "failed": [{"name": "a", "error": "no such table"}]}
+both_databases = pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file"), "postgres"], indirect=True)
+
+
+class Killed(BaseException):
+    """The process is gone from here on."""
+
+
+@pytest.fixture
+def mail():
+    with running(MailServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def hook():
+    with running(HookServer()) as server:
+        yield server
+
+
+class Office:
+    """A database with channels, and senders on it, which a test lets die."""
+
+    def __init__(self, database):
+        self.database = database
+        self.tokens = itertools.count(1)
+        self.now = NOW
+        initialize(database, shards=1)
+
+    def channel(self, name, kind, **options):
+        with self.database.write() as connection:
+            connection.execute(
+                sa.insert(channel).values(name=name, kind=kind, options=options, changed_at=NOW, enabled=True)
+            )
+
+    def mail_channel(self, server, name="ops", **options):
+        given = {"host": "127.0.0.1", "port": server.port, "security": "none", "sender": "flows@example.org"}
+        self.channel(name, "smtp", **{**given, "to": ["a@example.org"], "timeout_s": 5.0, **options})
+
+    def hook_channel(self, server, name="chat", path="/alerts", **options):
+        given = {"url": f"http://127.0.0.1:{server.port}{path}", "timeout_s": 5.0}
+        self.channel(name, "webhook", **{**given, **options})
+
+    def tell(self, *channels, cause="1@1.0", kind="failure", task="", **details):
+        with self.database.write() as connection:
+            said = {**DETAILS, **details}
+            return put(connection, channels, kind=kind, cause=cause, now=NOW, details=said, task_name=task)
+
+    def sender(self, token=None, **options):
+        given = {"poll_s": 0.05, "now": lambda: self.now, **options}
+        secrets = given.pop("secrets", {})
+        return Sender(self.database, Secrets(environ=secrets, providers=()), token=token or next(self.tokens), **given)
+
+    @contextmanager
+    def sending(self, token=None, **options):
+        made = self.sender(token, **options)
+        errors = []
+
+        def work():
+            try:
+                made.run()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="sender")
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def rows(self):
+        with self.database.read() as connection:
+            return connection.execute(sa.select(delivery).order_by(delivery.c.id)).all()
+
+    def states(self):
+        return [row.state for row in self.rows()]
+
+    def until(self, *states):
+        return eventually(lambda: self.states() == list(states) and self.rows(), 30.0)
+
+    def later(self, seconds=3600.0):
+        self.now += seconds
+
+
+@pytest.fixture
+def office(database):
+    return Office(database)
+
+
+@pytest.fixture
+def database_url(request, tmp_path):
+    """A file, unless a test asks for both."""
+    return f"sqlite:///{tmp_path}/flows.db"
+
+
+def test_a_mail_says_what_failed_and_is_named_by_its_delivery(office, mail):
+    office.mail_channel(mail, sender="Wächter <flows@example.org>", link="https://flows.example.org/")
+    office.tell("ops")
+    with office.sending():
+        (row,) = office.until("sent")
+    (got,) = mail.mails
+    assert got["Subject"] == "[latchwork] default.flow failed"
+    assert got["From"] == "Wächter <flows@example.org>"
+    assert got["Message-ID"].startswith(f"<{row.id}.1@")
+    assert "a: no such table" in got.get_content()
+    assert mail.envelopes == [["a@example.org"]]
+    assert (row.tries, row.doubts, row.next_at, row.error) == (0, 0, None, None)
+
+
+def test_a_webhook_gets_json_signed_with_a_key_that_only_the_machine_knows(office, hook):
+    import hashlib
+    import hmac
+
+    office.hook_channel(hook, path="/in/${secret:HOOK}", signing_key="${secret:KEY}", headers={"X-Team": "ops"})
+    office.tell("chat")
+    with office.sending(secrets={"LATCHWORK_SECRET_HOOK": "t0ken", "LATCHWORK_SECRET_KEY": "key"}):
+        (row,) = office.until("sent")
+    ((path, headers, raw, body),) = hook.posts
+    assert path == "/in/t0ken"
+    assert (body["kind"], body["workflow"], headers["X-Team"]) == ("failure", "default.flow", "ops")
+    moment = headers["X-Latchwork-Timestamp"]
+    signed = hmac.new(b"key", f"{moment}.".encode() + raw, hashlib.sha256).hexdigest()
+    assert headers["X-Latchwork-Signature"] == f"sha256={signed}"
+    assert headers["X-Latchwork-Delivery"] == f"{row.id}.1"
+
+
+# Crashes
+
+
+class Dying:
+    """A way to send that dies with its sender, before or after the message is out."""
+
+    def __init__(self, ways, kind, when):
+        self.send, self.when, self.kind = ways[kind], when, kind
+
+    def __call__(self, message, options, at):
+        if self.when == "before it is out":
+            raise Killed
+        self.send(message, options, at)
+        raise Killed
+
+
+def dies(office, monkeypatch, when):
+    """Let a sender die at a step of its first delivery."""
+    from latchwork.workflows.alerts import sender as module
+
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.excepthook", lambda _: None)
+        made = office.sender()
+        if when in {"before it is out", "after it is out"}:
+            made._ways = {"smtp": Dying(module.WAYS, "smtp", when)}
+        take, answer = deliveries.Sending.take, deliveries.Sending.answer
+
+        def taking(self, connection, *args):
+            if when == "before it is marked":
+                raise Killed
+            found = take(self, connection, *args)
+            if when == "before the mark is committed":
+                raise Killed
+            return found
+
+        def answering(self, connection, *args):
+            if when == "before the answer is written":
+                raise Killed
+            found = answer(self, connection, *args)
+            if when == "before the answer is committed":
+                raise Killed
+            return found
+
+        patched.setattr(deliveries.Sending, "take", taking)
+        patched.setattr(deliveries.Sending, "answer", answering)
+        with office.database.write() as connection:
+            made._sending.own(connection)
+        made._installation = installation_of(office.database).id
+        made._look()
+        for each in made._at_work():
+            each.join()
+
+
+@both_databases
+@pytest.mark.parametrize(
+    ("when", "mails"),
+    [
+        ("before it is marked", 1),
+        ("before the mark is committed", 1),
+        ("before it is out", 1),
+        ("after it is out", 2),
+        ("before the answer is written", 2),
+        ("before the answer is committed", 2),
+        ("never", 1),
+    ],
+)
+def test_a_mail_comes_though_its_sender_dies_at_any_step(office, mail, monkeypatch, when, mails):
+    office.mail_channel(mail)
+    office.tell("ops")
+    dies(office, monkeypatch, when)
+    with office.sending():
+        eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+    assert len(mail.mails) == mails
+    assert len({each["Message-ID"] for each in mail.mails}) == 1
+
+
+def test_a_mail_whose_second_sender_dies_too_is_not_sent_a_third_time(office, mail, monkeypatch):
+    office.mail_channel(mail)
+    office.tell("ops")
+    for _ in range(2):
+        dies(office, monkeypatch, "after it is out")
+        with office.sending(now=lambda: NOW):
+            eventually(lambda: "sending" not in office.states())
+        office.later(60.0)
+    with office.sending():
+        (row,) = office.until("unsure")
+    assert len(mail.mails) == 2
+    assert row.error == "its sender ended before it heard an answer"
+
+
+@both_databases
+def test_a_former_sender_that_wakes_takes_nothing_more(office, mail):
+    office.mail_channel(mail)
+    former = office.sender()
+    with office.database.write() as connection:
+        former._sending.own(connection)
+    with office.sending():
+        office.tell("ops", cause="first")
+        office.until("sent")
+    office.tell("ops", cause="second")
+    with pytest.raises(NotOwner), office.database.write() as connection:
+        former._sending.take(connection, office.rows()[1].id, NOW)
+    assert office.states() == ["sent", "pending"]
+
+
+def test_what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_changes_nothing(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops")
+    frozen, go = threading.Event(), threading.Event()
+
+    def send(message, options, at):
+        from latchwork.workflows.alerts import mail as module
+
+        frozen.set()
+        assert go.wait(30)
+        return module.send(message, options, at)
+
+    with office.sending(ways={"smtp": send}):
+        assert frozen.wait(30)
+        with office.sending():
+            eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+            assert len(mail.mails) == 1
+        go.set()
+        eventually(lambda: len(mail.mails) == 2)
+    assert office.states() == ["sent"]
+    assert office.rows()[0].doubts == 1
+
+
+@both_databases
+def test_of_two_senders_at_a_time_one_sends_each_mail(office, mail):
+    office.mail_channel(mail)
+    for each in range(10):
+        office.tell("ops", cause=str(each))
+    first, second = office.sender(), office.sender()
+    threads = [threading.Thread(target=_ignoring_newer, args=(each,), name="sender") for each in (first, second)]
+    for each in threads:
+        each.start()
+    try:
+        eventually(lambda: office.later(60.0) or office.states() == ["sent"] * 10)
+    finally:
+        for each in (first, second):
+            each.stop()
+        for each in threads:
+            each.join()
+    assert len({each["Message-ID"] for each in mail.mails}) == 10
+    assert len(mail.mails) <= 11
+
+
+def _ignoring_newer(sender):
+    with suppress(NotOwner):
+        sender.run()
+
+
+def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office, mail, monkeypatch):
+    office.mail_channel(mail)
+    office.tell("ops")
+    answer, lost = deliveries.Sending.answer, []
+
+    def failing(self, *args):
+        if len(lost) < 2:
+            lost.append(1)
+            raise DatabaseUnavailable("away")
+        return answer(self, *args)
+
+    monkeypatch.setattr(deliveries.Sending, "answer", failing)
+    with office.sending():
+        office.until("sent")
+    assert (len(mail.mails), len(lost)) == (1, 2)
+
+
+# Channels in trouble
+
+
+def test_a_channel_that_hangs_holds_up_no_other_and_is_not_asked_a_third_time(office, mail, hook):
+    hook.answer = "hang"
+    office.hook_channel(hook, timeout_s=0.5)
+    office.mail_channel(mail)
+    office.tell("chat", "ops")
+    with office.sending():
+        eventually(lambda: len(mail.mails) == 1)
+        assert not hook.gate.is_set()
+        eventually(lambda: office.later(60.0) or sorted(office.states()) == ["sent", "unsure"], 30.0)
+    assert len(hook.posts) == 2
+    assert "did not answer within 0.5 s" in office.rows()[0].error
+
+
+@pytest.mark.parametrize("fault", ["hang", "slow"])
+def test_a_mail_server_that_says_nothing_or_too_slowly_is_left_in_time_and_asked_again(office, mail, fault):
+    mail.fault = fault
+    office.mail_channel(mail, timeout_s=0.5)
+    office.tell("ops")
+    with office.sending():
+        eventually(lambda: office.rows()[0].tries == 1)
+        mail.fault = ""
+        eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+    assert len(mail.mails) == 1
+
+
+@pytest.mark.parametrize("fault", ["hang at the end", "drop at the end"])
+def test_a_mail_whose_answer_is_missing_is_sent_once_more(office, mail, fault):
+    mail.fault = fault
+    office.mail_channel(mail, timeout_s=0.5)
+    office.tell("ops")
+    with office.sending():
+        eventually(lambda: office.rows()[0].doubts == 1)
+        mail.fault = ""
+        eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+    assert len(mail.mails) == 2
+
+
+def test_a_channel_that_refuses_is_asked_again_with_growing_waits_and_given_up_at_last(office, hook):
+    hook.answer = 500
+    office.hook_channel(hook)
+    office.tell("chat")
+    waits = []
+    with office.sending():
+        for tries in range(1, 9):
+            row = eventually(lambda tries=tries: office.rows()[0].tries == tries and office.rows()[0])
+            if row.next_at is not None:
+                waits.append(row.next_at - office.now)
+                office.now = row.next_at + 60.0  # the channel's rest is over as well
+        (row,) = office.until("failed")
+    assert len(hook.posts) == 8
+    assert waits == [15.0 * 2**each for each in range(7)]
+    assert row.error.startswith("it answered 500")
+
+
+@pytest.mark.parametrize("answer", [301, 302, 307, 308, 400, 401, 404])
+def test_a_webhook_that_redirects_or_rejects_is_asked_once(office, hook, answer):
+    with running(HookServer()) as elsewhere:
+        hook.answer, hook.headers = answer, {"Location": f"http://127.0.0.1:{elsewhere.port}/"}
+        office.hook_channel(hook)
+        office.tell("chat")
+        with office.sending():
+            office.until("failed")
+        assert (len(hook.posts), elsewhere.posts) == (1, [])
+
+
+def test_a_mail_server_that_is_not_there_is_asked_again(office, mail):
+    with running(MailServer()) as gone:
+        port = gone.port
+    office.mail_channel(mail, port=port)
+    office.tell("ops")
+    with office.sending():
+        eventually(lambda: office.rows()[0].tries == 1)
+    assert office.states() == ["pending"]
+    assert "refused" in office.rows()[0].error.lower()
+
+
+def test_who_is_refused_keeps_no_other_recipient_from_the_mail_and_is_named(office, mail):
+    mail.refused = {"b@example.org"}
+    office.mail_channel(mail, to=["a@example.org", "b@example.org"])
+    office.tell("ops")
+    with office.sending():
+        (row,) = office.until("sent")
+    assert mail.envelopes == [["a@example.org"]]
+    assert row.error == "1 recipient refused: b@example.org (550 nobody of this name)"
+
+
+def test_an_alert_that_cannot_be_made_into_a_message_holds_up_no_other(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops", cause="1", failed=[17])
+    office.tell("ops", cause="2")
+    with office.sending():
+        rows = office.until("failed", "sent")
+    assert rows[0].error.startswith("it cannot be made into a message: AttributeError")
+
+
+def test_a_channel_that_is_missing_is_waited_for_and_one_that_is_switched_off_is_not(office, mail):
+    office.tell("ops", "off")
+    office.mail_channel(mail, name="off")
+    with office.database.write() as connection:
+        connection.execute(sa.update(channel).values(enabled=False))
+    with office.sending():
+        eventually(lambda: office.rows()[0].tries == 1)
+        assert "there is no channel 'ops'" in office.rows()[0].error
+        office.mail_channel(mail)
+        office.later()
+        office.until("sent", "failed")
+    assert office.rows()[1].error == "the channel is switched off"
+
+
+# Hostile contents
+
+
+def test_a_secret_that_a_server_repeats_is_masked_in_what_is_kept(office, mail):
+    with running(MailServer(user="flows", password="hunter2")) as strict:
+        office.mail_channel(strict, user="flows", password="${secret:MAIL}")
+        office.tell("ops")
+        with office.sending(secrets={"LATCHWORK_SECRET_MAIL": "wrong-one"}):
+            row = eventually(lambda: office.rows()[0].tries and office.rows()[0])
+        assert "535 no, not ***" in row.error
+        office.later()
+        with office.sending(secrets={"LATCHWORK_SECRET_MAIL": "hunter2"}):
+            office.until("sent")
+    assert len(strict.mails) == 1
+
+
+def test_a_secret_that_is_missing_is_said_and_waited_for(office, hook):
+    office.hook_channel(hook, path="/${secret:HOOK}")
+    office.tell("chat")
+    with office.sending():
+        row = eventually(lambda: office.rows()[0].tries and office.rows()[0])
+    assert "LATCHWORK_SECRET_HOOK" in row.error
+    assert hook.posts == []
+
+
+@pytest.mark.parametrize("evil", ["x\r\nBcc: all@example.org", "x\nSubject: other", "\x1b[2Jx", "\ud800", "\u202egpj"])
+def test_names_and_errors_of_tasks_add_no_header_and_move_no_cursor(office, mail, evil):
+    office.mail_channel(mail)
+    office.tell("ops", kind="timeout", task=evil.replace("\ud800", "a"), workflow=evil, error=evil)
+    with office.sending():
+        office.until("sent")
+    (got,) = mail.mails
+    assert "Bcc" not in got
+    assert len(got.get_all("Subject")) == 1
+    assert all(char.isprintable() or char == "\n" for char in got.get_content().replace("\r\n", "\n"))
+    assert mail.envelopes == [["a@example.org"]]
+
+
+def test_a_secret_of_several_lines_adds_no_header_to_a_webhook(office, hook):
+    office.hook_channel(hook, headers={"Authorization": "Bearer ${secret:T}"})
+    office.tell("chat")
+    with office.sending(secrets={"LATCHWORK_SECRET_T": "x\r\nX-Evil: 1"}):
+        office.until("failed")
+    assert hook.posts == []
+
+
+def test_a_mail_is_short_however_much_its_tasks_have_said(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops", failed=[{"name": f"t{each}", "error": "x" * 100_000} for each in range(2000)])
+    with office.sending():
+        office.until("sent")
+    (got,) = mail.mails
+    assert len(got.get_content()) <= 70_000
+
+
+def test_a_line_that_is_a_dot_ends_no_mail(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops", failed=[{"name": ".", "error": "."}], error=".\r\n.\r\nMAIL FROM:<x@example.org>")
+    with office.sending():
+        office.until("sent")
+    assert len(mail.mails) == 1
+
+
+def test_alerts_of_a_database_are_read_by_their_columns(office):
+    office.tell("ops")
+    with office.database.read() as connection:
+        assert connection.execute(sa.select(alert.c.kind)).scalar_one() == "failure"
