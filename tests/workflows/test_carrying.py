@@ -33,8 +33,9 @@ def full(database_url):
         definitions.apply(connection, a_workflow("off", project="billing"), shards=2, online=False)
         connection.execute(sa.update(tables.schedule).where(tables.schedule.c.code == found.code).values(enabled=False))
         connection.execute(sa.insert(tables.parameter).values(project="", name="bucket", value={"a": [1, None]}))
-        connection.execute(sa.insert(tables.environment).values(name="test", variables={"X": "on"}))
-        connection.execute(sa.insert(tables.connection).values(name="shop", url="sqlite:///shop.db", options={}))
+        connection.execute(sa.insert(tables.environment).values(project="", name="test", variables={"X": "on"}))
+        shop = {"url": "postgresql://etl@db/shop", "secret": "shop"}
+        connection.execute(sa.insert(tables.connection).values(project="billing", name="shop", **shop))
         connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
         limit = {"project": "billing", "max_running_tasks": 5, "admission": "fail"}
         connection.execute(sa.insert(project_limit).values(**limit))
@@ -80,7 +81,7 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("workflow", "default.nightly"): ("changed", "timeout_s"),
         ("parameter", "bucket"): ("same",),
         ("environment", "test"): ("same",),
-        ("connection", "shop"): ("same",),
+        ("connection", "billing/shop"): ("same",),
         ("task group", "db"): ("changed", "size"),
         ("limit of project", "billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
