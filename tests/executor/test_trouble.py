@@ -204,11 +204,11 @@ def test_a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself(runn
             raise ValueError(f"cannot place {task.function}")
 
     broken = pool.with_options(picker=Broken())
+    runners()
     fine, bad = [], []
     for number in range(6):
         fine.append(pool.submit(square, number))
         bad.append(broken.submit(mark, "never"))
-    runners()
     assert [future.result(PATIENCE_S) for future in fine] == [0, 1, 4, 9, 16, 25]
     for future in bad:
         with pytest.raises(ValueError, match="cannot place mark"):

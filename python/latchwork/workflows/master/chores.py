@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork.words import counted, reason
 from latchwork.workflows.database import Database, retention
+from latchwork.workflows.database.policies import caches
 from latchwork.workflows.installation import installation_of
 from latchwork.workflows.logs import LogStore
 
@@ -62,6 +63,7 @@ class Gone:
         commands: that were done.
         fires: fire times.
         events: of timeline and audit.
+        outputs: that were kept for others.
         pages: of SQLite, given back to the file system.
     """
 
@@ -70,6 +72,7 @@ class Gone:
     commands: int = 0
     fires: int = 0
     events: int = 0
+    outputs: int = 0
     pages: int = 0
 
     def __str__(self) -> str:
@@ -122,6 +125,8 @@ class Chores:
             self._commands()
             self._fires()
             self._events()
+            while count := self._do(caches.forget, self._now()):
+                self._gone.outputs += count
             if self._database.is_sqlite:
                 self._pages()
         except Stopped:
