@@ -10,6 +10,7 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.database.settings import SettingKind
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import (
         Alerts,
@@ -74,6 +75,7 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.database.settings": ("SettingKind",),
             "latchwork.workflows.desk.groups": ("GroupSeen",),
             "latchwork.workflows.desk.limits": ("LimitSeen",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
@@ -107,6 +109,7 @@ __all__ = [
     "SchemaTooNew",
     "Serve",
     "ServeOptions",
+    "SettingKind",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

@@ -29,6 +29,7 @@ from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.desk import limits as limits_desk
 from latchwork.workflows.desk.many import Backfills
+from latchwork.workflows.desk.stored import StoredSettings
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
@@ -72,7 +73,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Backfills):
+class WorkflowClient(Backfills, StoredSettings):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -130,7 +131,7 @@ class WorkflowClient(Backfills):
     def validate(self, given: Given) -> list[Wrong]:
         """Every problem of a definition, in its order; empty if it can be run."""
         try:
-            definitions.check(self._parts, _plain(given))
+            definitions.check(self._parts, self._who, _plain(given))
         except DefinitionInvalid as error:
             return error.problems
         return []
@@ -167,7 +168,7 @@ class WorkflowClient(Backfills):
         sha256 = packed(module, self._parts.logs) if bundle and self._parts.logs is not None else None
         made = [each.definition if sha256 is None else bundled(each.definition, module, sha256) for each in found]
         for each in made:
-            definitions.check(self._parts, _plain(each))
+            definitions.check(self._parts, self._who, _plain(each))
         return [(of, self.apply(each, online=online)) for of, each in zip(found, made, strict=True)]
 
     def set_online(self, name: str, *, online: bool) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.records import Record
+from latchwork.records import Record, short
 from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Outcome
 
@@ -87,6 +87,8 @@ class Spec:
         values: what ``${name}`` stands for, but for secrets.
         schedule_time: what ``${time:...}`` starts from, in seconds since the epoch.
         tz: name of the time zone that it is told in.
+        connections: stored connections that it names, by name: ``url``, and ``secret``, the name of the password. No
+            value can be one: what a task puts out never says where a password goes.
     """
 
     head: Head
@@ -95,6 +97,7 @@ class Spec:
     values: Mapping[str, Any] = field(default_factory=dict)
     schedule_time: float = 0.0
     tz: str = "UTC"
+    connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
         """What to store in the item, and what in the key of its own, if it is large.
@@ -103,13 +106,15 @@ class Spec:
             ValueTooLarge: it is larger than anything that can be stored.
         """
         head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
-        body = {
+        body: dict[str, Any] = {
             "params": self.params,
             "env": self.env,
             "values": self.values,
             "schedule_time": self.schedule_time,
             "tz": self.tz,
         }
+        if self.connections:
+            body["connections"] = self.connections
         whole = _bytes({**head, **body})
         if len(whole) <= INLINE_BYTES:
             return whole, None
@@ -141,6 +146,7 @@ class Spec:
             record.mapping("values"),
             record.moment_s("schedule_time"),
             record.text("tz", "UTC"),
+            _connections(record),
         )
 
 
@@ -262,6 +268,15 @@ def _head(record: Record) -> Head:
         record.body.get("has_body") is True,
         _cache_key(record),
     )
+
+
+def _connections(record: Record) -> dict[str, Mapping[str, str]]:
+    found: dict[str, Mapping[str, str]] = {}
+    for name, each in record.mapping("connections", {}).items():
+        if not isinstance(each, dict) or not all(isinstance(part, str) for part in each.values()) or "url" not in each:
+            raise BadRecord(f"connection {short(name)} of a spec is no URL with the name of a secret")
+        found[name] = each
+    return found
 
 
 def _cache_key(record: Record) -> str | None:

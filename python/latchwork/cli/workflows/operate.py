@@ -200,11 +200,12 @@ def params_of(given: list[str]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise UsageError(f"{each!r} is no parameter; write -p name=value")
-        found[name] = _value(value)
+        found[name] = value_of(value)
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A value as it was written: JSON, or else text."""
     try:
         return read_json(text.encode())
     except BadRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import backfills, definitions, groups, instances, limits, lineage, people, rest
+from latchwork.workflows.api import backfills, definitions, groups, instances, limits, lineage, people, rest, settings
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
@@ -15,5 +15,6 @@ routers: tuple[APIRouter, ...] = (
     definitions.router,
     lineage.router,
     people.router,
+    settings.router,
     rest.router,
 )

@@ -23,8 +23,10 @@ from latchwork.workflows.database import Database, schedules
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
+from latchwork.workflows.database.views.missing import missing
+from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.exchange import Result
-from latchwork.workflows.installation import installation_of
+from latchwork.workflows.installation import check_pair, installation_of
 from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
@@ -206,13 +208,28 @@ class Doctor:
         if there is not None and there.value != installation.id.encode():
             why = "give the right pair, or join these two with `latchwork workflows adopt-store`"
             return [Finding("wrong store", self._store.url, None, why, can_mend=False)]
+        pair = self._store.get(self._keys.pair)
+        try:
+            with self._database.read() as connection:
+                check_pair(connection, None if pair is None else pair.value, self._store.url)
+        except StoreMismatch as error:
+            return [Finding("wrong store", self._store.url, None, str(error), can_mend=False)]
         first = judge(self._facts(), self._now())
         if not any(each.can_mend or each.kind == "unknown key" for each in first):
-            return first
+            return [*first, *self._missing()]
         self._wait(BETWEEN_S)
         second = judge(self._facts(), self._now())
         before = {(each.kind, each.subject) for each in first}
-        return [each for each in second if (each.kind, each.subject) in before]
+        return [*(each for each in second if (each.kind, each.subject) in before), *self._missing()]
+
+    def _missing(self) -> list[Finding]:
+        """What workflows name and is not there: their tasks will fail, or wait for ever."""
+        with self._database.read() as connection:
+            found = missing(connection)
+        return [
+            Finding("missing setting", f"{each.workflow} {each.path}", None, each.message, can_mend=False)
+            for each in found
+        ]
 
     def ask_to_mend(self, findings: Sequence[Finding], *, by: str) -> list[int]:
         """Ask the masters of these shards to read all again, and drop what nobody waits for; the commands."""

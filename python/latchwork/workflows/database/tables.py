@@ -47,8 +47,9 @@ _PEOPLE = text("by <> ''")
 
 #: The row of ``about`` with the token of whoever sends alerts.
 SENDER = "alerts sender"
-#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
+#: What this database is: ``id`` names the pair of it and its store, ``store`` the store itself, ``shards`` is how many
+#: there are, ``high/<shard>`` a transaction whose mark the store has, ``logs/<instance>`` of an instance that is gone,
+#: with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
 about = Table(
     "about",
     metadata,
@@ -278,20 +279,23 @@ parameter = Table(
     Column("value", JSON, nullable=False),
 )
 
+#: Named sets of variables, likewise.
 environment = Table(
     "environment",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("variables", JSON, nullable=False),
 )
 
-#: Everything of a connection but its password.
+#: Everything of a connection but its password, of which it has the name; likewise.
 connection = Table(
     "connection",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("url", String(1000), nullable=False),
-    Column("options", JSON, nullable=False),
+    Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
 task_group = Table(

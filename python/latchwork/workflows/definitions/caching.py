@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from latchwork.workflows.definitions.model import TaskSpec
-from latchwork.workflows.definitions.templates import SECRET, fill
+from latchwork.workflows.definitions.specs import connections_of, env_of
+from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill
 from latchwork.workflows.definitions.values import Run, built_in, values_of
-
-#: What values of stored connections are called.
-_CONNECTION = "connection:"
 
 
 def cache_key_of(
@@ -46,20 +44,20 @@ def cache_key_of(
     if task.cache_s is None:
         return None
     values = values_of(run, task, n, outputs, index=index)
-    env = {**run.environment, **task.env}
-    connection = task.params.get("connection")
-    stored = values.get(f"{_CONNECTION}{connection}")
-    if names_secret([task.params, env]) or (isinstance(stored, Mapping) and stored.get("secret")):
+    env = env_of(run, task, values)
+    stored = connections_of(run, task, env, values)
+    if names_secret([task.params, env]) or any(each.get("secret") for each in stored.values()):
         return None
+    known = {**values, **{f"{CONNECTION}{name}": each["url"] for name, each in stored.items()}}
     made = {
         "project": run.definition.project,
         "tenant": run.definition.tenant,
         "type": task.type,
         "params": {
-            name: value if name in quoted else fill(value, values, run.moment) for name, value in task.params.items()
+            name: value if name in quoted else fill(value, known, run.moment) for name, value in task.params.items()
         },
-        "env": fill(env, values, run.moment),
-        "connection": stored,
+        "env": fill(env, known, run.moment),
+        "connections": stored,
         "values": _seen(run, task, n, values, quoted),
     }
     text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
@@ -79,8 +77,6 @@ def _seen(run: Run, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: f
     differs = built_in(run, task.name, n).keys()
 
     def counts(name: str) -> bool:
-        if name.startswith(_CONNECTION):
-            return False
         return name not in differs or any(re.search(rf"\b{re.escape(name)}\b", each) for each in texts)
 
     return {name: value for name, value in values.items() if counts(name)}

@@ -91,7 +91,8 @@ class TaskSpec(Part):
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
         enabled: else it is skipped, which counts as success.
-        env: environment variables of the task.
+        environment: a named set of environment variables; None: that of the workflow.
+        env: further environment variables of the task, over those.
         map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
         map_parallel: so many of them at a time; None: as many as workers take.
     """
@@ -112,6 +113,7 @@ class TaskSpec(Part):
     worker_group: Name | None = None
     task_group: Name | None = None
     enabled: bool = True
+    environment: Name | None = None
     env: dict[str, str] = Field(default_factory=dict)
     map: list[Any] | str | None = None
     map_parallel: Annotated[int, Field(ge=1, le=1000)] | None = None

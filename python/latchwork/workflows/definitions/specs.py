@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, TaskSpec
+from latchwork.workflows.definitions.templates import CONNECTION, fill, names_in
 from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.exchange import Head, Spec
 from latchwork.workflows.keys import Order, lane_of, shelf_of
@@ -52,14 +53,33 @@ def spec_of(
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
         cache_key=cache_key,
     )
-    return Spec(
-        head,
-        task.params,
-        {**run.environment, **task.env},
-        values_of(run, task, n, outputs, index=index),
-        run.schedule_time,
-        run.tz,
-    )
+    values = values_of(run, task, n, outputs, index=index)
+    env = env_of(run, task, values)
+    return Spec(head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values))
+
+
+def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a task and of its environment: but for those that something nearer than that has the name of.
+
+    Scripts have values as variables; the environment's would stand in their place.
+    """
+    environment = run.environment_of(task).items()
+    return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
+
+
+def connections_of(
+    run: Run, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Mapping[str, str]]:
+    """The stored connections that a task names, as far as they are there: a worker says which is missing."""
+    names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
+    given = task.params.get("connection")
+    try:
+        given = fill(given, values, run.moment) if isinstance(given, str) else None
+    except (KeyError, ValueError):  # the worker says so
+        given = None
+    if isinstance(given, str):
+        names.add(given)
+    return {name: run.connections[name] for name in sorted(names & run.connections.keys())}
 
 
 def queue_key_of(

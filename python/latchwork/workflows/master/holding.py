@@ -208,7 +208,7 @@ class Holding:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[base_of(name)]
         given = SubProcessParams.model_validate(spec.params)
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         values = values_of(run, spec, task.n, stored.outputs, index=index_of(name))
         params = fill(given.params, values, run.moment)
         code, number, is_online = definitions.find(self._connection, given.workflow)
@@ -278,7 +278,7 @@ class Holding:
         """Whether it has what it waits for. Who waits is written before: what ends from now on tells us, or nearly."""
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
-        moment = run_of(self._connection, version.definition, stored).moment
+        moment = run_of(self._connection, version, stored).moment
         without = self._with_above(stored)
         outputs: dict[str, Any] = {}
 
@@ -310,13 +310,13 @@ class Holding:
     def _choose(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[name]
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         heads = chosen(spec.params, values_of(run, spec, task.n, stored.outputs), stored.outputs)
         self._writer.step(stored.id, [Chose(name, task.n, tuple(heads), stored.known.run)], {})
 
     def _expand(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         count = len(items_of(run, version.tasks[name], task.n, stored.outputs))
         others = sum(base_of(each) != name for each in stored.known.tasks)
         if count > MOST_ITEMS or count + others > MOST_TASKS:

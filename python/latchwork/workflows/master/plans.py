@@ -15,6 +15,7 @@ from latchwork.workflows.database import definitions
 from latchwork.workflows.definitions.caching import cache_key_of
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork.workflows.definitions.settings.naming import connections_of, environments_of
 from latchwork.workflows.definitions.values import Run
 from latchwork.workflows.state import Plan
 from latchwork.workflows.types import TaskTypes
@@ -59,6 +60,16 @@ class Version:
     def tasks(self) -> dict[str, TaskSpec]:
         """By name."""
         return {each.name: each for each in self.definition.tasks}
+
+    @cached_property
+    def environments(self) -> frozenset[str]:
+        """The environments that it names."""
+        return environments_of(self.definition)
+
+    @cached_property
+    def connections(self) -> frozenset[str] | None:
+        """The stored connections that it names; None: any, as a value says it."""
+        return connections_of(self.definition)
 
 
 class Plans:

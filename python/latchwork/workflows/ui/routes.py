@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, backfills, editor, home, lineage, more, people, runs, workflows
+from latchwork.workflows.ui import attempts, backfills, editor, home, lineage, more, people, runs, settings, workflows
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -15,6 +15,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
     Link("/lineage", "Lineage"),
+    Link("/settings", "Settings"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -29,5 +30,6 @@ ui_routers: tuple[APIRouter, ...] = (
     attempts.router,
     lineage.router,
     more.router,
+    settings.router,
     people.router,
 )

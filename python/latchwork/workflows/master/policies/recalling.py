@@ -138,7 +138,7 @@ class Recalling:
         if not new:
             return keys
         try:
-            run = run_of(self._connection, version.definition, stored)
+            run = run_of(self._connection, version, stored)
         except ValueError:
             return keys  # which is told when it is put
         for name in new:
