@@ -48,6 +48,7 @@ help:
 	@echo '                 WHAT=plans-chaos       plans whose workers are killed, frozen and cut off, on each server (5 minutes each)'
 	@echo '                 WHAT=workflows-chaos   masters and workers of workflows under faults, on each pair of database and store (10 minutes each)'
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
+	@echo '                 WHAT=api-fuzz          ask the API of workflows what its description allows, and what it forbids (20 minutes)'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'

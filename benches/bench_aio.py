@@ -145,49 +145,36 @@ def ratio(over, under):
 
 
 async def puts(url, rounds, peer, count=5000, of_peer=1000):
-    """Puts per second, as parts of those of ``Pipeline``: the same keys and values, as many in flight, in turns."""
+    """Puts per second, as parts of those of ``Pipeline``."""
     theirs = f"{peer.name} in to_thread"
     parts = {"gather": [], "aio.Pipeline": [], "Pipeline in another thread": [], theirs: []}
     rates = []
-    with latchwork.connect(url) as plain:
-        sync_puts(plain, count)  # the keys are there, and each store knows what it needs to know of them
-        async with aio.connect(url) as store:
-            await gathered_puts(store, count)
-            for _ in range(rounds):
-                base = sync_puts(plain, count)
-                rates.append(1 / base[0])
-                parts["gather"].append(ratio(base, await gathered_puts(store, count)))
-                base = sync_puts(plain, count)
-                parts["aio.Pipeline"].append(ratio(base, await pipelined_puts(store, count)))
-                apart = await asyncio.to_thread(sync_puts, plain, count)
-                parts["Pipeline in another thread"].append(ratio(base, apart))
-                await asyncio.to_thread(peer.put, "warm", b"")
-                with Clock() as clock:
-                    await asyncio.gather(*(asyncio.to_thread(peer.put, "warm", b"x" * 100) for _ in range(of_peer)))
-                parts[theirs].append(ratio(base, clock.per(of_peer)))
+    async with aio.connect(url) as store:
+        for _ in range(rounds):
+            base = sync_puts(url, count)
+            rates.append(1 / base[0])
+            with Clock() as clock:
+                await asyncio.gather(*(store.put(f"p/{number % 100}/{number}", b"x" * 100) for number in range(count)))
+            parts["gather"].append(ratio(base, clock.per(count)))
+            with Clock() as clock:
+                async with store.pipeline() as pipe:
+                    for number in range(count):
+                        pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
+            parts["aio.Pipeline"].append(ratio(base, clock.per(count)))
+            parts["Pipeline in another thread"].append(ratio(base, await asyncio.to_thread(sync_puts, url, count)))
+            await asyncio.to_thread(peer.put, "warm", b"")
+            with Clock() as clock:
+                await asyncio.gather(*(asyncio.to_thread(peer.put, "warm", b"x" * 100) for _ in range(of_peer)))
+            parts[theirs].append(ratio(base, clock.per(of_peer)))
     print(f"  puts: Pipeline {statistics.median(rates):,.0f} per second; parts of that:")
     for name, pairs in parts.items():
         print(f"    {name} {told(pairs)}", flush=True)
 
 
-def sync_puts(store, count):
-    with Clock() as clock, store.pipeline() as pipe:
+def sync_puts(url, count):
+    with latchwork.connect(url) as store, Clock() as clock, store.pipeline() as pipe:
         for number in range(count):
             pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
-    return clock.per(count)
-
-
-async def gathered_puts(store, count):
-    with Clock() as clock:
-        await asyncio.gather(*(store.put(f"p/{number % 100}/{number}", b"x" * 100) for number in range(count)))
-    return clock.per(count)
-
-
-async def pipelined_puts(store, count):
-    with Clock() as clock:
-        async with store.pipeline() as pipe:
-            for number in range(count):
-                pipe.put(f"p/{number % 100}/{number}", b"x" * 100)
     return clock.per(count)
 
 

@@ -20,6 +20,8 @@ from run_servers import STARTER, Starter
 TESTS = Path(__file__).parent
 CHOICE = pytest.StashKey[Choice]()
 DESELECTED = pytest.StashKey[int]()
+#: Where pytest's cache has the tests that failed before they began, or after: a server did not start. `.ci/run` asks.
+NO_VERDICT = "latchwork/no_verdict"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,13 +130,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.stash[DESELECTED]:
         count = config.stash[DESELECTED]
         terminalreporter.write_line(f"{count} tests belong to other servers or other days; SERVERS=all has them")
-    failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
-    again = {(" ".join(backends_of(test)), test.partition("::")[0]) for test in failed}
+    stats = terminalreporter.stats
+    failed, broken = ({report.nodeid for report in stats.get(kind, ())} for kind in ("failed", "error"))
+    if (cache := getattr(config, "cache", None)) is not None:
+        cache.set(NO_VERDICT, sorted({*cache.get(NO_VERDICT, []), *broken} - failed))
+    again = {(" ".join(backends_of(test)), test.partition("::")[0]) for test in failed | broken}
     for backends, file in sorted(again):
         where = f"SERVERS={backends.replace(' ', ',')} " if backends else ""
         where += _driver_of(file)
         terminalreporter.write_line(f'to repeat: {where}make test ARGS="{file}"')
-    if failed:
+    if again:
         choice = f"SERVERS={config.stash[CHOICE]} DRIVER={os.environ['DRIVER']}"
         terminalreporter.write_line(f"to repeat the whole run: {choice} make test")
 

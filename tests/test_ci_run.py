@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import run_plugin
+from levels import Choice
+
+DAY = dt.date(2026, 11, 23)
 RUN = Path(__file__).parents[1] / ".ci" / "run"
 #: What is run again: it fails as often as the file `misses` has lines.
 AGAIN = """
@@ -32,8 +38,10 @@ def ci(tmp_path):
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
     cache.mkdir(parents=True)
+    (cache.parent / "latchwork").mkdir()
 
-    def run(*failed, misses=0):
+    def run(*failed, misses=0, no_verdict=()):
+        (cache.parent / "latchwork" / "no_verdict").write_text(json.dumps(no_verdict, indent=2))
         (tmp_path / "misses").write_text("missed\n" * misses)
         (cache / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True), indent=2))
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -83,6 +91,30 @@ def test_a_verdict_on_the_stores_is_final_at_once(ci, name):
     assert code != 0
     assert name in said
     assert "again" not in said
+
+
+def test_a_test_whose_server_did_not_start_has_given_no_verdict(ci):
+    broken, judged = (f"tests/trials/chaos/test_chaos.py::test_{name}[etcd35]" for name in "ab")
+    code, said = ci(broken, no_verdict=[broken])
+    assert code == 0
+    assert "again on all" in said
+    code, said = ci(broken, judged, no_verdict=[broken])
+    assert code != 0
+    assert "again on all" not in said
+
+
+def test_a_run_notes_which_tests_failed_before_they_began_until_they_fail_by_themselves():
+    cache = {}
+    kept = SimpleNamespace(get=cache.get, set=cache.__setitem__)
+    config = SimpleNamespace(cache=kept, stash={run_plugin.DESELECTED: 0, run_plugin.CHOICE: Choice.of("memory", DAY)})
+
+    def ends(**names):
+        stats = {kind: [SimpleNamespace(nodeid=f"tests/{name}.py::test") for name in of] for kind, of in names.items()}
+        run_plugin.pytest_terminal_summary(SimpleNamespace(stats=stats, write_line=print), config)
+        return cache[run_plugin.NO_VERDICT]
+
+    assert ends(error="ab", failed="c") == ["tests/a.py::test", "tests/b.py::test"]
+    assert ends(failed="b") == ["tests/a.py::test"]
 
 
 def test_more_than_forty_failures_are_not_run_again(ci):

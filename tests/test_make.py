@@ -26,6 +26,7 @@ CHECKS = [
     "plans-chaos",
     "workflows-chaos",
     "fuzz",
+    "api-fuzz",
     "core",
 ]
 BENCHES = [

@@ -13,10 +13,13 @@ import pytest
 
 import latchwork
 from latchwork.jobs import inspect
+from latchwork.workflows.client import WorkflowClient
+from latchwork.workflows.home import Home
+from patience import eventually
 from test_docs import BLOCKS, REPOSITORY, environment, run_block
 
 LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Terminal:
@@ -24,10 +27,10 @@ class Terminal:
 
     def __init__(self, folder):
         self._folder = folder
-        self._environment = environment()
+        self._environment = {**environment(), "HOME": str(folder)}
         self._running = None
 
-    def enter(self, command):
+    def enter(self, command, *, fails=False):
         """Type a command; one that serves goes on running, and one that runs already is ended with Ctrl-C."""
         words = [LATCHWORK if word == "latchwork" else word for word in shlex.split(command)]
         if words[0] == "export":
@@ -35,12 +38,15 @@ class Terminal:
             self._environment[name] = value
             return
         self.end()
+        if words[1:3] == ["workflows", "serve"]:
+            self._serve(words)
+            return
         started = subprocess.Popen(words, cwd=self._folder, env=self._environment)
         if words[1] == "run":
             self._running = started
             self._wait_for(words[words.index("--node-id") + 1], words)
         else:
-            assert started.wait(WAIT_S) == 0, command
+            assert (started.wait(WAIT_S) != 0) == fails, command
 
     def end(self):
         """Ctrl-C, if anything runs."""
@@ -52,6 +58,13 @@ class Terminal:
     def url(self, words=()):
         """The store of a command: its own, or what was exported."""
         return words[words.index("--url") + 1] if "--url" in words else self._environment["LATCHWORK_URL"]
+
+    def _serve(self, words):
+        with (self._folder / "served.txt").open("wb") as said:
+            self._running = subprocess.Popen(
+                [*words, "--port", "0"], cwd=self._folder, env=self._environment, stdout=said
+            )
+        eventually(lambda: "sign-in?link=" in (self._folder / "served.txt").read_text(), WAIT_S)
 
     def _wait_for(self, node, words):
         url = self.url(words)
@@ -71,15 +84,22 @@ class Reader:
 
     def walk(self, page):
         """Do everything it says."""
+        for _ in self.steps(page):
+            pass
+
+    def steps(self, page):
+        """Do it block by block; each, once it is done."""
         for block in BLOCKS[REPOSITORY / "docs" / page]:
             if block.how == "terminals":
                 for number, command in enumerate(block.commands):
                     self.terminal(f"side {number}").enter(command)
             elif block.how.startswith("walk="):
+                name, _, ends = block.how.removeprefix("walk=").partition(" ")
                 for command in block.commands:
-                    self.terminal(block.how.removeprefix("walk=")).enter(self.real(command))
+                    self.terminal(name).enter(self.real(command), fails=ends == "fails")
             elif block.language == "console" or block.how.startswith("file="):
                 run_block(block, self.folder)
+            yield block
 
     def real(self, command):
         for printed, real in self._replaced.items():
@@ -117,3 +137,23 @@ def test_the_job_of_the_tutorial_runs_on_etcd_by_changing_the_url(reader):
     reader.walk("tutorial.md")
     with latchwork.connect(reader.terminal("first").url()) as store:
         assert inspect(store).nodes.keys() == {"n1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # sixteen commands, and sixty tasks, each a process or two
+def test_the_cron_table_of_the_tutorial_becomes_a_workflow_with_a_backfill(tmp_path):
+    reader = Reader(tmp_path, {})
+    try:
+        reader.walk("tutorial-workflows.md")
+        with WorkflowClient.local(Home.of(tmp_path / "flows", environ={}).database) as client:
+            first = client.attempts(1)
+            ended = [(each.name, each.outcome) for each in first]
+            assert len(ended) == 5
+            assert [outcome for name, outcome in ended if name == "report"] == ["success", "failure"]
+            of_week, of_shop = client.backfills()
+            assert [each.counts for each in (of_week, of_shop)] == [{"success": 1}, {"success": 14}]
+    finally:
+        reader.end()
+    told = (tmp_path / "shop" / "report.txt").read_text().splitlines()
+    assert sorted(told)[:2] == [f"{day}: 200 orders of 7 products" for day in ("2025-02-27", "2025-02-28")]
+    assert len(told) == 15

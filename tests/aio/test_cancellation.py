@@ -102,6 +102,24 @@ async def take(store, name):
         assert claim.value == b"item"
 
 
+async def backlog_told(store, name):
+    """One waits and is told; then it takes that."""
+    backlog = aio.Backlog(store, name)
+    waiting = asyncio.create_task(backlog.wait_told("any", 20.0))
+    try:
+        while not await backlog.takers("any"):
+            await asyncio.sleep(0.005)
+        await backlog.put("any", "s", "1", b"item")
+        for claim in await backlog.take_told(await waiting or await backlog.items("any")):
+            async with claim:
+                pass
+    finally:
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        backlog.close()
+
+
 async def barrier(store, name):
     await aio.Barrier(store, name, parties=1, member_id="m1").wait(20.0)
 
@@ -126,6 +144,7 @@ PLAYS = (
     persistent,
     once,
     take,
+    backlog_told,
     barrier,
     limiter,
     group,

@@ -396,19 +396,25 @@ def test_what_was_opened_is_closed_if_its_task_was_cancelled_meanwhile(backend_u
             core = store._of._core
             task = asyncio.create_task(store.open_session(20.0))
             await asyncio.sleep(0)
-            waits_for = task._fut_waiter
             if late:
+                waits_for = task._fut_waiter
                 waits_for.add_done_callback(lambda _: task.cancel())
                 move_first(waits_for)
             else:
                 task.cancel()
+            go.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
             await asyncio.to_thread(eventually, lambda: opened and not core._sessions, 20.0, "no session is left")
 
-    opened = []
+    def opens(*args):
+        assert go.wait(20.0)
+        opened.append(made(*args))
+        return opened[-1]
+
+    opened, go = [], threading.Event()
     made = latchwork.Store.open_session
-    monkeypatch.setattr(latchwork.Store, "open_session", lambda *args: opened.append(made(*args)) or opened[-1])
+    monkeypatch.setattr(latchwork.Store, "open_session", opens)
     asyncio.run(open_and_cancel())
 
 

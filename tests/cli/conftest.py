@@ -16,6 +16,8 @@ import pytest
 from patience import came_true
 
 SERVER = Path(__file__).with_name("command_server.py")
+#: Variables that a command reads when it runs, and no interpreter when it starts.
+READ_LATE = ("LATCHWORK_", "_LATCHWORK_", "COMP_", "COLUMNS")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Cli:
         return {**kept, "COLUMNS": "160", "PYTHONUNBUFFERED": "1", **extra}
 
     def __call__(self, *args, timeout_s=120, **extra):
-        if all(name.startswith("LATCHWORK_") for name in extra):
+        if all(name.startswith(READ_LATE) for name in extra):
             return self._commands()(args, self.folder, self.env(**extra), timeout_s)
         done = subprocess.run(
             [self.program, *args],

@@ -13,7 +13,6 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, mark, square
 from latchwork.executor import Member, Runner, TaskDied
-from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.executor.running.sweeping import Sweeper
@@ -133,13 +132,13 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
 
 def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, connect):
     with closing(Backlog(store, KEYS.backlog)) as backlog:
-        item = TaskItem("gone.000000001", "square", b"", sid="gone", number=1, lanes=("any",), shelf="5-0-gone")
-        backlog.put("any", item.shelf, "gone.000000001.0", item.to_bytes())
+        backlog.put("m.elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
         with FaultyStore(connect()) as faulty:
             faulty.add(Fault("fail", op="delete_tree", times=2))
             with Runner(faulty, node_id="n1", functions=WORK) as runner:
                 runner.wait_ready(PATIENCE_S)
                 runner._shift._sweep_at = store.clock.now() + 3600.0
+                runner._shift.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
                 patience.eventually(lambda: backlog.items() == [], 30.0)
                 assert len(faulty.faults) == 2
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
 
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
-from executor.work import WORK, blob, boom, length, mark, square, wait
+from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import QuotaExceeded, SessionLost
-from latchwork.executor import Runner, TaskDied, dead_tasks, inspect, list_tasks
+from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks
 from latchwork.primitives import Backlog
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
@@ -69,6 +70,42 @@ def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners
     with pytest.raises(UnknownFunction, match="'lonely'"):
         pools(functions=lonely).submit("lonely", "x").result(PATIENCE_S)
     others_end(pools())
+
+
+@dataclass(frozen=True)
+class Always:
+    """Picks one member."""
+
+    member: str
+
+    def pick(self, task, view, load):
+        return self.member
+
+
+def test_a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_known(runners, pools, eventually, store):
+    runners("old", functions=Functions())
+    runners("new")
+    eventually(lambda: len(store.children("executor/functions")) == 2)
+    pool = pools(picker=Always("old"))
+    assert pool.submit(where).result(PATIENCE_S) == "new"
+    assert pool.with_options(target=Member("old", "any")).submit(where).result(PATIENCE_S) == "new"
+    assert pool.with_options(copies=2).submit(where).result(PATIENCE_S) == "new"
+
+
+def test_a_task_for_a_member_alone_that_has_not_its_function_fails_by_name(runners, pools):
+    runners("old", functions=Functions())
+    with pytest.raises(UnknownFunction, match="'where'"):
+        pools().with_options(target=Member("old")).submit(where).result(PATIENCE_S)
+
+
+def test_a_task_that_waits_for_its_member_waits_until_that_has_its_function(runners, pools, eventually):
+    old = runners("n1", functions=Functions())
+    future = pools().with_options(target=Member("n1", "wait")).submit(where)
+    time.sleep(0.5)
+    assert future.state().phase == "queued"
+    old.close()
+    runners("n1")
+    assert future.result(PATIENCE_S) == "n1"
 
 
 def test_a_function_with_other_parameters_on_the_runner_fails_its_task_by_name(runners, pools, pool):
@@ -167,11 +204,11 @@ def test_a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself(runn
             raise ValueError(f"cannot place {task.function}")
 
     broken = pool.with_options(picker=Broken())
+    runners()
     fine, bad = [], []
     for number in range(6):
         fine.append(pool.submit(square, number))
         bad.append(broken.submit(mark, "never"))
-    runners()
     assert [future.result(PATIENCE_S) for future in fine] == [0, 1, 4, 9, 16, 25]
     for future in bad:
         with pytest.raises(ValueError, match="cannot place mark"):

@@ -215,6 +215,26 @@ DEFECTS = (
         "        return False\n",
         of("executor/sweeping", "a_large_outcome_stays_when_its_result_turns_out_to_be_there", on="memory"),
     ),
+    Defect(
+        "Runner",
+        "a task in the lane of a member without its function waits for ever",
+        "executor/running/lanes.py",
+        "            return lane == self.lane and not _waits_for(item, self.member_id)\n",
+        "            return False\n",
+        of(
+            TROUBLE,
+            "a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_known",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Runner",
+        "a task that waits for its member is ended because it has not its function yet",
+        "executor/running/lanes.py",
+        '    return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"\n',
+        "    return False\n",
+        of(TROUBLE, "a_task_that_waits_for_its_member_waits_until_that_has_its_function", on="memory"),
+    ),
     # Async tasks.
     Defect(
         "Runner",

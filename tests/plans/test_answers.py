@@ -52,6 +52,26 @@ def test_a_start_whose_answer_is_lost_anywhere_is_one_start(kind, store, faulty)
         assert len(faulty.faults) >= 4
 
 
+def test_a_start_that_lands_while_it_is_sent_again_is_one_start(store, plans, monkeypatch):
+    commit, late = store.commit, []
+
+    def lands_late(checks, ops):
+        if late:
+            commit(*late.pop())
+        elif any(op.key.endswith("@start.0") for op in ops):
+            late.append((checks, ops))
+            raise latchwork.OutcomeUnknown("no answer")
+        return commit(checks, ops)
+
+    builder = wide(plans, "p")
+    monkeypatch.setattr(builder._start.__self__._place.store, "commit", lands_late)
+    handle = builder.start()
+    monkeypatch.undo()
+    with PlanWorker(store, slots=4, functions=FUNCTIONS):
+        assert handle.result("sum", WAIT_S) == sum(range(40))
+    assert len(CALLS) == 40
+
+
 def test_another_plan_of_the_same_id_is_no_start_of_ones_own(store, faulty, plans):
     with plans.new(id="taken") as plan:
         plan.add("same", 1)

@@ -14,7 +14,7 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import attempt, command, event, instance, shard
 from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.exchange import Result, Running, Spec
+from latchwork.workflows.exchange import Head, Result, Running, Spec
 from latchwork.workflows.keys import Item, Keys
 from latchwork.workflows.master.shard import ShardRun, Tools
 from latchwork.workflows.state import Outcome
@@ -37,7 +37,7 @@ class Hand:
 
     def __init__(self, store, keys=None, name="hand"):
         self.store, self.keys, self.name = store, keys or Keys(), name
-        self.session = store.open_session(10.0)
+        self.session = store.open_session(30.0)  # a machine that is busy elsewhere loses none
         self.backlog = Backlog(store, self.keys.backlog, session=self.session, max_attempts=1000)
 
     def take(self, *, limit=20, lanes=("default",)):
@@ -74,6 +74,7 @@ class Hand:
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
         """How it ended."""
         item = Item.of(claim.item.id)
+        fields.setdefault("cache_key", Head.of(claim.value).cache_key)
         ended_at = time.time()
         started_at = ended_at - fields.pop("took_s", 0.0)
         result = Result(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)
@@ -252,7 +253,9 @@ class Stage:
         """What is in the store, but for marks and empty shelves."""
         ours = [entry.key for entry in self.store.list("workflows", recursive=True)]
         return [
-            key for key in ours if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id"))
+            key
+            for key in ours
+            if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id", "/pair"))
         ]
 
     def run_of(self, on=0, **tools):

@@ -89,6 +89,14 @@ def test_what_is_started_by_force_is_taken_back_and_not_put_meanwhile():
     assert (list(book.to_put), book.to_settle) == ([], {7})
 
 
+def test_what_is_overdue_is_to_be_taken_back_and_not_to_be_put():
+    book, one = Book(), stored()
+    waits = Plan({"a": Rule(max_queued_s=5.0)})
+    known = advance(waits, advance(waits, one.known, [Start()], 100.0), [], 105.0)
+    book.put(stored_after(one, known, {"a": 1}, {}, {}))
+    assert (list(book.to_put), book.to_settle) == ([], {7})
+
+
 def test_what_is_stopped_is_settled_until_it_is_over():
     book, one = Book(), after(stored(), Start(), Claimed("a", 1))
     book.put(one)

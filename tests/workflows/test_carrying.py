@@ -7,6 +7,7 @@ from latchwork.web import Role
 from latchwork.workflows.care import document_of, import_document, missing_bundles
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import as_yaml, read
 from latchwork.workflows.errors import DefinitionInvalid
@@ -32,9 +33,12 @@ def full(database_url):
         definitions.apply(connection, a_workflow("off", project="billing"), shards=2, online=False)
         connection.execute(sa.update(tables.schedule).where(tables.schedule.c.code == found.code).values(enabled=False))
         connection.execute(sa.insert(tables.parameter).values(project="", name="bucket", value={"a": [1, None]}))
-        connection.execute(sa.insert(tables.environment).values(name="test", variables={"X": "on"}))
-        connection.execute(sa.insert(tables.connection).values(name="shop", url="sqlite:///shop.db", options={}))
+        connection.execute(sa.insert(tables.environment).values(project="", name="test", variables={"X": "on"}))
+        shop = {"url": "postgresql://etl@db/shop", "secret": "shop"}
+        connection.execute(sa.insert(tables.connection).values(project="billing", name="shop", **shop))
         connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
+        limit = {"project": "billing", "max_running_tasks": 5, "admission": "fail"}
+        connection.execute(sa.insert(project_limit).values(**limit))
     accounts = DatabaseAccounts(made)
     accounts.create("eve", "a long password", by="test")
     accounts.set_role("eve", "billing", Role.EDITOR, by="test")
@@ -77,8 +81,9 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("workflow", "default.nightly"): ("changed", "timeout_s"),
         ("parameter", "bucket"): ("same",),
         ("environment", "test"): ("same",),
-        ("connection", "shop"): ("same",),
+        ("connection", "billing/shop"): ("same",),
         ("task group", "db"): ("changed", "size"),
+        ("limit of project", "billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
     }
     assert document_of(other) == before

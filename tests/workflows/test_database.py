@@ -15,6 +15,7 @@ from latchwork.workflows.database.alerts import tables as alert_tables
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.fair import FairLock
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade, versions
+from latchwork.workflows.database.policies import tables as rule_tables
 from latchwork.workflows.database.tables import about, instance, metadata, shard
 from latchwork.workflows.errors import NotOwner, SchemaTooNew
 from latchwork.workflows.installation import initialize
@@ -24,7 +25,7 @@ from patience import eventually
 def test_the_migrations_make_the_tables(database):
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert alert_tables.metadata is metadata
+        assert alert_tables.metadata is rule_tables.metadata is metadata
         assert compare_metadata(context, metadata) == []
     assert not needs_upgrade(database)
     newest = max(each.name[1:5] for each in Path(versions.__file__).parent.glob("v0*.py"))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from latchwork.workflows.definitions.builder import Workflow, add, shell, task, workflow
 from latchwork.workflows.definitions.forms import read, write
 from latchwork.workflows.definitions.model import Definition, plan_of
+from latchwork.workflows.definitions.settings.naming import Settings
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import checked, validate
 from latchwork.workflows.errors import DefinitionInvalid
@@ -147,7 +148,9 @@ PROBLEMS = {
     "schedule: {cron: 0 0 * * *, start: 2026-01-02, end: 2026-01-01}": "schedule.end: it is not after",
     "schedule: {cron: 0 0 1 1 *, start: 2026-01-02, end: 2026-02-01}": "schedule: it never fires",
     "params: {a-b: 1}": "params.a-b: 'a-b' is no name of a variable",
-    "params: {a: '${b}'}": "params.a: '${b}' is neither a parameter nor built in",
+    "environment: prod": "environment: there is no environment 'prod' of project default or of all, nor any other",
+    "params: {a: '${secret:b}'}": "params.a: '${secret:b}' is known to workers alone",
+    "params: {a: '${b}'}": "params.a: '${b}' is neither a parameter, nor stored, nor built in",
 }
 TASK_PROBLEMS = {
     "type: shel": "tasks[0].type: no task type 'shel'; did you mean 'shell'?",
@@ -160,6 +163,9 @@ TASK_PROBLEMS = {
     "env: {A: '${nobody}'}": "tasks[0].env.A: '${nobody}' is no parameter",
     "env: {A: '${zz.rows}'}": "tasks[0].env.A: '${zz.rows}' names no task",
     "env: {A: '${time:%Y,-1q}'}": "tasks[0].env.A: '-1q' is no shift of a time",
+    "environment: prod": "tasks[0].environment: there is no environment 'prod'",
+    "env: {A: '${connection:shop}'}": "tasks[0]: there is no connection 'shop' of project default or of all",
+    "params: {script: 'x ${connection:shop}'}": "tasks[0].params.script: a secret cannot be part of it",
     "name: b/c": "tasks[0].name: 'b/c' is no name",
 }
 
@@ -167,14 +173,14 @@ TASK_PROBLEMS = {
 @pytest.mark.parametrize("line", PROBLEMS)
 def test_a_problem_is_told_by_its_place(line):
     given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}}], **read(line)}
-    found = [str(each) for each in validate(given, TYPES)]
+    found = [str(each) for each in validate(given, TYPES, Settings())]
     assert any(each.startswith(PROBLEMS[line]) for each in found), found
 
 
 @pytest.mark.parametrize("line", TASK_PROBLEMS)
 def test_a_problem_of_a_task_is_told_by_its_place(line):
     given = {"name": "x", "tasks": [{"name": "a", "type": "shell", "params": {"script": "true"}, **read(line)}]}
-    found = [str(each) for each in validate(given, TYPES)]
+    found = [str(each) for each in validate(given, TYPES, Settings())]
     assert any(each.startswith(TASK_PROBLEMS[line]) for each in found), found
 
 

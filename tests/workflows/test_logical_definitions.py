@@ -101,7 +101,7 @@ PROBLEMS = """
 {name: a, type: sub_process, params: {}} | tasks[0].params.workflow: this has to be given
 {name: a, type: sub_process, retries: 3, params: {workflow: b}} | tasks[0].retries: a sub_process is decided by its
 {name: a, type: sub_process, timeout_s: 3, params: {workflow: b}} | tasks[0].timeout_s: a sub_process has none; give
-{name: a, type: sub_process, params: {workflow: b, params: {x: "${secret:y}"}}} | tasks[0].params.params: a secret is
+{name: a, type: sub_process, params: {workflow: b, params: {x: "${secret:y}"}}} | tasks[0].params.params: a password is
 {name: a, type: dependent, params: {on: {workflow: b, window: soon}}} | tasks[0].params.on.window: value error, there is
 {name: a, type: dependent, params: {on: {all: [b, {task: c}]}}} | tasks[0].params.on.all[1]: value error, give one of
 {name: a, type: dependent, params: {on: {any: []}}} | tasks[0].params.on: value error, 'any' is empty

@@ -49,6 +49,7 @@ def plans(draw):
             retries=draw(st.integers(0, 1)),
             retry_interval_s=draw(st.sampled_from([0, 5])),
             delay_s=draw(st.sampled_from([0, 0, 3])),
+            max_queued_s=draw(st.sampled_from([None, None, 3])),
             enabled=draw(st.integers(0, 5)) > 0,
         )
     return Plan(rules, on_failure=draw(st.sampled_from(OnFailure)), timeout_s=draw(st.sampled_from([None, 30])))
@@ -99,7 +100,10 @@ def check(plan, before, instance, now):
     done = {TaskState.SUCCESS, TaskState.SKIPPED, TaskState.FORCED_SUCCESS}
     for name in instance.changed_since(before):
         task = instance.tasks[name]
-        if task.state is TaskState.SUBMITTED and before.tasks[name].state is not TaskState.RUNNING:
+        was = before.tasks.get(name, task)
+        if task.is_overdue and was.n == task.n:
+            assert now >= task.until
+        elif task.state is TaskState.SUBMITTED and was.state is not TaskState.RUNNING:
             assert all(instance.tasks[each].state in done for each in plan.rules[name].after)
             assert instance.state is InstanceState.RUNNING
             assert not instance.ending

@@ -16,11 +16,9 @@ from latchwork.types import Put
 from latchwork.workflows.definitions.builder import workflow
 from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
 from latchwork.workflows.definitions.validate import validate
-from latchwork.workflows.exchange import Head, Spec
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker import Secrets
-from latchwork.workflows.worker.preparing import _connected
 from patience import eventually
 from workflows import working
 
@@ -87,9 +85,9 @@ def test_sql_that_fails_leaves_nothing_and_says_the_words_of_the_database(store,
 
 
 def test_connection_by_name_gets_its_url(store, logs, worker, tmp_path):
-    known = {"connection:facts": {"url": f"sqlite:///{tmp_path}/facts.db"}}
-    put(store, 1, {"connection": "facts", "statement": "SELECT 7 AS seven"}, type="sql", values=known)
-    put(store, 2, {"connection": "others", "statement": "SELECT 7"}, type="sql", values=known)
+    known = {"facts": {"url": f"sqlite:///{tmp_path}/facts.db"}}
+    put(store, 1, {"connection": "facts", "statement": "SELECT 7 AS seven"}, type="sql", connections=known)
+    put(store, 2, {"connection": "others", "statement": "SELECT 7"}, type="sql", connections=known)
     assert result(store, "1.1").outputs["first"] == {"seven": 7}
     missing = result(store, "2.1")
     assert (missing.outcome, missing.error[:32]) == (Outcome.FATAL, "there is no connection 'others';")
@@ -118,16 +116,6 @@ def test_what_cannot_be_a_statement_or_a_procedure_is_refused_when_it_is_applied
     assert problems("http", url="file:///etc/passwd") == [
         "tasks[0].params.url: value error, a URL begins with http:// or https://, not 'file:///etc/passwd'"
     ]
-
-
-def test_password_of_a_stored_connection_is_a_secret_by_its_name():
-    known = {"connection:facts": {"url": "postgresql://etl@db/facts", "secret": "warehouse"}}
-    spec = Spec(Head(0, 1, 1, 1, 1, 1, "w", "t", "sql"), {"connection": "facts", "statement": "SELECT 1"}, {}, known)
-    assert _connected(spec) == {
-        "connection": "postgresql://etl@db/facts",
-        "statement": "SELECT 1",
-        "password": "${secret:warehouse}",
-    }
 
 
 # Requests

@@ -186,6 +186,11 @@ def _start(place: Place, plan_id: str, nonce: str) -> None:
             place.store.commit(edit.checks, edit.ops)
         except OutcomeUnknown:
             continue
+        except Conflict:
+            now = place.store.get(entry.key)
+            if now is None or now.version == entry.version:  # our key is gone
+                raise
+            continue  # the one before, whose answer was lost, has landed meanwhile
         return
 
 

@@ -10,6 +10,7 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.client import RunRef, WorkflowClient
+    from latchwork.workflows.database.settings import SettingKind
     from latchwork.workflows.definitions.branching import On, conditions, dependent, sub_process, switch
     from latchwork.workflows.definitions.builder import (
         Alerts,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     )
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
+    from latchwork.workflows.desk.groups import GroupSeen
+    from latchwork.workflows.desk.limits import LimitSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
@@ -72,6 +75,9 @@ else:
             "latchwork.workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
+            "latchwork.workflows.database.settings": ("SettingKind",),
+            "latchwork.workflows.desk.groups": ("GroupSeen",),
+            "latchwork.workflows.desk.limits": ("LimitSeen",),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -86,9 +92,11 @@ __all__ = [
     "Cron",
     "DateRange",
     "DefinitionInvalid",
+    "GroupSeen",
     "Home",
     "Installation",
     "Keys",
+    "LimitSeen",
     "Node",
     "NotAllowed",
     "NotOwner",
@@ -101,6 +109,7 @@ __all__ = [
     "SchemaTooNew",
     "Serve",
     "ServeOptions",
+    "SettingKind",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

@@ -7,6 +7,7 @@ desk that the API and the pages stand on, asked as an administrator: who has the
 from __future__ import annotations
 
 import getpass
+import re
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType, TracebackType
@@ -19,17 +20,21 @@ from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.definitions import Version
+from latchwork.workflows.database.policies.limits import Limit
 from latchwork.workflows.definitions.builder import Workflow
-from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.definitions.model import NAME_PATTERN, Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
+from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
+from latchwork.workflows.desk import limits as limits_desk
+from latchwork.workflows.desk.stored import StoredSettings
 from latchwork.workflows.desk.telling import Alerts
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
-from latchwork.workflows.looking import LOOK_S, RunSeen, split, told
+from latchwork.workflows.looking import LOOK_S, BadRequest, RunSeen, split, told
 from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 
@@ -68,7 +73,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Alerts):
+class WorkflowClient(Alerts, StoredSettings):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -126,7 +131,7 @@ class WorkflowClient(Alerts):
     def validate(self, given: Given) -> list[Wrong]:
         """Every problem of a definition, in its order; empty if it can be run."""
         try:
-            definitions.check(self._parts, _plain(given))
+            definitions.check(self._parts, self._who, _plain(given))
         except DefinitionInvalid as error:
             return error.problems
         return []
@@ -163,7 +168,7 @@ class WorkflowClient(Alerts):
         sha256 = packed(module, self._parts.logs) if bundle and self._parts.logs is not None else None
         made = [each.definition if sha256 is None else bundled(each.definition, module, sha256) for each in found]
         for each in made:
-            definitions.check(self._parts, _plain(each))
+            definitions.check(self._parts, self._who, _plain(each))
         return [(of, self.apply(each, online=online)) for of, each in zip(found, made, strict=True)]
 
     def set_online(self, name: str, *, online: bool) -> None:
@@ -176,6 +181,64 @@ class WorkflowClient(Alerts):
         with told():
             definitions.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
 
+    # Task groups
+
+    def groups(self) -> list[groups_desk.GroupSeen]:
+        """All task groups, by name, with the workflows that name them."""
+        with told():
+            return groups_desk.listed(self._parts, self._who)
+
+    def set_group(self, name: str, size: int) -> None:
+        """Make a task group, or change how many of its tasks run at a time.
+
+        Raises:
+            BadRequest: the name or the size is none.
+        """
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise BadRequest(f"{name!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+        with told():
+            groups_desk.put(self._parts, self._who, name, size)
+
+    def remove_group(self, name: str) -> None:
+        """Remove a task group that no workflow names.
+
+        Raises:
+            UnknownWorkflow: there is none.
+            WrongState: workflows name it.
+        """
+        with told():
+            groups_desk.remove(self._parts, self._who, name)
+
+    def limits(self, project: str = "") -> list[limits_desk.LimitSeen]:
+        """How many tasks of projects run at a time, by project; of one alone if it is given."""
+        with told():
+            return limits_desk.listed(self._parts, self._who, project)
+
+    def set_limit(self, project: str, max_running_tasks: int, admission: str = "suspend") -> None:
+        """Limit how many tasks of a project run at a time. It holds for tasks that are queued from now on.
+
+        Args:
+            project: which.
+            max_running_tasks: so many.
+            admission: what a start does while it has as many: ``suspend`` (its tasks wait), ``fail``, or ``precompute``
+                (it waits until they fit).
+        Raises:
+            BadRequest: a value is none.
+        """
+        if not re.fullmatch(NAME_PATTERN, project):
+            raise BadRequest(f"{project!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+        with told():
+            limits_desk.put(self._parts, self._who, Limit(project, max_running_tasks, admission))
+
+    def remove_limit(self, project: str) -> None:
+        """Limit a project no more.
+
+        Raises:
+            UnknownWorkflow: it has no limit.
+        """
+        with told():
+            limits_desk.remove(self._parts, self._who, project)
+
     # Runs
 
     def start(
@@ -187,6 +250,7 @@ class WorkflowClient(Alerts):
         start_from: Sequence[str] = (),
         scope: Scope | str = Scope.DOWNSTREAM,
         dry_run: bool = False,
+        no_cache: bool = False,
         schedule_time: float | None = None,
         unique_key: str | None = None,
     ) -> RunRef:
@@ -199,6 +263,7 @@ class WorkflowClient(Alerts):
             start_from: tasks to begin with; empty: all.
             scope: what else runs: ``only``, ``downstream`` or ``upstream``.
             dry_run: every task succeeds without running.
+            no_cache: every task runs, whatever is known of its outputs.
             schedule_time: that times count from, in seconds since the epoch; None: now.
             unique_key: the same key and the same start again are one run.
         Raises:
@@ -207,14 +272,26 @@ class WorkflowClient(Alerts):
             BadRequest: it has no such parameter or task.
         """
         given = runs_desk.Start(
-            params or {}, priority, tuple(start_from), Scope(scope), dry=dry_run, schedule_time=schedule_time
+            params or {},
+            priority,
+            tuple(start_from),
+            Scope(scope),
+            dry=dry_run,
+            no_cache=no_cache,
+            schedule_time=schedule_time,
         )
         with told():
             asked = runs_desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
         return RunRef(self, asked.id)
 
     def act(
-        self, instance_id: int, action: str, *, start_from: Sequence[str] = (), unique_key: str | None = None
+        self,
+        instance_id: int,
+        action: str,
+        *,
+        start_from: Sequence[str] = (),
+        no_cache: bool = False,
+        unique_key: str | None = None,
     ) -> int:
         """Ask something of a run; the number of the command.
 
@@ -222,6 +299,7 @@ class WorkflowClient(Alerts):
             instance_id: of the run.
             action: ``pause``, ``resume``, ``stop``, ``recover`` or ``rerun``.
             start_from: for a recovery: tasks that run again with all behind them.
+            no_cache: for a rerun: every task runs, whatever is known of its outputs.
             unique_key: the same key and the same command again change nothing.
         Raises:
             UnknownWorkflow: there is no such run.
@@ -230,7 +308,13 @@ class WorkflowClient(Alerts):
         """
         with told():
             return runs_desk.act(
-                self._parts, self._who, instance_id, action, start_from=start_from, unique_key=unique_key
+                self._parts,
+                self._who,
+                instance_id,
+                action,
+                start_from=start_from,
+                no_cache=no_cache,
+                unique_key=unique_key,
             ).id
 
     def pause(self, instance_id: int) -> int:
@@ -249,9 +333,9 @@ class WorkflowClient(Alerts):
         """Run what failed or was ended once more, and what follows; errors as for ``act``."""
         return self.act(instance_id, "recover", start_from=start_from)
 
-    def rerun(self, instance_id: int) -> int:
+    def rerun(self, instance_id: int, *, no_cache: bool = False) -> int:
         """Everything from the start, as another run of the same instance; errors as for ``act``."""
-        return self.act(instance_id, "rerun")
+        return self.act(instance_id, "rerun", no_cache=no_cache)
 
     def force_success(self, task_id: int) -> int:
         """A task that failed counts as success; errors as for ``act``."""

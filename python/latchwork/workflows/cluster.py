@@ -27,6 +27,15 @@ class StoreCluster:
         """Tell the owner of a shard to look now; a hint that may be lost."""
         self._store.put(self._keys.poke(shard), b"")
 
+    def slots(self) -> dict[str, int]:
+        """How many tasks of each task group run, by the keys of their slots."""
+        found: dict[str, int] = {}
+        for entry in self._store.list(self._keys.slots, recursive=True):
+            name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
+            if slot.isdecimal():
+                found[name] = found.get(name, 0) + 1
+        return found
+
     def workers(self) -> list[WorkerSeen]:
         """Those that live, by name."""
         busy: dict[str, int] = {}

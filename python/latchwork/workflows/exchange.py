@@ -7,12 +7,13 @@ whether they take it; the rest is in a key of its own, written and deleted in th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.records import Record
+from latchwork.records import Record, short
 from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Outcome
 
@@ -43,6 +44,7 @@ class Head:
         tenant: the user of the machine that it runs as; None: the worker's.
         timeout_s: seconds after which the worker ends it; None: never.
         has_body: the rest stands in a key of its own.
+        cache_key: by which its outputs are kept for others, see ``definitions.caching``; None: they are not.
     """
 
     shard: int
@@ -57,6 +59,7 @@ class Head:
     tenant: str | None = None
     timeout_s: float | None = None
     has_body: bool = False
+    cache_key: str | None = None
 
     @property
     def x(self) -> str:
@@ -84,6 +87,8 @@ class Spec:
         values: what ``${name}`` stands for, but for secrets.
         schedule_time: what ``${time:...}`` starts from, in seconds since the epoch.
         tz: name of the time zone that it is told in.
+        connections: stored connections that it names, by name: ``url``, and ``secret``, the name of the password. No
+            value can be one: what a task puts out never says where a password goes.
     """
 
     head: Head
@@ -92,6 +97,7 @@ class Spec:
     values: Mapping[str, Any] = field(default_factory=dict)
     schedule_time: float = 0.0
     tz: str = "UTC"
+    connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> tuple[bytes, bytes | None]:
         """What to store in the item, and what in the key of its own, if it is large.
@@ -100,13 +106,15 @@ class Spec:
             ValueTooLarge: it is larger than anything that can be stored.
         """
         head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
-        body = {
+        body: dict[str, Any] = {
             "params": self.params,
             "env": self.env,
             "values": self.values,
             "schedule_time": self.schedule_time,
             "tz": self.tz,
         }
+        if self.connections:
+            body["connections"] = self.connections
         whole = _bytes({**head, **body})
         if len(whole) <= INLINE_BYTES:
             return whole, None
@@ -138,6 +146,7 @@ class Spec:
             record.mapping("values"),
             record.moment_s("schedule_time"),
             record.text("tz", "UTC"),
+            _connections(record),
         )
 
 
@@ -185,6 +194,7 @@ class Result:
         outputs: named values for tasks behind it.
         error: what a person should read first; empty unless it failed.
         log_ref: where its log is; empty if it has none.
+        cache_key: of what the worker was given, as that has it: what was changed since then is another key.
     """
 
     outcome: Outcome
@@ -198,6 +208,7 @@ class Result:
     outputs: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     log_ref: str = ""
+    cache_key: str | None = None
 
     def to_bytes(self) -> bytes:
         """What to store.
@@ -237,6 +248,7 @@ class Result:
             record.mapping("outputs", {}),
             record.text("error", "")[:MOST_ERROR],
             record.text("log_ref", "")[:400],
+            _cache_key(record),
         )
 
 
@@ -254,7 +266,22 @@ def _head(record: Record) -> Head:
         record.text("tenant") if record.has("tenant") else None,
         record.duration_s("timeout_s") if record.has("timeout_s") else None,
         record.body.get("has_body") is True,
+        _cache_key(record),
     )
+
+
+def _connections(record: Record) -> dict[str, Mapping[str, str]]:
+    found: dict[str, Mapping[str, str]] = {}
+    for name, each in record.mapping("connections", {}).items():
+        if not isinstance(each, dict) or not all(isinstance(part, str) for part in each.values()) or "url" not in each:
+            raise BadRecord(f"connection {short(name)} of a spec is no URL with the name of a secret")
+        found[name] = each
+    return found
+
+
+def _cache_key(record: Record) -> str | None:
+    found = record.body.get("cache_key")
+    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else None
 
 
 def _bytes(fields: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """The keys of workflows in the store, and the names of items. Nothing here does I/O.
 
 Keys:  <name>/id                       which database belongs to this store
+       <name>/pair                     which of all stores it is; the database has the same
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
        <name>/backlog/...              tasks that workers take; see ``primitives.Backlog``
@@ -20,6 +21,7 @@ is a worker group, or ``<worker group>~<task group>``: who finds a group full le
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +34,10 @@ Order = Literal["instance", "submitted"]
 
 _ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
 _X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
+#: What the names of a project's slots begin with.
+PROJECT = "@"
+#: A name of a project that is longer is not a part of keys as it stands.
+_LONG = 60
 _BETWEEN = "~"
 
 
@@ -81,6 +87,7 @@ class Keys:
     def __init__(self, name: str = "workflows") -> None:
         self.name = name
         self.id = f"{name}/id"
+        self.pair = f"{name}/pair"
         self.high_marks = f"{name}/high"
         self.cluster = f"{name}/cluster"
         self.backlog = f"{name}/backlog"
@@ -157,15 +164,26 @@ def attempt_of(x: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def lane_of(worker_group: str, task_group: str | None = None) -> str:
-    """Where tasks of a worker group are, or those of them that need a slot of a task group."""
-    return worker_group if task_group is None else f"{worker_group}{_BETWEEN}{task_group}"
+def lane_of(worker_group: str, task_group: str | None = None, project: str | None = None) -> str:
+    """Where tasks of a worker group are, or those that need a slot of a task group, of a project, or of both."""
+    slots = [each for each in (task_group, None if project is None else project_group(project)) if each is not None]
+    return _BETWEEN.join([worker_group, *slots])
+
+
+def project_group(project: str) -> str:
+    """What the slots of a project are of: no task group is called so."""
+    return PROJECT + (project if len(project) <= _LONG else hashlib.sha256(project.encode()).hexdigest()[:32])
+
+
+def slots_of(lane: str) -> tuple[str, ...]:
+    """What a task of a lane needs a slot of each: its task group, its project."""
+    return tuple(lane.split(_BETWEEN)[1:])
 
 
 def groups_of(lane: str) -> tuple[str, str | None]:
     """The worker group of a lane, and its task group if it has one."""
-    worker_group, between, task_group = lane.partition(_BETWEEN)
-    return worker_group, task_group if between else None
+    worker_group = lane.partition(_BETWEEN)[0]
+    return worker_group, next((each for each in slots_of(lane) if not each.startswith(PROJECT)), None)
 
 
 def shelf_of(order: Order, instance: int, instance_priority: int, task_priority: int, submitted_at: float) -> str:

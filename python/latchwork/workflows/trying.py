@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from latchwork.workflows.bundles import BundleCache
 from latchwork.workflows.definitions.built import BUILT
 from latchwork.workflows.definitions.logical import chosen, full_name
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork.workflows.definitions.settings.naming import connections_of
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.values import Run, gathered, items_of, values_of
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 
 #: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
 _MOST_ROUNDS = 100_000
+#: What a variable is called that has the URL of a stored connection, by the name of that.
+_CONNECTION = "LATCHWORK_CONNECTION_"
 #: What is answered for tasks that a master would hold.
 _ANSWERED = frozenset({"open", "look", "choose", "expand", "gather"})
 
@@ -118,13 +123,27 @@ class TestRun:
         return self
 
 
+class _NoVariables(dict[str, Mapping[str, str]]):
+    """Every environment is there, and empty: a test sets the variables of its own process."""
+
+    def __missing__(self, name: str) -> Mapping[str, str]:
+        return {}
+
+
+def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
+    """Stored connections, as variables of this process have them: ``LATCHWORK_CONNECTION_SHOP`` a URL for ``shop``."""
+    named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in connections_of(definition) or ()}
+    return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
+
+
 class Trying:
     """One run. One thread only."""
 
     def __init__(
         self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
     ) -> None:
-        self._run = Run(definition, 1, now, params)
+        connections = _connections(definition)
+        self._run = Run(definition, 1, now, params, environments=_NoVariables(), connections=connections)
         self._plan = plan_of(definition, order)
         self._types = TaskTypes()
         self._rows: dict[str, int] = {}

@@ -277,6 +277,11 @@ def _backlog() -> list[Play]:
             with claim:
                 pass
 
+    def take_told(backlog: p.Backlog, *_: object) -> None:
+        for claim in backlog.take_told(backlog.items("any")):
+            with claim:
+                pass
+
     def ended(claim: p.BacklogClaim, mine: Store, other: Store, name: str) -> None:
         if claim.is_held:
             with suppress(LockLost):
@@ -289,6 +294,8 @@ def _backlog() -> list[Play]:
     return [
         Play("Backlog.put", p.Backlog, put, _emptied),
         Play("Backlog.try_take", _filled_backlog, take, _emptied),
+        Play("Backlog.take_told", _filled_backlog, take_told, _emptied),
+        Play("Backlog.wait_told", _filled_backlog, lambda one, *_: one.wait_told("other", 0.01), _emptied),
         Play("Backlog.wait_free", _filled_backlog, lambda one, *_: one.wait_free("other", 0.01), _emptied),
         Play("BacklogClaim.with", taken, _with, _emptied),
         Play("BacklogClaim.ack", taken, lambda claim, *_: claim.ack(), ended),

@@ -239,11 +239,14 @@ class Storm:
             progress(f"{took:6.1f} s: {self.report.plans} plans, {faults} faults")
         for each in self.made:
             if not self.drive(each, GRACE_S, cancels=False):
-                self.report.violations.append(f"plan {each.handle.id} is wedged: {each.handle.status()}")
+                self._surely(lambda each=each: self._note_wedged(each))
         self.judge()
         self.remove()
         self.report.seconds = time.monotonic() - began
         return self.report
+
+    def _note_wedged(self, made):
+        self.report.violations.append(f"plan {made.handle.id} is wedged: {made.handle.status()}")
 
     def judge(self):
         wrong = self.report.violations

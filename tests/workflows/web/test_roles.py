@@ -5,6 +5,7 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
+from latchwork.workflows.database import settings
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.writing import put
 from latchwork.workflows.database.policies import backfills
@@ -38,11 +39,18 @@ def of(role, good, *, hidden=404):
 
 ADMIN = (401, *(403,) * 6, 200)
 CHANGE_ADMIN = (401, *(403,) * 6, 201)
+SETTINGS = ("connection", "environment", "parameter")
 #: What each answers: (method, route, what is sent) -> the status for each of ASKERS.
 API = {
     "GET /healthz": OPEN,
     "GET /metrics": IN,
     "GET /api/v1/workers": (401, *(503,) * 7),  # there is no store here
+    "GET /api/v1/groups": IN,
+    "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
+    "GET /api/v1/limits": IN,
+    "PUT /api/v1/limits/{limited}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/limits/{limited}": (401, *(403,) * 6, 404),
     "GET /api/v1/workflows": IN,
     "POST /api/v1/workflows": (401, 403, 403, 403, 403, 200, 200, 200),
     "POST /api/v1/workflows:validate": IN,
@@ -88,6 +96,13 @@ API = {
     "DELETE /api/v1/tokens/{token_id}": (401, *(404,) * 6, 204),
     "GET /api/v1/audit": (401, 403, 200, 403, 403, 403, 200, 200),
     "GET /api/v1/events": VIEW,
+    **dict.fromkeys((f"GET /api/v1/{kind}s" for kind in SETTINGS), IN),
+    # Of the project `default`; those of all projects are below.
+    **dict.fromkeys((f"PUT /api/v1/{kind}s/{{name}}" for kind in SETTINGS), (401, 403, 403, 403, 403, 200, 200, 200)),
+    **dict.fromkeys(
+        (f"DELETE /api/v1/{kind}s/{{name}}" for kind in SETTINGS), (401, 403, 403, 403, 403, 200, 200, 200)
+    ),
+    "POST /api/v1/connections/{name}:test": (401, 403, 403, 403, 403, 202, 202, 202),
 }
 PAGES = {
     "GET /": IN,
@@ -111,6 +126,7 @@ PAGES = {
     "GET /lineage": IN,
     "GET /schedules": IN,
     "GET /schedules/preview": IN,
+    "GET /settings": IN,
     "GET /workers": IN,
     "GET /api": IN,
     "GET /account": IN,
@@ -133,6 +149,9 @@ FORMS = {
     "POST /channels": (401, *(403,) * 6, 303),
     "POST /channels/{name}/test": (401, *(403,) * 6, 303),
     "POST /channels/{name}/remove": (401, *(403,) * 6, 303),
+    "POST /settings/{kind}": (401, 403, 403, 403, 403, 303, 303, 303),
+    "POST /settings/{kind}/delete": (401, 403, 403, 403, 403, 303, 303, 303),
+    "POST /settings/connection/test": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /users": (401, *(403,) * 6, 303),
     "POST /users/{name}/role": (401, 403, 403, 403, 403, 403, 303, 303),
     "POST /users/{name}/enabled": (401, *(403,) * 6, 303),
@@ -199,7 +218,14 @@ def world(seeds):
 
 
 WEBHOOK = {"url": "http://127.0.0.1:9/"}
+VALUES = {
+    "connection": {"url": "sqlite:///shop.db"},
+    "environment": {"variables": {"A": "b"}},
+    "parameter": {"value": [1]},
+}
 BODIES = {
+    **{f"PUT /api/v1/{kind}s/{{name}}": values for kind, values in VALUES.items()},
+    "POST /api/v1/connections/{name}:test": {"group": "reports"},
     "PUT /api/v1/channels/{name}": {"kind": "webhook", "options": WEBHOOK},
     "POST /api/v1/workflows": {"definition": NIGHTLY},
     "POST /api/v1/workflows:validate": {"definition": BILLING},
@@ -207,6 +233,8 @@ BODIES = {
     "PUT /api/v1/workflows/{project}/{name}/online": {"online": True},
     "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
     "POST /api/v1/tokens": {"name": "more"},
+    "PUT /api/v1/groups/{group}": {"size": 2},
+    "PUT /api/v1/limits/{limited}": {"max_running_tasks": 2},
     "PATCH /api/v1/users/{name}": {"enabled": True},
     "PUT /api/v1/users/{name}/role": {"project": "default", "role": "viewer"},
 }
@@ -222,6 +250,8 @@ def filled(route, world, seeds, name):
         with seeds.database.write() as connection:
             views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
         path = path.replace("/channels/{name}", "/channels/ops")
+    path = path.replace("{limited}", "nobody" if method == "DELETE" else "elsewhere")
+    path = path.replace("{group}", "nobody" if method == "DELETE" else "few")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     if "{token_id}" in path:
@@ -229,12 +259,26 @@ def filled(route, world, seeds, name):
         path = path.replace("{token_id}", str(other))
     if "{command_id}" in path:
         path = path.replace("{command_id}", str(world["started"]))
+    found = re.fullmatch(r"/api/v1/(connection|environment|parameter)s/{name}(:test)?", path)
+    if found or path.startswith("/settings/"):
+        if method != "PUT":
+            stored(seeds)
+        path = path.replace("{name}", "one").replace("{kind}", "connection")
+        return method, path + ("?project=default" if found else "")
     queries = {
         "/diff": "?old=1&new=1",
         "schedules:preview": "?cron=@daily",
         "/v1/events": f"?topic=instance:{world['half']}",
     }
     return method, path + next((query for end, query in queries.items() if path.endswith(end)), "")
+
+
+def stored(seeds):
+    """One of each kind in `default`, called `one`."""
+    rows = {**VALUES, "connection": {"url": "sqlite:///shop.db", "secret": ""}}
+    with seeds.database.write() as connection:
+        for kind, values in rows.items():
+            settings.write(connection, kind, "default", "one", values)
 
 
 @pytest.fixture
@@ -261,6 +305,15 @@ def test_the_api_lets_each_role_do_what_the_table_says(route, seeds, started, as
             assert answer.json()["detail"]
 
 
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_what_is_of_all_projects_is_changed_by_administrators_of_everything(kind, ask):
+    path = f"/api/v1/{kind}s/of_all"
+    for name in ASKERS[1:]:
+        may = name == "admin"
+        assert ask(name).put(path, json=VALUES[kind]).status_code == (200 if may else 403), name
+        assert ask(name).delete(path).status_code == (200 if may else 403), name
+
+
 @pytest.mark.parametrize("route", sorted(STREAMS))
 def test_streams_are_refused_to_those_who_may_not_see(route, seeds, started, ask):
     for name, expected in zip(ASKERS, API[route], strict=True):
@@ -285,6 +338,9 @@ def test_pages_show_each_role_what_the_table_says(route, seeds, started, ask):
 
 FIELDS = {
     "POST /channels": {"name": "made", "kind": "webhook", "options": "url: http://127.0.0.1:9/"},
+    "POST /settings/{kind}": {"name": "two", "project": "default", "url": "sqlite:///shop.db"},
+    "POST /settings/{kind}/delete": {"name": "one", "project": "default"},
+    "POST /settings/connection/test": {"name": "one", "project": "default"},
     "POST /runs/{instance_id}/ask": {"action": "pause"},
     "POST /tasks/{task_id}/ask": {"action": "force-start"},
     "POST /workflows/{project}/{name}/online": {"online": "yes"},

@@ -24,6 +24,7 @@ _STYLES = {"success": "green", "failure": "red", "held": "red", "running": "cyan
 @command(
     "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30",
     "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30 --parallel 4 --order desc --wait",
+    "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30 --dependents",
     "latchwork workflows backfill nightly --dates 2026-11-01,2026-11-05 -p region=eu --stop-on-failure",
 )
 def backfill(
@@ -45,6 +46,12 @@ def backfill(
     param: Params = None,
     priority: PriorityWord = None,
     dry_run: DryRun = False,
+    dependents: Annotated[
+        bool, typer.Option("--dependents", help="Workflows that wait for runs of this one get a backfill too.")
+    ] = False,
+    all_dependents: Annotated[
+        bool, typer.Option("--all-dependents", help="The same, with those that wait for these, and so on.")
+    ] = False,
     unique_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", show_default=False, help="The same key and the same backfill again are one."),
@@ -57,6 +64,7 @@ def backfill(
 ) -> None:
     """Run a workflow for each of these dates: at each time that its schedule fires on them, or once for each."""
     params = params_of(param or [])
+    level = "all" if all_dependents else "direct" if dependents else "none"
     chosen = _dates(first, last, dates)
     with client_of(home_of(home, database, store)) as client:
         asked = client.backfill(
@@ -68,10 +76,14 @@ def backfill(
             params=params,
             priority=priority,
             dry_run=dry_run,
+            dependents=level,
             unique_key=unique_key,
         )
         found = client.find_backfill(asked.id())
         line = f"backfill {found.id} of {found.workflow} is started: {counted(found.dates, 'run')}"
+        behind = client.behind(name, level)
+        if behind:
+            line += f"; backfills of {', '.join(behind)} follow"
         if not wait:
             told(line, _plain(found), as_json=as_json)
             return
@@ -181,4 +193,5 @@ def _plain(found: BackfillSeen) -> dict[str, Any]:
         "created_at": found.created_at,
         "ended_at": found.ended_at,
         "by": found.by,
+        "cause": found.cause,
     }

@@ -33,6 +33,7 @@ PriorityWord = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Every task runs, whatever is known of its outputs.")]
 Params = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,6 +61,7 @@ def start(
     ] = "downstream",
     priority: PriorityWord = None,
     dry_run: DryRun = False,
+    no_cache: NoCache = False,
     unique_key: Annotated[
         str | None,
         typer.Option(metavar="KEY", show_default=False, help="The same key and the same start again are one run."),
@@ -84,6 +86,7 @@ def start(
             start_from=start_from or (),
             scope=scope,
             dry_run=dry_run,
+            no_cache=no_cache,
             unique_key=unique_key,
         )
         number = asked.id()
@@ -152,11 +155,6 @@ def _did(client: WorkflowClient, run: int, action: str, number: int, *, wait: bo
 pause = _asks("pause", "Let the running tasks of a run end, and start none.", "latchwork workflows pause 12 --wait")
 resume = _asks("resume", "Let a paused run go on.", "latchwork workflows resume 12")
 stop = _asks("stop", "End the running tasks of a run, and start none.", "latchwork workflows stop 12 --wait")
-rerun = _asks(
-    "rerun",
-    "Run everything of a run from the start, as the same instance; its history stays.",
-    "latchwork workflows rerun 12",
-)
 
 
 @command("latchwork workflows recover 12", "latchwork workflows recover 12 --from load")
@@ -176,6 +174,25 @@ def recover(
         _did(client, run, "recover", number, wait=wait, as_json=as_json)
 
 
+@command("latchwork workflows rerun 12", "latchwork workflows rerun 12 --no-cache --wait")
+def rerun(
+    run: Run,
+    *,
+    no_cache: NoCache = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")
+    ] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Run everything of a run from the start, as the same instance; its history stays."""
+    with client_of(home_of(home, database, store)) as client:
+        number = client.act(run, "rerun", no_cache=no_cache)
+        _did(client, run, "rerun", number, wait=wait, as_json=as_json)
+
+
 def params_of(given: list[str]) -> dict[str, Any]:
     """Parameters as they were written: ``name=value`` each."""
     found: dict[str, Any] = {}
@@ -183,11 +200,12 @@ def params_of(given: list[str]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise UsageError(f"{each!r} is no parameter; write -p name=value")
-        found[name] = _value(value)
+        found[name] = value_of(value)
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A value as it was written: JSON, or else text."""
     try:
         return read_json(text.encode())
     except BadRecord:

@@ -140,6 +140,7 @@ def _attempt_json(row: Any) -> dict[str, Any]:
         "outcome": row.outcome,
         "exit_code": row.exit_code,
         "error": row.error,
+        "cached_from": row.cached_from,
     }
 
 

@@ -36,6 +36,7 @@ from latchwork.tasks import (
     Release,
     Retry,
     Run,
+    UnknownFunction,
     after_failure,
 )
 from latchwork.types import Check, Create, Delete, Exists, Op
@@ -91,7 +92,9 @@ class Node:
             lane: where it is.
             members: who is there; None while that is not known.
         """
-        if not self.knows(item.function) or (self._accept is not None and not self._accept(item.function)):
+        if not self.knows(item.function):  # in our lane nobody else would look at it
+            return lane == self.lane and not _waits_for(item, self.member_id)
+        if self._accept is not None and not self._accept(item.function):
             return False
         if lane in (ANY, self.lane):
             return may_run(item, self.member_id, self.labels)
@@ -257,6 +260,8 @@ class Lanes(FeederHooks):
         if isinstance(target, Member) and target.id != self._node.member_id and target.otherwise == "fail":
             left = NoSuchMember(f"member {target.id!r} left before it had run task {item.id} of {item.function!r}")
             return self._done(item, Outcome.failed(left), claim)
+        if not self._node.knows(item.function):
+            return self._elsewhere(item, claim)
         with self._lock:
             if self._marked.pop(claim.item.id, None) is not None:
                 return Release("it was cancelled", count=False)
@@ -268,6 +273,13 @@ class Lanes(FeederHooks):
         timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
         call = partial(self._call, item) if item.blob else Call(item.function, item.payload)
         return Run(call, item.id, timeout_s, attempt)
+
+    def _elsewhere(self, item: TaskItem, claim: BacklogClaim) -> Ending:
+        """The end of a task of our lane that we have not the function of: others may have it, unless we alone may."""
+        if isinstance(item.target, Member) and item.target.otherwise == "fail":
+            unknown = UnknownFunction.of(item.function, (each.name for each in self._node.functions))
+            return self._done(item, Outcome.failed(unknown, is_final=True), claim)
+        return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
 
     def _call(self, item: TaskItem) -> Call:
         return Call(item.function, self._blobs.read(BlobRef.of_body(item.blob)))
@@ -343,6 +355,12 @@ class Lanes(FeederHooks):
             if name != keep:
                 ops += [Delete(self._backlog.key(place, item.shelf, name)) for place in dict.fromkeys((lane, ANY))]
         return ops
+
+
+def _waits_for(item: TaskItem, member_id: str) -> bool:
+    """Whether a task waits until a member of this id can run it."""
+    target = item.target
+    return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
 
 
 def _is_there(keys: Keys, sid: str) -> Check:

@@ -20,7 +20,7 @@ from latchwork.primitives.backlog.items import BacklogItem, Names, check_inline,
 from latchwork.primitives.backlog.pages import Share
 from latchwork.primitives.backlog.records import Records
 from latchwork.primitives.backlog.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
-from latchwork.primitives.backlog.waiting import Waiting
+from latchwork.primitives.backlog.waiting import IsFree, Waiting
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waits, check_member
@@ -257,6 +257,47 @@ class Backlog(Records):
                 raise
 
     @driven
+    async def take_told(
+        self,
+        items: Sequence[BacklogItem],
+        *,
+        accept: Accept | None = None,
+        extra: Extra | None = None,
+        on_refused: Callable[[BacklogItem], object] | None = None,
+    ) -> list[BacklogClaim]:
+        """Take items as ``wait_told`` or a look returned them, without reading them again: one commit.
+
+        An item that others have taken, removed or changed since then is left out; so is one whose attempts are used up,
+        which the next ``try_take`` makes a dead letter.
+
+        Args:
+            items: as they were read, in the order in which they are to be taken.
+            accept: as for ``try_take``.
+            extra: likewise.
+            on_refused: likewise.
+        Returns:
+            Claims in that order, may be empty.
+        Raises:
+            ValueError: an item is another backlog's, or a dead letter.
+            Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: as for ``try_take``.
+        """
+        for item in items:
+            if item.key != self._names.item(item.lane, item.shelf, item.id):
+                raise ValueError(
+                    f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
+                )
+        told = [item for item in items if item.attempts < self._taking.most]
+        wish = Wish(
+            (), max(1, len(told)), accept or everything, extra or nothing_more, nothing_more, on_refused, no_share
+        )
+        async with self._waits.begin(0.0) as (waiter, _):
+            try:
+                return await self._taking.take_told(told, wish, waiter.session)
+            except LatchworkError as error:
+                self._waits.refuse_closed(waiter, error)
+                raise
+
+    @driven
     async def wait_free(self, lane: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
         """Wait until an item of a lane is free. It is not taken: ``try_take`` then, and wait again if it has nothing.
 
@@ -276,16 +317,41 @@ class Backlog(Records):
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
+        return await self._wait(lane, timeout_s, accept) is not None
+
+    @driven
+    async def wait_told(
+        self, lane: str, timeout_s: float | None = None, *, limit: int = 20, accept: Accept | None = None
+    ) -> list[BacklogItem] | None:
+        """Wait like ``wait_free``, and return what is free: ``take_told`` takes it without a look.
+
+        Args:
+            lane: where to look.
+            timeout_s: as for ``wait_free``.
+            limit: of more than so many items none is returned.
+            accept: as for ``try_take``.
+        Returns:
+            All items of the lane that were free, in order; empty when something is free, and has to be looked for with
+            ``try_take``; None when the time is over.
+        Raises:
+            SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: as for ``wait_free``.
+        """
+        if not check_whole(limit, "limit") >= 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        told = await self._wait(lane, timeout_s, accept)
+        return None if told is None else told.first(limit)
+
+    async def _wait(self, lane: str, timeout_s: float | None, accept: Accept | None) -> IsFree | None:
         check_member(lane, "lane")
         async with self._waits.begin(timeout_s) as (waiter, patience):
             try:
-                is_free = await self._waiting.wait(lane, waiter, patience, accept or everything)
+                told = await self._waiting.wait(lane, waiter, patience, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise
-            if not is_free:
+            if told is None:
                 self._waits.refuse_ended(waiter)
-            return is_free
+            return told
 
     def close(self) -> None:
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""

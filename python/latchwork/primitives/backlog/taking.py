@@ -29,7 +29,7 @@ from latchwork.primitives.backlog.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kep
 from latchwork.primitives.fair.tickets import read_body, write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Settled, ask, called, steps_of
+from latchwork.store.steps import OnInterrupt, Settled, Steps, ask, called, steps_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -153,13 +153,31 @@ class Taking:
         self._hints: dict[str, Hint] = {}
         self._kept: dict[str, Kept] = {}
 
+    @property
+    def most(self) -> int:
+        """Attempts that an item has."""
+        return self._held.most
+
     async def try_take(self, wish: Wish, session: Session) -> list[BacklogClaim]:
         """Take the first items that are free; what is taken already is not lost by trouble with the others."""
+        return await self._surely(partial(self._take_from_lanes, wish, session), session)
+
+    async def take_told(self, items: Sequence[BacklogItem], wish: Wish, session: Session) -> list[BacklogClaim]:
+        """Take these as they were read; what is taken already is not lost by trouble with the others."""
+        entries = [Entry(item.key, item.to_bytes(), item.version, 0, 0) for item in items]
+        return await self._surely(partial(self._take_of, entries, wish, session), session)
+
+    async def _take_from_lanes(self, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+        await self._settle_doubts(wish, session, claims)
+        for lane in self._worth_a_look(wish):
+            await self._take_from_lane(lane, wish, session, claims)
+
+    async def _surely(
+        self, take: Callable[[list[BacklogClaim]], Steps[object]], session: Session
+    ) -> list[BacklogClaim]:
         claims: list[BacklogClaim] = []
         try:
-            await self._settle_doubts(wish, session, claims)
-            for lane in self._worth_a_look(wish):
-                await self._take_from_lane(lane, wish, session, claims)
+            await take(claims)
         except LatchworkError as error:
             if not claims:
                 raise

@@ -1,5 +1,8 @@
 """Waiting until something is free in a lane of a backlog: only the first in the line watches the lane.
 
+What it was told is enough to take it: its watch has all of the lane, so what is free there, and in which order, is
+known without a look. It leaves the line in the background then; the next one sees the lane as it is.
+
 Who waits with ``accept`` and sees a free item that it does not accept says so in its ticket: then those behind it do
 not wait for it, because one of them may accept the item.
 """
@@ -39,27 +42,35 @@ class Waiting:
         what = f"takers of lane {lane!r} of {self._what}"
         return self._lines.setdefault(lane, TicketQueue(self._store, self._held.names.takers(lane), what, self._label))
 
-    async def wait(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> bool:
-        """Wait until an item that will do is free; False when time is over or called off."""
+    async def wait(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+        """Wait until an item that will do is free; what it was told. None when time is over or called off."""
         if await waiter.keep_trying(lambda: self._is_free(lane, accept), patience):
-            return True
+            return IsFree(self._held.names, lane, accept)
         if patience.is_over:
-            return False
+            return None
         line = self.line(lane)
         place = await take_turn(line, waiter, patience, blocks=_blocks)
         if place is None:
-            return False
+            return None
+        look: IsFree | None = None
         try:
-            look = IsFree(self._held.names, lane, accept)
-            if not await waiter.follow(self._held.names.lane(lane), look, patience):
-                return False
-            if look.is_found:
-                return True
-            await waiter.keep_trying(lambda: self._let_pass(place), patience)
-            look = IsFree(self._held.names, lane, accept, is_told=True)
-            return await waiter.follow(self._held.names.lane(lane), look, patience)
+            look = await self._told(lane, place, waiter, patience, accept)
         finally:
-            await line.leave(place)
+            if look is None:
+                await line.leave(place)
+            else:
+                line.leave_later(place)
+        return look
+
+    async def _told(self, lane: str, place: Place, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+        look = IsFree(self._held.names, lane, accept)
+        if not await waiter.follow(self._held.names.lane(lane), look, patience):
+            return None
+        if look.is_found:
+            return look
+        await waiter.keep_trying(lambda: self._let_pass(place), patience)
+        look = IsFree(self._held.names, lane, accept, is_told=True)
+        return look if await waiter.follow(self._held.names.lane(lane), look, patience) else None
 
     async def _is_free(self, lane: str, accept: Accept) -> bool:
         """Whether the first pages have something: then there is nothing to wait for."""
@@ -88,6 +99,7 @@ class IsFree:
         self._accept = accept
         self._is_told = is_told
         self._suits: dict[tuple[str, str], bool] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
         self._claimed: set[tuple[str, str]] = set()
         self._good: set[tuple[str, str]] = set()
         self._bad: set[tuple[str, str]] = set()
@@ -100,6 +112,15 @@ class IsFree:
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self._is_told)
 
+    def first(self, most: int) -> list[BacklogItem]:
+        """What is free and will do, in order; none when it is more than that, or when it was not told what it is."""
+        if len(self._good) > most:
+            return []
+        try:
+            return [BacklogItem.of(self._entries[place]) for place in sorted(self._good)]
+        except BadRecord:  # who looks makes a dead letter of it
+            return []
+
     def _note(self, change: Change) -> None:
         is_item = change.key.startswith(f"{self._items}/")
         if not (is_item or change.key.startswith(f"{self._claims}/")):
@@ -111,8 +132,10 @@ class IsFree:
             (self._claimed.discard if change.entry is None else self._claimed.add)(place)
         elif change.entry is None:
             self._suits.pop(place, None)
+            self._entries.pop(place, None)
         else:
             self._suits[place] = _suits(change.entry, self._accept)
+            self._entries[place] = change.entry
         suits, is_free = self._suits.get(place), place not in self._claimed
         (self._good.add if suits and is_free else self._good.discard)(place)
         (self._bad.add if suits is False and is_free else self._bad.discard)(place)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim
+from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -31,6 +31,7 @@ from latchwork.tasks.running.choosing import Choosing
 from latchwork.tasks.running.endings import Endings, Taken
 from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_lost, tell_taken
 from latchwork.tasks.running.guarding import Guard
+from latchwork.tasks.running.lining import Lines, worth_claiming
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, context_of, share_of
 
@@ -89,17 +90,17 @@ class Feeder(Starts):
         self._clock = store.clock
         self._home = Home("this feeder")
         self._bell = Bell()
-        self._news, self._ends = Bell(self._bell.mutex), Bell(self._bell.mutex)
+        self._ends = Bell(self._bell.mutex)
         self._arrivals = Arrivals()
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
         self._takes, self._is_started, self._is_over = True, False, False
-        self._is_poked = self._is_hungry = self._wants_room = self._leaves_traces = False
-        self._looks = self._last_found = self._asks_until = 0
+        self._wants_room = self._leaves_traces = False
         self._looked_at, self._counts = -math.inf, Counter[str]()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = Choosing(hooks, self._clock, node_id)
+        self._lines = Lines(backlog, self._clock, self._bell, self._stop, accept=self._choosing.accept, node_id=node_id)
         self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
         self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
@@ -118,7 +119,7 @@ class Feeder(Starts):
             self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
             self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
             for lane in dict.fromkeys(self._hooks.waits()):
-                self._threads.append(Background(partial(self._wait, lane), f"latchwork-feeder-wait-{lane}"))
+                self._threads.append(Background(partial(self._lines.wait, lane), f"latchwork-feeder-wait-{lane}"))
             self._is_started = True
 
     def _unless_started(self) -> None:
@@ -132,8 +133,7 @@ class Feeder(Starts):
     def poke(self) -> None:
         """Look for items soon: something has changed that no lane tells."""
         with self._bell.mutex:
-            self._is_poked = True
-            self._bell.ring()
+            self._lines.poke()
 
     def stop_task(self, path: str) -> bool:
         """Tell the run of the item of this path to stop, and end its pause if it has one; False if it is not here."""
@@ -148,7 +148,7 @@ class Feeder(Starts):
     def spare(self) -> int:
         """How many items may be claimed without a look now: none when the last one is long ago, others come first."""
         with self._bell.mutex:
-            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
+            return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
 
     def begin_taken(self, claims: Sequence[BacklogClaim]) -> None:
         """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
@@ -182,7 +182,8 @@ class Feeder(Starts):
                 return False
 
     def _ring_all(self) -> None:
-        for bell in (self._bell, self._news, self._ends):
+        self._lines.end()
+        for bell in (self._bell, self._ends):
             bell.ring()
 
     def close(self, timeout_s: float = 30.0) -> list[str]:
@@ -220,7 +221,7 @@ class Feeder(Starts):
         backoff = Backoff()
         while not self._stop.is_set():
             try:
-                found = await self._look()
+                found, is_all = await self._look()
             except Closed:
                 return
             except (Exception, SystemExit) as error:
@@ -229,96 +230,79 @@ class Feeder(Starts):
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            await self._rest(found)
+            await self._rest(found, is_all=is_all)
 
-    async def _look(self) -> int | None:
-        """Take what there is room for: how many; None if there is no room."""
+    async def _look(self) -> tuple[int | None, bool]:
+        """Take what there is room for: how many, None if there is no room; and whether nothing more is known of."""
         with self._bell.mutex:
-            self._is_poked = False
+            told = self._lines.told()
             room, had = self._room(), bool(self._tasks)
         self._choosing.begin()
         if room <= 0:
-            return None
-        claims = await ask(
+            return None, False
+        lanes = self._hooks.lanes()
+        claims = await self._take_told(worth_claiming(told, lanes, room))
+        is_all = bool(claims) and len(claims) == len(told)
+        if not claims:
+            claims = await self._take(lanes, room)
+        with self._bell.mutex:
+            self._leaves_traces = had or bool(claims)
+        self.begin_taken(claims)
+        return len(claims), is_all
+
+    async def _take_told(self, items: Sequence[BacklogItem]) -> list[BacklogClaim]:
+        if not items:
+            return []
+        claims: list[BacklogClaim] = await ask(
+            self._backlog.take_told,
+            items,
+            accept=self._choosing.accept,
+            extra=self._choosing.extra,
+            on_refused=self._choosing.told_refused,
+        )
+        return claims
+
+    async def _take(self, lanes: Sequence[str], room: int) -> list[BacklogClaim]:
+        self._looked_at = self._clock.now()
+        claims: list[BacklogClaim] = await ask(
             self._backlog.try_take,
-            self._hooks.lanes(),
+            lanes,
             limit=room,
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
             share=partial(share_of, self._hooks, self._arrivals),
         )
-        with self._bell.mutex:
-            self._leaves_traces = had or bool(claims)
-        self.begin_taken(claims)
-        return len(claims)
+        return claims
 
     def _room(self) -> int:
         """How many to take now."""
         return min(self._batch, self._line.room()) if self._takes else 0
 
-    async def _rest(self, found: int | None) -> None:
+    async def _rest(self, found: int | None, *, is_all: bool) -> None:
         """After a look: wait for room, for news, or for the time to look all the same."""
         with self._bell.mutex:
-            self._looks += 1
-            self._last_found = found or 0
             self._arrivals.note(found)
-            self._looked_at = self._looked_at if found is None else self._clock.now()
-            self._is_hungry = found == 0 and not (self._takes and self._arrivals.come_again)
-            if self._is_hungry or self._looks <= self._asks_until:
-                self._news.ring()
-        if found == 0 and self._arrivals.come_again:
+            has_none = found == 0 or (is_all and self._room() > 0)
+            come_again = has_none and self._arrivals.come_again
+            self._lines.looked(found or 0, is_hungry=has_none and not (self._takes and come_again))
+        if come_again:
             await Pause(self._clock, self._stop, AGAIN_S)
             return
-        until = self._clock.now() + self._look_s
-        while not found:
+        until = self._looked_at + self._look_s
+        while has_none or found is None:
             with self._bell.mutex:
                 rings = self._bell.rings
-                if self._stop.is_set() or self._is_poked or (found is None and self._room() > 0):
+                if self._stop.is_set() or self._lines.has_told or (found is None and self._room() > 0):
                     break
                 self._wants_room = found is None
                 if self._leaves_traces and not self._tasks:
                     until = min(until, self._clock.now() + TIDY_S)
-            left_s = until - self._clock.now() if found == 0 else None
+            left_s = until - self._clock.now() if has_none else None
             if (left_s is not None and left_s <= 0.0) or not await self._bell.rung(rings, self._clock, left_s):
                 break
         with self._bell.mutex:
-            self._is_hungry = self._wants_room = False
-
-    async def _wait(self, lane: str) -> None:
-        """Wait for items of one lane while the feeder has nothing else."""
-        backoff = Backoff()
-        while True:
-            with self._bell.mutex:
-                rings, is_hungry, looks = self._news.rings, self._is_hungry, self._looks
-                if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
-                    return
-            if not is_hungry:
-                await self._news.rung(rings, self._clock, None)
-                continue
-            try:
-                await ask(self._backlog.wait_free, lane, accept=self._choosing.accept)
-            except Closed:
-                return
-            except (LatchworkError, OSError) as error:
-                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, lane, error)
-                await Pause(self._clock, self._stop, backoff.next_s())
-                continue
-            self.poke()
-            if await self._has_looked(looks):
-                backoff = Backoff()
-            else:  # what is free is not for us after all, or another was faster
-                await Pause(self._clock, self._stop, backoff.next_s())
-
-    async def _has_looked(self, looks: int) -> bool:
-        """Wait for the look after that number; whether it found something."""
-        while True:
-            with self._bell.mutex:
-                if self._looks > looks or not self._takes or self._stop.is_set():
-                    return self._last_found > 0
-                self._asks_until = max(self._asks_until, looks + 1)
-                rings = self._news.rings
-            await self._news.rung(rings, self._clock, None)
+            self._lines.is_hungry = self._wants_room = False
 
     # Running
 
@@ -387,14 +371,14 @@ class Feeder(Starts):
         """A claim is over, one way or the other."""
         again = self._hooks.claim_over(task.claim)
         with self._bell.mutex:
-            self._is_poked |= again
+            if again:
+                self._lines.poke()
             if self._tasks.get(task.claim.item.path) is task:
                 del self._tasks[task.claim.item.path]
             self._counts[how] += 1
             if self._choosing.over(task.claim.item):
-                self._is_poked = True
-                self._bell.ring()
+                self._lines.poke()
             if not self._takes:
                 self._ends.ring()
-            elif not self._tasks and self._is_hungry:
+            elif not self._tasks and self._lines.is_hungry:
                 self._bell.ring()

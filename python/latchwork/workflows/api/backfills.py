@@ -32,6 +32,9 @@ class BackfillRequest(m.Document):
     params: m.Plain = Field(default_factory=dict)
     priority: Priority | None = None
     dry: bool = False
+    dependents: Annotated[
+        Literal["none", "direct", "all"], Field(description="which workflows that wait for this one get a backfill too")
+    ] = "none"
 
 
 class BackfillRow(m.Document):
@@ -50,6 +53,7 @@ class BackfillRow(m.Document):
     created_at: float
     ended_at: float | None
     by: str
+    cause: int | None = None
 
 
 class BackfillRun(m.Document):

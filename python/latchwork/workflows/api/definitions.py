@@ -51,10 +51,10 @@ def apply_workflow(*, request: Request, who: Who, given: m.ApplyRequest) -> m.Ap
 
 
 @router.post("/workflows:validate")
-def validate_workflow(*, request: Request, who: Who, given: m.ApplyRequest) -> m.Validated:  # noqa: ARG001 - anybody who is in
+def validate_workflow(*, request: Request, who: Who, given: m.ApplyRequest) -> m.Validated:
     """Every problem of a definition, by its place. Writes nothing."""
     try:
-        desk.check(parts_of(request), _given(given))
+        desk.check(parts_of(request), who, _given(given))
     except DefinitionInvalid as error:
         problems = [m.FieldProblem(path=each.path, message=each.message) for each in error.problems]
         return m.Validated(ok=False, errors=problems)

@@ -107,8 +107,11 @@ def act(
 ) -> m.AskedDocument:
     """Ask something of a run. What its state does not take is a conflict that names what it would."""
     parts = parts_of(request)
-    chosen = given.start_from if given is not None else ()
-    return _told(parts, desk.act(parts, who, instance_id, action, start_from=chosen, unique_key=key))
+    asked = given or m.RecoverRequest()
+    made = desk.act(
+        parts, who, instance_id, action, start_from=asked.start_from, no_cache=asked.no_cache, unique_key=key
+    )
+    return _told(parts, made)
 
 
 @router.get("/tasks/{task_id}")

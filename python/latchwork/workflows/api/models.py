@@ -31,7 +31,7 @@ RunState = Literal[
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def plain_json(value: Any, depth: int = 0) -> Any:
     """JSON that every database and every browser can hold: no halves of characters, not too deep, no NUL."""
     if depth > MOST_DEPTH:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
@@ -40,18 +40,18 @@ def _plain(value: Any, depth: int = 0) -> Any:
             raise ValueError("text holds a NUL, or half of a character")
     elif isinstance(value, dict):
         for key, each in value.items():
-            _plain(key, depth + 1)
-            _plain(each, depth + 1)
+            plain_json(key, depth + 1)
+            plain_json(each, depth + 1)
     elif isinstance(value, list):
         for each in value:
-            _plain(each, depth + 1)
+            plain_json(each, depth + 1)
     elif (isinstance(value, float) and value != value) or value in {float("inf"), float("-inf")}:  # noqa: PLR0124
         raise ValueError("a number is not finite")
     return value
 
 
-Plain = Annotated[dict[str, Any], AfterValidator(_plain)]
-Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(_plain)]
+Plain = Annotated[dict[str, Any], AfterValidator(plain_json)]
+Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(plain_json)]
 
 
 class Document(BaseModel):
@@ -139,13 +139,15 @@ class StartRequest(Document):
     start_from: Annotated[list[Name], Field(max_length=5000)] = []
     scope: Literal["only", "downstream", "upstream"] = "downstream"
     dry: bool = False
+    no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
     schedule_time: Annotated[float | None, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)] = None
 
 
 class RecoverRequest(Document):
-    """Which tasks run again besides those that failed."""
+    """For a recovery: which tasks run again besides those that failed. For a rerun: whether every task runs."""
 
     start_from: Annotated[list[Name], Field(max_length=5000)] = []
+    no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
 
 
 class AskedDocument(Document):
@@ -217,6 +219,7 @@ class AttemptRow(Document):
     outcome: str | None
     exit_code: int | None
     error: str | None
+    cached_from: int | None = None
 
 
 class InstanceDocument(InstanceRow):

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import alerts, backfills, definitions, instances, lineage, people, rest
+from latchwork.workflows.api import (
+    alerts,
+    backfills,
+    definitions,
+    groups,
+    instances,
+    limits,
+    lineage,
+    people,
+    rest,
+    settings,
+)
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
     instances.router,
     backfills.router,
+    groups.router,
+    limits.router,
     definitions.router,
     lineage.router,
     alerts.router,
     people.router,
+    settings.router,
     rest.router,
 )

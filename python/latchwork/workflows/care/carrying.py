@@ -7,7 +7,7 @@ changes, and deletes nothing. All of it is written, or nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
@@ -17,7 +17,14 @@ from latchwork.workflows.alerts import ChannelInvalid, checked_channel
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.alerts.tables import channel
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.definitions.settings.checks import (
+    ENVIRONMENT_NAME,
+    connection_problems,
+    environment_problems,
+    parameter_problems,
+)
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
@@ -46,18 +53,20 @@ class CarriedParameter(_Record):
 
 
 class CarriedEnvironment(_Record):
-    """Variables by a name."""
+    """Variables by a name, of a project or of all."""
 
+    project: str = Field("", max_length=100)
     name: str = Field(max_length=100)
-    variables: dict[str, JsonValue]
+    variables: dict[str, str]
 
 
 class CarriedConnection(_Record):
-    """All of a connection but its password."""
+    """All of a connection but its password, of which it has the name; of a project or of all."""
 
+    project: str = Field("", max_length=100)
     name: str = Field(max_length=100)
     url: str = Field(max_length=1000)
-    options: dict[str, JsonValue] = {}
+    secret: str = Field("", max_length=100)
 
 
 class CarriedGroup(_Record):
@@ -74,6 +83,14 @@ class CarriedChannel(_Record):
     kind: Literal["smtp", "webhook", "apprise"]
     options: dict[str, JsonValue] = {}
     enabled: bool = True
+
+
+class CarriedLimit(_Record):
+    """How many tasks of a project run at a time, and what a start does while it has as many."""
+
+    project: str = Field(max_length=100)
+    max_running_tasks: int = Field(ge=1, le=10_000)
+    admission: Literal["suspend", "fail", "precompute"] = "suspend"
 
 
 class CarriedAccount(_Record):
@@ -94,6 +111,7 @@ class Document(_Record):
     connections: list[CarriedConnection] = []
     task_groups: list[CarriedGroup] = []
     channels: list[CarriedChannel] = []
+    limits: list[CarriedLimit] = []
     accounts: list[CarriedAccount] = []
 
 
@@ -116,10 +134,11 @@ class Change(NamedTuple):
 #: Section, kind, table, and the columns of its key; all other columns are its values.
 _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("parameters", "parameter", tables.parameter, ("project", "name")),
-    ("environments", "environment", tables.environment, ("name",)),
-    ("connections", "connection", tables.connection, ("name",)),
+    ("environments", "environment", tables.environment, ("project", "name")),
+    ("connections", "connection", tables.connection, ("project", "name")),
     ("task_groups", "task group", tables.task_group, ("name",)),
     ("channels", "channel", channel, ("name",)),
+    ("limits", "limit of project", project_limit, ("project",)),
 )
 
 
@@ -198,9 +217,25 @@ def _checked(document: Document, types: TaskTypes) -> list[Checked]:
             checked_channel(way.name, way.kind, way.options)
         except ChannelInvalid as error:
             problems += [Problem(f"channels[{number}].{path}", why) for path, why in error.problems]
+    problems += _stored(document)
     if problems:
         raise DefinitionInvalid(problems)
     return found
+
+
+def _stored(document: Document) -> Iterator[Problem]:
+    """What is wrong with values; no message repeats one that may be a password."""
+    found: list[tuple[str, int, str, Iterable[Problem]]] = []
+    for number, one in enumerate(document.connections):
+        found.append(("connections", number, one.project, connection_problems(one.name, one.url, one.secret)))
+    for number, each in enumerate(document.environments):
+        found.append(("environments", number, each.project, environment_problems(each.name, each.variables)))
+    for number, value in enumerate(document.parameters):
+        found.append(("parameters", number, value.project, parameter_problems(value.name, value.value)))
+    for section, number, project, problems in found:
+        if project and not ENVIRONMENT_NAME.fullmatch(project):
+            yield Problem(f"{section}[{number}].project", "this is no name of a project")
+        yield from (Problem(f"{section}[{number}].{path}", message) for path, message in problems)
 
 
 # From the database
@@ -283,7 +318,8 @@ def _key(definition: Mapping[str, Any]) -> str:
 
 
 def _name(record: _Record, key: Sequence[str]) -> str:
-    return ".".join(getattr(record, each) for each in key if getattr(record, each))
+    """Names have dots, and no slashes: no two records have one name."""
+    return "/".join(getattr(record, each) for each in key if getattr(record, each))
 
 
 # Writing

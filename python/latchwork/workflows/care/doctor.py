@@ -23,10 +23,13 @@ from latchwork.workflows.database import Database, schedules
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.deliveries import STUCK_S
 from latchwork.workflows.database.commands import CommandType, ask
+from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
+from latchwork.workflows.database.views.missing import missing
+from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.exchange import Result
-from latchwork.workflows.installation import installation_of
-from latchwork.workflows.keys import Item, Keys, attempt_of, x_of
+from latchwork.workflows.installation import check_pair, installation_of
+from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -65,6 +68,7 @@ class Held(NamedTuple):
         state: of the task.
         since: when that was written, in seconds since the epoch.
         goes: whether its run goes on: what is queued has to be in the backlog then.
+        group: the task group that it waits for a slot of; empty: none.
     """
 
     instance: int
@@ -73,6 +77,7 @@ class Held(NamedTuple):
     state: TaskState
     since: float
     goes: bool
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -92,6 +97,8 @@ class Facts:
         masters: those that live.
         unnamed: channels that workflows name and nobody has made, each with these workflows.
         undelivered: open deliveries whose time came a while ago: id, channel, state, when.
+        groups: sizes of the task groups, as the database has them.
+        told: the same, as the store has them.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -106,11 +113,13 @@ class Facts:
     masters: Sequence[str] = ()
     unnamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     undelivered: list[tuple[int, str, str, float]] = field(default_factory=list)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    told: Mapping[str, int] = field(default_factory=dict)
 
 
 def judge(facts: Facts, now: float) -> list[Finding]:
     """What is wrong. Pure."""
-    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_left(facts)]
+    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_groups(facts), *_of_left(facts)]
     for x, (shard, ended_at) in facts.results.items():
         if ended_at < now - PASSES_S:
             found.append(Finding("old result", x, shard, f"it ended {now - ended_at:.0f} s ago, and no master took it"))
@@ -159,6 +168,18 @@ def _of_held(facts: Facts, now: float) -> Iterator[Finding]:
             yield Finding("task without item", subject, held.shard, "it is queued, but no worker can find it")
 
 
+def _of_groups(facts: Facts) -> Iterator[Finding]:
+    queued = [each for each in facts.held.values() if each.state is TaskState.SUBMITTED]
+    missing = {each.group for each in queued if each.group}
+    for name in sorted(missing - facts.groups.keys()):
+        why = f"tasks wait for a slot of it for ever: `latchwork workflows groups set {name} --size N`"
+        yield Finding("no such task group", name, None, why, can_mend=False)
+    for name in sorted(facts.groups.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
+        if facts.groups.get(name) != facts.told.get(name):
+            why = f"size {facts.groups.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
+            yield Finding("size of a task group", name, 0, why)
+
+
 def _of_left(facts: Facts) -> Iterator[Finding]:
     for kind, attempts in (("cancel without item", facts.cancels), ("data without item", facts.data)):
         for x in sorted(attempts - facts.items.keys() - facts.results.keys() - facts.held.keys()):
@@ -202,13 +223,28 @@ class Doctor:
         if there is not None and there.value != installation.id.encode():
             why = "give the right pair, or join these two with `latchwork workflows adopt-store`"
             return [Finding("wrong store", self._store.url, None, why, can_mend=False)]
+        pair = self._store.get(self._keys.pair)
+        try:
+            with self._database.read() as connection:
+                check_pair(connection, None if pair is None else pair.value, self._store.url)
+        except StoreMismatch as error:
+            return [Finding("wrong store", self._store.url, None, str(error), can_mend=False)]
         first = judge(self._facts(), self._now())
         if not any(each.can_mend or each.kind == "unknown key" for each in first):
-            return first
+            return [*first, *self._missing()]
         self._wait(BETWEEN_S)
         second = judge(self._facts(), self._now())
         before = {(each.kind, each.subject) for each in first}
-        return [each for each in second if (each.kind, each.subject) in before]
+        return [*(each for each in second if (each.kind, each.subject) in before), *self._missing()]
+
+    def _missing(self) -> list[Finding]:
+        """What workflows name and is not there: their tasks will fail, or wait for ever."""
+        with self._database.read() as connection:
+            found = missing(connection)
+        return [
+            Finding("missing setting", f"{each.workflow} {each.path}", None, each.message, can_mend=False)
+            for each in found
+        ]
 
     def ask_to_mend(self, findings: Sequence[Finding], *, by: str) -> list[int]:
         """Ask the masters of these shards to read all again, and drop what nobody waits for; the commands."""
@@ -238,6 +274,10 @@ class Doctor:
         self._of_shards(facts)
         cluster = inspect(self._store.namespace(keys.cluster))
         facts.masters = sorted(cluster.nodes) if cluster is not None else ()
+        for entry in self._store.list(keys.slots, recursive=True):
+            name, _, kind = entry.key[len(keys.slots) + 1 :].partition("/")
+            if kind == "size":
+                facts.told = {**facts.told, name: int(entry.value) if entry.value.isdigit() else -1}
         return facts
 
     def _of_shards(self, facts: Facts) -> None:
@@ -277,6 +317,8 @@ class Doctor:
             facts.unnamed = {name: of for name, of in views.named(connection).items() if name not in there}
             late = views.stuck(connection, now - STUCK_S)
             facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
+            of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
+            facts.groups = {**groups.sizes(connection), **of_projects}
         for each in rows:
             owed = each.next_fire(now) if each.online and each.enabled else None
             if owed is not None and owed < now:
@@ -287,7 +329,8 @@ class Doctor:
 def _held(connection: sa.Connection) -> dict[str, Held]:
     now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
     of_instance = (instance.c.shard, instance.c.state.label("goes"))
-    chosen = sa.select(task.c.id, task.c.instance, task.c.name, task.c.n, task.c.state, task.c.changed_at, *of_instance)
+    of_task = (task.c.id, task.c.instance, task.c.name, task.c.n, task.c.state, task.c.changed_at, task.c.queue_key)
+    chosen = sa.select(*of_task, *of_instance)
     in_hands = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
     # What the master itself holds has no place in the backlog.
     chosen = chosen.join(instance, now).where(instance.c.active, in_hands, task.c.queue_key.is_not(None))
@@ -299,6 +342,7 @@ def _held(connection: sa.Connection) -> dict[str, Held]:
             TaskState(row.state),
             row.changed_at,
             row.goes == InstanceState.RUNNING.value,
+            groups_of(row.queue_key.partition("/")[0])[1] or "",
         )
         for row in connection.execute(chosen.limit(_MOST))
     }

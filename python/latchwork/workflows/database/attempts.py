@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -37,6 +37,7 @@ class AttemptRow:
         pid: of its process.
         exit_code: of its process.
         error: what a person should read first.
+        cached_from: the run whose outputs it has, if it did not run itself.
     """
 
     task: int
@@ -51,6 +52,19 @@ class AttemptRow:
     pid: int | None = None
     exit_code: int | None = None
     error: str = ""
+    cached_from: int | None = None
+
+
+class Last(NamedTuple):
+    """How the newest attempt of a task ended.
+
+    Attributes:
+        outcome: in a word.
+        cached_from: the run whose outputs it has, if it did not run itself.
+    """
+
+    outcome: str
+    cached_from: int | None = None
 
 
 def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -108,6 +122,19 @@ def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, bef
     connection.execute(sa.update(attempt).where(open_).values(ended_at=now, outcome=LOST))
 
 
+def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, Last]:
+    """How the newest attempt of each of these tasks ended; without those that have none that has ended."""
+    found: dict[int, Last] = {}
+    ids = sorted(set(tasks))
+    for start in range(0, len(ids), _TOGETHER):
+        chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from).where(
+            attempt.c.task.in_(ids[start : start + _TOGETHER]), attempt.c.outcome.is_not(None)
+        )
+        for row in connection.execute(chosen.order_by(attempt.c.n, attempt.c.claim)):
+            found[row.task] = Last(row.outcome, row.cached_from)
+    return found
+
+
 def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tuple[int, int]]]:
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}
@@ -135,4 +162,5 @@ def _values(row: AttemptRow, before: dict[int, set[tuple[int, int]]]) -> dict[st
         "exit_code": row.exit_code,
         "log_ref": row.log_ref,
         "error": row.error or None,
+        "cached_from": row.cached_from,
     }

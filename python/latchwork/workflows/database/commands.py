@@ -4,13 +4,15 @@ A command that was consumed stays, with ``done_at``: a repeated ``unique_key`` f
 that could not be done has an ``error``. ``args`` of each type:
 
 ``start``          code, version, params, priority (None: that of the definition), start_from, scope, dry,
-                   schedule_time (None: when the command was written); ``instance`` is set once there is one
+                   no_cache, schedule_time (None: when the command was written); ``instance`` is set once there is one
 ``backfill``       code, version, moments (each becomes an instance), params, priority, dry, parallel, order,
-                   stop_on_failure; ``backfill`` of the row is set once there is one
+                   stop_on_failure, dependents, cause (the command whose backfill leads to it); ``backfill`` of
+                   the row is set once there is one
 ``backfill_stop``  backfill
 ``recover``        start_from
 ``force_success``, ``force_start``   task
-``pause``, ``resume``, ``stop``, ``rerun``   none
+``rerun``          no_cache
+``pause``, ``resume``, ``stop``   none
 ``wake``           none; or backfill, whose next moments are to be started
 ``mend``           none, and no instance: the shard is read again, and what nobody waits for is dropped
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from latchwork.workflows.database.policies import groups
 from latchwork.workflows.database.tables import definition, definition_version, schedule
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec
 from latchwork.workflows.definitions.validate import Checked
@@ -34,6 +35,8 @@ def apply(
 ) -> Version:
     """Write a definition, if it differs from the newest of its name; its schedule owes nothing from before now.
 
+    Task groups that it names and nobody has made are made: one task of each at a time.
+
     Args:
         connection: a transaction.
         checked: the definition.
@@ -42,6 +45,7 @@ def apply(
         online: whether it may be started.
     """
     body, now = checked.definition.to_json(), time.time()
+    groups.ensure(connection, [each.task_group for each in checked.definition.tasks if each.task_group is not None])
     there = _locked(connection, checked.definition)
     if there is None:
         row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1, "online": online}

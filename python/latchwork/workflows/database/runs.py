@@ -104,6 +104,7 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
         row.ending,
         row.warn_at,
         row.dry,
+        row.fresh,
     )
     return Stored(
         row.id,
@@ -192,6 +193,7 @@ def _save_instance(connection: sa.Connection, before: Stored, after: Instance, n
         "warn_at": after.warn_at,
         "wake_at": after.wake_at,
         "dry": after.dry,
+        "fresh": after.fresh,
     }
     if is_over and before.known.state not in OVER:
         values["ended_at"] = now

@@ -47,8 +47,9 @@ _PEOPLE = text("by <> ''")
 
 #: The row of ``about`` with the token of whoever sends alerts.
 SENDER = "alerts sender"
-#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
+#: What this database is: ``id`` names the pair of it and its store, ``store`` the store itself, ``shards`` is how many
+#: there are, ``high/<shard>`` a transaction whose mark the store has, ``logs/<instance>`` of an instance that is gone,
+#: with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
 about = Table(
     "about",
     metadata,
@@ -143,6 +144,8 @@ instance = Table(
     Column("priority", Integer, nullable=False),
     Column("ending", String(16), nullable=False, server_default=text("''")),
     Column("dry", Boolean, nullable=False, server_default=text("false")),
+    # Nothing is taken from the cache of outputs.
+    Column("fresh", Boolean, nullable=False, server_default=text("false")),
     Column("params", JSON, nullable=False),
     Column("schedule_time", Float, nullable=False),
     Column("created_at", Float, nullable=False),
@@ -180,6 +183,8 @@ backfill = Table(
     Column("direction", String(4), nullable=False),
     Column("stop_on_failure", Boolean, nullable=False),
     Column("dates", Integer, nullable=False),
+    # The backfill of a workflow that this one depends on, which led to it.
+    Column("cause", BigInteger),
     Column("created_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("by", String(200), nullable=False, server_default=text("''")),
@@ -242,6 +247,8 @@ attempt = Table(
     Column("exit_code", Integer),
     Column("log_ref", String(400), nullable=False, server_default=text("''")),
     Column("error", Text),
+    # The run whose outputs it has; it did not run itself.
+    Column("cached_from", BigInteger),
     CheckConstraint("kind IN ('first', 'retry', 'failover')", name="kind"),
 )
 
@@ -272,20 +279,23 @@ parameter = Table(
     Column("value", JSON, nullable=False),
 )
 
+#: Named sets of variables, likewise.
 environment = Table(
     "environment",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("variables", JSON, nullable=False),
 )
 
-#: Everything of a connection but its password.
+#: Everything of a connection but its password, of which it has the name; likewise.
 connection = Table(
     "connection",
     metadata,
+    Column("project", String(100), primary_key=True),
     Column("name", String(100), primary_key=True),
     Column("url", String(1000), nullable=False),
-    Column("options", JSON, nullable=False),
+    Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
 task_group = Table(

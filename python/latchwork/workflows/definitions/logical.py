@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.definitions.templates import SECRET, references
+from latchwork.workflows.definitions.templates import CONNECTION, SECRET, references
 from latchwork.workflows.errors import Problem
 from latchwork.workflows.state import LOGICAL
 from latchwork.workflows.state.conditions import Ended, leaves
@@ -18,7 +18,7 @@ from latchwork.workflows.types.logical import ConditionsParams, SubProcessParams
 
 M = TypeVar("M", bound=BaseModel)
 #: Fields that are for workers: a task that no worker gets has none of them.
-_OF_WORKERS = ("retries", "worker_group", "task_group", "env")
+_OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env", "max_queued_s", "cache_s")
 #: What an expression may call.
 _FUNCTIONS = {"len": len, "int": int, "float": float, "str": str, "min": min, "max": max, "abs": abs}
 _WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, SyntaxError, RecursionError)
@@ -79,8 +79,8 @@ def _options(task: TaskSpec, path: str) -> Iterator[Problem]:
 
 
 def _sub_process(definition: Definition, task: TaskSpec, path: str) -> Iterator[Problem]:
-    if f"${{{SECRET}" in str(task.params.get("params", "")):
-        what = "a secret is known to workers alone; name it in the tasks of that workflow"
+    if any(f"${{{each}" in str(task.params.get("params", "")) for each in (SECRET, CONNECTION)):
+        what = "a password is known to workers alone; name it in the tasks of that workflow"
         yield Problem(f"{path}.params.params", what)
     given = _read(SubProcessParams, task)
     if given is not None and full_name(given.workflow) == definition.key:

@@ -85,10 +85,14 @@ class TaskSpec(Part):
         on_timeout: ``fail`` ends it, ``warn`` tells somebody, ``both`` does both.
         priority: among the tasks of its instance.
         delay_s: seconds to wait once it could start.
+        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
+        cache_s: seconds for which its outputs stand for those of any task of the project with the same type, values
+            and code, which has them without running; None: it runs.
         worker_group: which workers take it; None: those of the workflow.
         task_group: so many of this group run at a time as it says; None: no limit.
         enabled: else it is skipped, which counts as success.
-        env: environment variables of the task.
+        environment: a named set of environment variables; None: that of the workflow.
+        env: further environment variables of the task, over those.
         map: a list, or a reference to an output that is one: the task is done once for each item, as ``${item}``.
         map_parallel: so many of them at a time; None: as many as workers take.
     """
@@ -104,9 +108,12 @@ class TaskSpec(Part):
     on_timeout: OnTimeout = OnTimeout.FAIL
     priority: Priority = "medium"
     delay_s: Seconds = 0.0
+    max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
+    cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     worker_group: Name | None = None
     task_group: Name | None = None
     enabled: bool = True
+    environment: Name | None = None
     env: dict[str, str] = Field(default_factory=dict)
     map: list[Any] | str | None = None
     map_parallel: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -127,6 +134,8 @@ class Definition(Part):
         on_timeout: as that of a task, for the whole run.
         serial: what a start does while another instance runs: ``parallel`` runs too, ``wait`` comes after it,
             ``discard`` is dropped, ``priority`` ends the other.
+        max_runs: so many instances run at a time; None: one if ``serial`` says so, else any. A start that is one too
+            many does what ``serial`` says; with ``parallel`` it waits.
         worker_group: which workers take its tasks.
         tenant: the user of the machine that tasks run as; None: the worker's.
         environment: a named set of environment variables; None: none.
@@ -144,6 +153,7 @@ class Definition(Part):
     timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     on_timeout: OnTimeout = OnTimeout.WARN
     serial: Literal["parallel", "wait", "discard", "priority"] = "parallel"
+    max_runs: Annotated[int, Field(ge=1, le=10_000)] | None = None
     worker_group: Name = "default"
     tenant: Name | None = None
     environment: Name | None = None
@@ -191,5 +201,6 @@ def _rule(task: TaskSpec) -> Rule:
         enabled=task.enabled,
         maps=task.map is not None,
         map_parallel=task.map_parallel,
+        max_queued_s=task.max_queued_s,
     )
     return replace(plain, **rule_of(task.type, task.params, plain)) if task.type in LOGICAL else plain

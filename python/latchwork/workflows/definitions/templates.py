@@ -4,6 +4,7 @@
 ``${extract.rows}``      the output ``rows`` of the task ``extract``
 ``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime
 ``${secret:warehouse}``  a secret of the worker's machine, which nothing that is stored ever holds
+``${connection:shop}``   the URL of a stored connection, with its password, put together by the worker
 ``$${``                  the two characters ``${``
 
 A field that is one reference and nothing else keeps the type of the value; in longer text it is written as text.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -20,7 +22,9 @@ _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:[.-][A-Za-z0-9_]+)*")
 #: What the name of a secret has before it.
 SECRET = "secret:"  # noqa: S105 - it is none
-_SECRET = re.compile(r"secret:[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+#: What the name of a stored connection has before it.
+CONNECTION = "connection:"
+_WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -29,7 +33,8 @@ class Reference(NamedTuple):
     """One ``${...}``.
 
     Attributes:
-        name: of a parameter or output, or of a secret behind ``SECRET``; empty for a time.
+        name: of a parameter or output, of a secret behind ``SECRET``, of a connection behind ``CONNECTION``; empty for
+            a time.
         format: of a time, for strftime; empty otherwise.
         shift: by which a time is moved.
     """
@@ -57,7 +62,7 @@ def references(text: str) -> Iterator[Reference]:
 def _reference(inner: str) -> Reference:
     if inner.startswith("time:"):
         return _time(inner[5:])
-    if not _NAME.fullmatch(inner) and not _SECRET.fullmatch(inner):
+    if not _NAME.fullmatch(inner) and not _WITH_KIND.fullmatch(inner):
         raise ValueError(f"'${{{inner}}}' names nothing; write a name such as ${{day}}, or ${{time:%Y-%m-%d,-1d}}")
     return Reference(inner)
 
@@ -70,6 +75,20 @@ def _time(inner: str) -> Reference:
     if amount is None:
         raise ValueError(f"'{shift.strip()}' is no shift of a time; write one such as -1d, +6h or -30m")
     return Reference("", form, timedelta(**{_UNITS[amount.group(2)]: int(amount.group(1))}))
+
+
+def names_in(value: object) -> Iterator[str]:
+    """All names that texts of plain JSON refer to; texts of a language of their own, that do not parse, have none."""
+    if isinstance(value, str):
+        if "${" in value:
+            with suppress(ValueError):
+                yield from [each.name for each in references(value) if each.name]
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from names_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from names_in(each)
 
 
 def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:

@@ -17,10 +17,13 @@ from pydantic import ValidationError
 
 from latchwork.schedules import Cron
 from latchwork.workflows.definitions import logical
+from latchwork.workflows.definitions.caching import names_secret
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
-from latchwork.workflows.definitions.templates import SECRET, Reference, references
+from latchwork.workflows.definitions.settings import naming
+from latchwork.workflows.definitions.settings.naming import Settings
+from latchwork.workflows.definitions.templates import CONNECTION, SECRET, Reference, references
 from latchwork.workflows.definitions.values import OF_ELEMENTS
 from latchwork.workflows.errors import DefinitionInvalid, Problem
 from latchwork.workflows.types import TaskTypes
@@ -45,12 +48,13 @@ class Checked(NamedTuple):
     order: tuple[str, ...]
 
 
-def checked(given: object, types: TaskTypes) -> Checked:
+def checked(given: object, types: TaskTypes, settings: Settings | None = None) -> Checked:
     """The definition that plain values say.
 
     Args:
         given: as JSON or YAML has it, or a ``Definition``.
         types: the task types that may be used.
+        settings: what is stored for its project; None: nobody can say, so a plain name may be one that is.
     Raises:
         DefinitionInvalid: with every problem that was found.
     """
@@ -62,6 +66,9 @@ def checked(given: object, types: TaskTypes) -> Checked:
     problems = [*_sizes(definition), *names, *_variables(definition)]
     for index, task in enumerate(definition.tasks):
         problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
+        if task.cache_s is not None and names_secret([task.params, task.env]):
+            what = "what a secret was a part of is not kept for others; drop it, or the secret"
+            problems.append(Problem(f"tasks[{index}].cache_s", what))
     problems += [*_schedule(definition), *_alerts(definition)]
     order: tuple[str, ...] = ()
     if not names:
@@ -72,17 +79,18 @@ def checked(given: object, types: TaskTypes) -> Checked:
                 Problem("tasks", f"these wait for each other: {' -> '.join(error.args[0])}; drop one 'after'")
             )
         else:
-            problems += _references(definition, order, types)
+            problems += _references(definition, order, types, settings)
             problems += logical.problems(definition)
+    problems += naming.problems(definition, settings) if settings is not None else ()
     if problems:
         raise DefinitionInvalid(problems)
     return Checked(definition, order)
 
 
-def validate(given: object, types: TaskTypes) -> list[Problem]:
-    """Every problem of a definition, in its order; empty if it can be run."""
+def validate(given: object, types: TaskTypes, settings: Settings | None = None) -> list[Problem]:
+    """Every problem of a definition, in its order; empty if it can be run. Arguments as for ``checked``."""
     try:
-        checked(given, types)
+        checked(given, types, settings)
     except DefinitionInvalid as error:
         return error.problems
     return []
@@ -211,7 +219,9 @@ def _moment(value: datetime) -> float:
     return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes) -> Iterator[Problem]:
+def _references(
+    definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: Settings | None
+) -> Iterator[Problem]:
     """Outputs are named when tasks run, so a plain name may be one; a task that is named has to come before."""
     before = ancestors({each.name: each.after for each in definition.tasks}, order)
     names = {each.name for each in definition.tasks}
@@ -219,9 +229,8 @@ def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes
         for path, found in _texts(value, f"params.{name}"):
             if isinstance(found, str):
                 yield Problem(path, found)
-            elif found.name and found.name not in BUILT_IN | definition.params.keys():
-                built_in = ", ".join(sorted(BUILT_IN))
-                yield Problem(path, f"'${{{found.name}}}' is neither a parameter nor built in ({built_in})")
+            elif wrong := _unknown(found.name, definition, settings):
+                yield Problem(path, wrong)
     for index, task in enumerate(definition.tasks):
         quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
         given = {key: value for key, value in task.params.items() if key not in quoted}
@@ -230,20 +239,39 @@ def _references(definition: Definition, order: tuple[str, ...], types: TaskTypes
         for path, found in chain(*(_texts(each, f"tasks[{index}].{part}") for part, each in parts.items())):
             if isinstance(found, str):
                 yield Problem(path, found)
-            elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition)):
+            elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition, settings)):
                 yield Problem(path, wrong)
+
+
+def _unknown(name: str, definition: Definition, settings: Settings | None) -> str:
+    """What is wrong with a reference in a parameter of the workflow."""
+    if name.startswith((SECRET, CONNECTION)):
+        return f"'${{{name}}}' is known to workers alone; name it in the tasks"
+    known = BUILT_IN | definition.params.keys()
+    if not name or name in known or (settings is None and "." not in name):
+        return ""
+    if settings is not None and name in settings.names_for(definition, None):
+        return ""
+    return f"'${{{name}}}' is neither a parameter, nor stored, nor built in ({', '.join(sorted(BUILT_IN))})"
 
 
 def _secrets_in_scripts(task: TaskSpec, quoted: frozenset[str], path: str) -> Iterator[Problem]:
     for name in sorted(quoted & task.params.keys()):
-        if f"${{{SECRET}" in str(task.params[name]):
+        if any(f"${{{each}" in str(task.params[name]) for each in (SECRET, CONNECTION)):
             what = "a secret cannot be part of it; name it in 'env', and read it from that variable"
             yield Problem(f"{path}.{name}", what)
 
 
-def _misplaced(name: str, task: TaskSpec, before: frozenset[str], names: set[str], definition: Definition) -> str:
+def _misplaced(  # noqa: PLR0917 - one caller
+    name: str,
+    task: TaskSpec,
+    before: frozenset[str],
+    names: set[str],
+    definition: Definition,
+    settings: Settings | None,
+) -> str:
     owner, dot, _ = name.rpartition(".")
-    if name.startswith(SECRET) or (task.map is not None and (owner == "item" or name in OF_ELEMENTS)):
+    if name.startswith((SECRET, CONNECTION)) or (task.map is not None and (owner == "item" or name in OF_ELEMENTS)):
         return ""
     if dot:
         if owner not in names:
@@ -251,7 +279,8 @@ def _misplaced(name: str, task: TaskSpec, before: frozenset[str], names: set[str
         return (
             "" if owner in before else f"'${{{name}}}' is of {owner!r}, which does not come before; add it to 'after'"
         )
-    known = name in definition.params or name in BUILT_IN or name in task.params
+    known = settings is None or name in settings.names_for(definition, task)
+    known = known or name in definition.params or name in BUILT_IN or name in task.params
     return "" if known or before else f"'${{{name}}}' is no parameter, and no task comes before {task.name!r}"
 
 

@@ -1,7 +1,8 @@
 """What ``${name}`` stands for in a task of an instance. Pure.
 
 What is nearer to the run counts: what the start said, then the workflow's parameters, then outputs of tasks before,
-then the environment, then parameters of the project, then those of everything. What is built in cannot be replaced.
+then what the task itself is given, then its environment, then parameters of the project, then those of everything. What
+is built in cannot be replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.definitions.templates import fill, references
+from latchwork.workflows.definitions.templates import fill, names_in
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Run:
         schedule_time: seconds since the epoch.
         params: what the start said.
         shared: parameters of everything and of the project, the project's over the others.
-        environment: variables of the definition's environment.
+        environments: variables by the name of their environment: those that the definition and its tasks name.
+        connections: stored connections by name, as far as the definition names them: ``url``, and ``secret``, the name
+            of the password.
     """
 
     definition: Definition
@@ -35,7 +38,22 @@ class Run:
     schedule_time: float
     params: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def environment_of(self, task: TaskSpec | None) -> Mapping[str, str]:
+        """The variables of a task's environment, or of the definition's where the task names none, or is None.
+
+        Raises:
+            ValueError: there is no environment of that name.
+        """
+        name = (task.environment if task is not None else None) or self.definition.environment
+        if name is None:
+            return {}
+        try:
+            return self.environments[name]
+        except KeyError:
+            raise ValueError(f"there is no environment {name!r}; make it, or name another") from None
 
     @cached_property
     def tasks(self) -> Mapping[str, TaskSpec]:
@@ -70,18 +88,17 @@ def values_of(
         index: of an element of a map; -1 of any other task.
     Raises:
         KeyError: a parameter refers to a name that nothing has; its argument is the name.
-        ValueError: parameters refer to each other; the items of a map are no list.
+        ValueError: parameters refer to each other; the items of a map are no list; there is no such environment.
     """
     if index >= 0:
         return _of_element(run, task, n, outputs, index)
-    built_in = _built_in(run, task.name, n)
-    known = {**run.shared, **run.environment, **_before(run, task, outputs)}
+    ours = built_in(run, task.name, n)
+    plain = (str, int, float, bool)
+    own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
+    known = {**run.shared, **run.environment_of(task), **own, **_before(run, task, outputs)}
     params = {**run.definition.params, **run.params}
-    known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **built_in}, run.moment)
-    for name, value in task.params.items():
-        if name not in known and isinstance(value, (str, int, float, bool)) and "${" not in str(value):
-            known[name] = value
-    return {**known, **_named(task, outputs), **built_in}
+    known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
+    return {**known, **_named(task, outputs), **ours}
 
 
 def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
@@ -105,7 +122,7 @@ def _of_element(
     """Those of its task, the item, and without the list of all: that would be sent once for each of them."""
     known = values_of(run, task, n, outputs)
     items = items_of(run, task, n, outputs)
-    named = _referred([task.params, task.env])
+    named = set(names_in([task.params, task.env]))
     known = {name: value for name, value in known.items() if name in named or value is not items}
     item = items[index]
     if isinstance(item, Mapping):
@@ -116,7 +133,7 @@ def _of_element(
 def params_of(run: Run) -> dict[str, Any]:
     """The parameters of an instance as they are used; for people. Errors as for ``values_of``."""
     params = {**run.definition.params, **run.params}
-    known = {**run.shared, **run.environment, **_built_in(run, "", 0)}
+    known = {**run.shared, **run.environment_of(None), **built_in(run, "", 0)}
     return _resolved(params, run.definition.params.keys() - run.params.keys(), known, run.moment)
 
 
@@ -134,7 +151,8 @@ def _before(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) 
     return found
 
 
-def _built_in(run: Run, task: str, n: int) -> dict[str, Any]:
+def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
+    """What every task has, whatever anybody says."""
     return {
         "schedule_time": run.moment.isoformat(),
         "business_date": (run.moment - timedelta(days=1)).date().isoformat(),
@@ -160,7 +178,7 @@ def _resolved(
         if name not in templates:
             found[name] = params[name]
             return
-        for other in _referred(params[name]) & params.keys():
+        for other in set(names_in(params[name])) & params.keys():
             resolve(other, (*above, name))
         found[name] = fill(params[name], {**known, **found}, moment)
 
@@ -172,25 +190,8 @@ def _resolved(
 def _named(task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """``task.output`` of what the task refers to."""
     found: dict[str, Any] = {}
-    for name in _referred([task.params, task.env, task.map]):
+    for name in set(names_in([task.params, task.env, task.map])):
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]
     return found
-
-
-def _referred(value: object) -> set[str]:
-    if isinstance(value, str):
-        return _names(value) if "${" in value else set()
-    if isinstance(value, Mapping):
-        return set().union(*map(_referred, value.values())) if value else set()
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_referred, value)) if value else set()
-    return set()
-
-
-def _names(text: str) -> set[str]:
-    try:
-        return {each.name for each in references(text) if each.name}
-    except ValueError:  # a text of a language of its own, into which nothing is filled
-        return set()

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple, TypeAlias
 
+import sqlalchemy as sa
+
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database.commands import Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies.dependents import Behind
+from latchwork.workflows.database.policies.dependents import behind as of_workflow
 from latchwork.workflows.database.views import backfills, catalog
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.moments import MOST_PARALLEL, DateRange, moments_of
@@ -20,6 +24,8 @@ from latchwork.workflows.errors import WrongState
 from latchwork.workflows.state.backfilling import STOPPABLE, BackfillState
 
 Row: TypeAlias = Any
+#: Which workflows that wait for runs of a backfill's get one too.
+DEPENDENTS = ("none", "direct", "all")
 
 
 class Backfill(NamedTuple):
@@ -33,6 +39,8 @@ class Backfill(NamedTuple):
         params: instead of the definition's values, for all dates.
         priority: instead of the definition's.
         dry: every task succeeds without running.
+        dependents: which workflows that wait for runs of this one get a backfill over the same dates: ``none``,
+            ``direct``, or ``all``, with those that wait for these.
     """
 
     dates: DateRange | Sequence[date]
@@ -42,6 +50,7 @@ class Backfill(NamedTuple):
     params: Mapping[str, Any] = {}
     priority: str | None = None
     dry: bool = False
+    dependents: str = "none"
 
 
 class Seen(NamedTuple):
@@ -84,6 +93,7 @@ def start(
         "parallel": given.parallel,
         "order": given.order,
         "stop_on_failure": given.stop_on_failure,
+        "dependents": given.dependents,
     }
     with parts.database.write() as connection:
         if not row.online and not was_asked(connection, unique_key):
@@ -93,8 +103,55 @@ def start(
         if asked.is_new:
             details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             told(connection, "backfill", by=who.name, project=project, details=details)
+            for each in _behind(connection, who, body.key, given.dependents):
+                _follow(connection, who, each, given, asked)
     parts.poke(asked.shard)
     return asked
+
+
+def behind(parts: Parts, who: Identity, project: str, name: str, dependents: str) -> list[str]:
+    """The workflows that a backfill with ``dependents`` leads to, as ``project.name``.
+
+    Raises:
+        Problem: 403, somebody may not backfill one of them.
+    """
+    with parts.database.read() as connection:
+        return [each.definition.key for each in _behind(connection, who, f"{project}.{name}", dependents)]
+
+
+def _behind(connection: sa.Connection, who: Identity, key: str, dependents: str) -> list[Behind]:
+    if dependents == "none":
+        return []
+    found = of_workflow(connection, key, is_all=dependents == "all")
+    for each in found:
+        need(who, Role.OPERATOR, each.definition.project)
+    return found
+
+
+def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backfill, first: Asked) -> None:
+    """A backfill of a workflow that waits for the one of ``first``, in its shard and after it.
+
+    There it is made after the runs that it waits for: made before, its tasks would find those of another time.
+    """
+    try:
+        moments = moments_of(given.dates, each.definition.schedule, time.time())
+    except ValueError:
+        return  # its schedule fires on none of these dates
+    args = {
+        "code": each.code,
+        "version": each.version,
+        "moments": moments,
+        "params": {},
+        "priority": None,
+        "dry": given.dry,
+        "parallel": given.parallel,
+        "order": given.order,
+        "stop_on_failure": given.stop_on_failure,
+        "cause": first.id,
+    }
+    asked = ask(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=who.name)
+    details = {"workflow": each.definition.name, "command": asked.id, "runs": len(moments), "cause": first.id}
+    told(connection, "backfill", by=who.name, project=each.definition.project, details=details)
 
 
 def _check(given: Backfill) -> None:
@@ -103,6 +160,8 @@ def _check(given: Backfill) -> None:
         problems.append(("parallel", f"{given.parallel} is not from 1 to {MOST_PARALLEL:,}"))
     if given.order not in {"asc", "desc"}:
         problems.append(("order", f"{given.order[:40]!r} is neither asc nor desc"))
+    if given.dependents not in DEPENDENTS:
+        problems.append(("dependents", f"{given.dependents[:40]!r} is none of {', '.join(DEPENDENTS)}"))
     if problems:
         path, message = problems[0]
         raise Problem(422, f"{path}: {message}", errors=problems)

@@ -10,13 +10,14 @@ import sqlalchemy as sa
 
 from latchwork.schedules import Cron
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import definitions, families
+from latchwork.workflows.database import definitions, families, settings
 from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.tables import schedule, shard
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec
+from latchwork.workflows.definitions.settings import naming
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import DefinitionInvalid
@@ -65,13 +66,19 @@ def show(parts: Parts, who: Identity, project: str, name: str, version: int | No
         return Shown(row, number, body, catalog.find_schedule(connection, row.code))
 
 
-def check(parts: Parts, given: str | Mapping[str, Any]) -> Checked:
-    """A definition as text or as plain values.
+def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checked:
+    """A definition as text or as plain values; who may see its project is told what it names and is not stored there.
 
     Raises:
         DefinitionInvalid: with every problem.
     """
-    return checked(read(given) if isinstance(given, str) else given, parts.types)
+    plain = read(given) if isinstance(given, str) else given
+    project = plain.get("project", "default")
+    if not isinstance(project, str) or not who.may(Role.VIEWER, project):
+        return checked(plain, parts.types)
+    with parts.database.read() as connection:
+        there = settings.of_project(connection, project)
+    return checked(plain, parts.types, there)
 
 
 def apply(
@@ -89,7 +96,7 @@ def apply(
         DefinitionInvalid: with every problem.
         Problem: 403; 409 if somebody else has written a newer version than ``base``.
     """
-    found = check(parts, given)
+    found = check(parts, who, given)
     wanted = found.definition
     need(who, Role.EDITOR, wanted.project)
     with parts.database.write() as connection:
@@ -101,14 +108,17 @@ def apply(
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
-        rings = families.rings(connection, wanted)
-        if rings:
-            raise DefinitionInvalid(rings)
+        wrong = [*families.rings(connection, wanted)]
+        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))
+        if wrong:
+            raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
         version = definitions.apply(connection, found, shards=max(1, shards), author=who.name, online=online)
         if version.is_new or (there is not None and there.online != online):
             details = {"workflow": wanted.name, "version": version.number, "online": online}
             told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
+    if any(each.task_group is not None for each in wanted.tasks):
+        parts.poke(0)  # whose master tells the store of a group that is new
     return version, wanted
 
 

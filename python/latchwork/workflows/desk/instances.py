@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import families, runs
+from latchwork.workflows.database import attempts, families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies import groups as task_groups
 from latchwork.workflows.database.tables import command, shard
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
@@ -61,6 +62,7 @@ class Start(NamedTuple):
         start_from: tasks to begin with; empty: all.
         scope: what else runs.
         dry: every task succeeds without running.
+        no_cache: every task runs, whatever is known of its outputs.
         schedule_time: that ``${time:...}`` counts from, in seconds since the epoch; None: now.
     """
 
@@ -69,6 +71,7 @@ class Start(NamedTuple):
     start_from: tuple[str, ...] = ()
     scope: Scope = Scope.DOWNSTREAM
     dry: bool = False
+    no_cache: bool = False
     schedule_time: float | None = None
 
 
@@ -115,6 +118,7 @@ def start(
         "start_from": list(given.start_from),
         "scope": given.scope.value,
         "dry": given.dry,
+        "no_cache": given.no_cache,
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
@@ -160,6 +164,7 @@ def act(
     action: str,
     *,
     start_from: Sequence[str] = (),
+    no_cache: bool = False,
     unique_key: str | None = None,
 ) -> Asked:
     """Ask something of a run.
@@ -170,6 +175,7 @@ def act(
         instance_id: of the run.
         action: one of ``ACTIONS``.
         start_from: for a recovery: tasks that run again with all behind them.
+        no_cache: for a rerun: every task runs, whatever is known of its outputs.
         unique_key: the same key and the same command again change nothing.
     Raises:
         Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
@@ -182,7 +188,9 @@ def act(
         raise Problem(404, f"a run cannot be asked to {action[:40]!r}; it takes {', '.join(ACTIONS)}")
     need(who, Role.OPERATOR, row.project)
     kind = ACTIONS[action]
-    args = {"start_from": list(start_from)} if kind is CommandType.RECOVER else {}
+    args: dict[str, Any] = {"start_from": list(start_from)} if kind is CommandType.RECOVER else {}
+    if kind is CommandType.RERUN and no_cache:
+        args["no_cache"] = True
     events: Mapping[CommandType, Event] = {
         CommandType.PAUSE: Pause(),
         CommandType.RESUME: Resume(),
@@ -275,6 +283,8 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
         around_held = held.held(connection, row, body, tasks, names)
+        limits = task_groups.sizes(connection)
+        last = attempts.last_outcomes(connection, [each.id for each in tasks if each.name in names])
     groups: dict[str, int] | None = None
     workers = parts.workers()
     if workers is not None:
@@ -288,6 +298,8 @@ def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], name
         if task.name in names and base_of(task.name) in known:
             state, instance = TaskState(task.state), InstanceState(row.state)
             around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
-            around = replace(around, held=around_held.get(task.name), is_cut=task.cut)
+            around = replace(around, limits=limits, held=around_held.get(task.name), is_cut=task.cut)
+            ended = last.get(task.id, attempts.Last(""))
+            around = replace(around, last=ended.outcome, cached_from=ended.cached_from, until=task.until)
             found[task.name] = why(task.name, around, body, time.time())
     return found

@@ -34,6 +34,7 @@ class BackfillSeen:
         created_at: in seconds since the epoch.
         ended_at: None while it goes on.
         by: who asked for it.
+        cause: the backfill of a workflow that this one waits for, which led to it; None: somebody asked for it.
     """
 
     id: int
@@ -48,6 +49,7 @@ class BackfillSeen:
     created_at: float
     ended_at: float | None
     by: str
+    cause: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -97,6 +99,7 @@ class Backfills(Looks):
         params: Mapping[str, Any] | None = None,
         priority: str | None = None,
         dry_run: bool = False,
+        dependents: str = "none",
         unique_key: str | None = None,
     ) -> BackfillRef:
         """Ask for a run of a workflow for each of these dates: for each time at which its schedule fires on them.
@@ -113,6 +116,8 @@ class Backfills(Looks):
             params: values instead of the definition's, for all runs.
             priority: instead of the definition's.
             dry_run: every task succeeds without running.
+            dependents: which online workflows that wait for runs of this one get a backfill over the same dates:
+                ``none``, ``direct``, or ``all``, with those that wait for these. Each of their runs waits for its date.
             unique_key: the same key and the same backfill again are one.
         Raises:
             UnknownWorkflow: there is none of this name.
@@ -120,10 +125,15 @@ class Backfills(Looks):
             BadRequest: a date that has not come yet or has no fire time, too many, or no such parameter.
         """
         chosen = dates if isinstance(dates, DateRange) else tuple(dates)
-        given = desk.Backfill(chosen, parallel, order, stop_on_failure, params or {}, priority, dry_run)
+        given = desk.Backfill(chosen, parallel, order, stop_on_failure, params or {}, priority, dry_run, dependents)
         with told():
             asked = desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
         return BackfillRef(self, asked.id)
+
+    def behind(self, name: str, dependents: str = "all") -> list[str]:
+        """The workflows that a backfill of this one with ``dependents`` leads to, as ``project.name``."""
+        with told():
+            return desk.behind(self._parts, self._who, *split(name), dependents)
 
     def find_backfill(self, number: int) -> BackfillSeen:
         """A backfill.
@@ -192,4 +202,5 @@ def _seen(found: desk.Seen) -> BackfillSeen:
         row.created_at,
         row.ended_at,
         row.by,
+        row.cause,
     )

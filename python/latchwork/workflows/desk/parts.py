@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +57,10 @@ class Cluster(Protocol):
         """Those that live, by name."""
         ...
 
+    def slots(self) -> Mapping[str, int]:
+        """How many tasks of each task group run; without those of which none does."""
+        ...
+
 
 @dataclass(eq=False)
 class Parts:
@@ -86,6 +90,16 @@ class Parts:
             self.cluster.poke(shard)
         except LatchworkError:
             _log.debug("shard %s was not poked", shard, exc_info=True)
+
+    def slots(self) -> Mapping[str, int] | None:
+        """How many tasks of each task group run; None: the store cannot be asked."""
+        if self.cluster is None:
+            return None
+        try:
+            return self.cluster.slots()
+        except LatchworkError:
+            _log.debug("the slots were not read", exc_info=True)
+            return None
 
     def workers(self) -> Sequence[WorkerSeen] | None:
         """The workers that live; None: the store cannot be asked."""

@@ -84,9 +84,25 @@ class Backfills:
         priority = PRIORITIES.index(wanted.priority or definition.priority)
         same: dict[str, Any] = {"shard": self._shard, "code": wanted.code, "version": wanted.version}
         same |= {"by": row.by, "created_at": self._now}
-        fields = {"parallel": wanted.parallel, "direction": wanted.direction, "stop_on_failure": wanted.stop_on_failure}
+        fields: dict[str, Any] = {
+            "parallel": wanted.parallel,
+            "direction": wanted.direction,
+            "stop_on_failure": wanted.stop_on_failure,
+        }
+        if "cause" in row.args:
+            fields["cause"] = self._cause(row)
         each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry}
         return backfills.create(self._connection, {**same, **fields}, wanted.moments, {**same, **each})
+
+    def _cause(self, row: CommandRow) -> int:
+        """The backfill that leads to this one: it was made before, here."""
+        asked = row.args["cause"]
+        if type(asked) is not int:
+            raise Malformed(f"command {row.id} names no command that it follows")
+        number = backfills.made_by(self._connection, asked, shard=self._shard)
+        if number is None:
+            raise WrongState("the backfill that leads to this one was refused; ask for this one by itself")
+        return number
 
     def _stop(self, number: int) -> None:
         found = backfills.load(self._connection, number, shard=self._shard)

@@ -89,7 +89,7 @@ class Book:
             return  # the master has it itself
         if task.state is TaskState.RUNNING:
             self.running[attempt.x] = attempt
-        elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n:
+        elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n and not task.is_overdue:
             self.to_put[attempt.x] = attempt
 
     def _forget(self, stored: Stored) -> None:

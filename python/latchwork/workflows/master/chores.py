@@ -18,6 +18,7 @@ from latchwork.errors import LatchworkError
 from latchwork.words import counted, reason
 from latchwork.workflows.database import Database, retention
 from latchwork.workflows.database.alerts import views
+from latchwork.workflows.database.policies import caches
 from latchwork.workflows.installation import installation_of
 from latchwork.workflows.logs import LogStore
 
@@ -63,6 +64,7 @@ class Gone:
         commands: that were done.
         fires: fire times.
         events: of timeline and audit.
+        outputs: that were kept for others.
         pages: of SQLite, given back to the file system.
     """
 
@@ -71,6 +73,7 @@ class Gone:
     commands: int = 0
     fires: int = 0
     events: int = 0
+    outputs: int = 0
     pages: int = 0
 
     def __str__(self) -> str:
@@ -123,6 +126,8 @@ class Chores:
             self._commands()
             self._fires()
             self._events()
+            while count := self._do(caches.forget, self._now()):
+                self._gone.outputs += count
             if self._database.is_sqlite:
                 self._pages()
         except Stopped:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import MOST_TASKS
 from latchwork.workflows.definitions.values import gathered, items_of, values_of
-from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.master.orders import Wanted
 from latchwork.workflows.master.parcels import run_of
 from latchwork.workflows.master.plans import Plans
@@ -33,12 +34,16 @@ from latchwork.workflows.state import (
     FAILED,
     Call,
     ChildForced,
+    ChildPaused,
     Chose,
     Ended,
     Event,
     Expanded,
     Instance,
+    InstanceState,
     Outcome,
+    Recover,
+    Rerun,
     SeenFailed,
     Start,
     Task,
@@ -82,6 +87,10 @@ class Writer(Protocol):
 
     def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
         """A new instance."""
+        ...
+
+    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
+        """Whether a run that is a part of others waits for its turn."""
         ...
 
 
@@ -170,7 +179,7 @@ class Holding:
             self._kinds[kind](stored, name, task)
         except KeyError as error:
             self._fail(stored, name, task, f"nothing has the name {error.args[0]!r}, which a parameter refers to")
-        except (ValueError, UnknownWorkflow) as error:
+        except (ValueError, UnknownWorkflow, WrongState) as error:
             self._fail(stored, name, task, str(error))
 
     def _fail(self, stored: Stored, name: str, task: Task, why: str) -> None:
@@ -199,7 +208,7 @@ class Holding:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[base_of(name)]
         given = SubProcessParams.model_validate(spec.params)
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         values = values_of(run, spec, task.n, stored.outputs, index=index_of(name))
         params = fill(given.params, values, run.moment)
         code, number, is_online = definitions.find(self._connection, given.workflow)
@@ -211,8 +220,9 @@ class Holding:
         unknown = sorted(params.keys() - takes.keys())
         if unknown:
             raise ValueError(f"{given.workflow} has no parameter {unknown[0]!r}; it has {', '.join(takes) or 'none'}")
+        waits = self._writer.turn(code, number, above=self._with_above(stored))
         self._writer.make(
-            Wanted(code, number, Start(), stored.schedule_time, params, PRIORITIES[stored.priority]),
+            Wanted(code, number, Start(waits=waits), stored.schedule_time, params, PRIORITIES[stored.priority]),
             f"run {stored.id}",
             parent_task=stored.ids[name],
             parent_run=stored.known.run,
@@ -225,10 +235,19 @@ class Holding:
         if child is None:
             return
         event = asked(call.kind, child.known.state)
-        if event is not None:
+        if call.kind == "pause" and child.known.state is InstanceState.SERIAL_WAIT:  # it does not begin meanwhile
+            task = stored.known.tasks[call.task]
+            self._writer.step(stored.id, [ChildPaused(call.task, task.n, stored.known.run)], {})
+        elif isinstance(event, (Recover, Rerun)):
+            waits = self._writer.turn(child.code, child.version, above=self._with_above(stored), but=child.id)
+            self._writer.step(child.id, [replace(event, waits=waits)], {})
+        elif event is not None:
             self._writer.step(child.id, [event], {})
         elif child.known.state in OVER:
             self._todo.append((child.id, None))
+
+    def _with_above(self, stored: Stored) -> list[int]:
+        return [stored.id, *families.above(self._connection, stored.parent)]
 
     def _tell_parent(self, child: Stored) -> None:
         """A child is over: its parent goes on in the same transaction."""
@@ -259,8 +278,8 @@ class Holding:
         """Whether it has what it waits for. Who waits is written before: what ends from now on tells us, or nearly."""
         version = self._plans.get(self._connection, stored.code, stored.version)
         condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
-        moment = run_of(self._connection, version.definition, stored).moment
-        without = [stored.id, *families.above(self._connection, stored.parent)]
+        moment = run_of(self._connection, version, stored).moment
+        without = self._with_above(stored)
         outputs: dict[str, Any] = {}
 
         def leaf(each: Condition) -> bool | None:
@@ -291,13 +310,13 @@ class Holding:
     def _choose(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[name]
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         heads = chosen(spec.params, values_of(run, spec, task.n, stored.outputs), stored.outputs)
         self._writer.step(stored.id, [Chose(name, task.n, tuple(heads), stored.known.run)], {})
 
     def _expand(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
-        run = run_of(self._connection, version.definition, stored)
+        run = run_of(self._connection, version, stored)
         count = len(items_of(run, version.tasks[name], task.n, stored.outputs))
         others = sum(base_of(each) != name for each in stored.known.tasks)
         if count > MOST_ITEMS or count + others > MOST_TASKS:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from latchwork.errors import BadRecord, InvalidKey
 from latchwork.types import Entry
+from latchwork.workflows.database.attempts import AttemptRow
 from latchwork.workflows.exchange import Result, Running
 from latchwork.workflows.keys import attempt_of
 from latchwork.workflows.master.book import Attempt, Book
@@ -149,3 +150,24 @@ def _lost(book: Book, attempt: Attempt, *, died: bool) -> Lost:
 
 def _run(book: Book, attempt: Attempt) -> int:
     return book.instances[attempt.instance].known.run
+
+
+def row_of(task: int, n: int, result: Result) -> AttemptRow:
+    """The history of an attempt that has ended: how, as its worker told."""
+    worker, host, ref, error = (
+        each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
+    )
+    return AttemptRow(
+        task,
+        n,
+        result.claim,
+        worker,
+        host,
+        result.started_at,
+        ref,
+        result.ended_at,
+        result.outcome.value,
+        result.pid,
+        result.exit_code,
+        error,
+    )

@@ -124,7 +124,9 @@ def start_of(row: CommandRow) -> Wanted:
     good = type(code) is int and type(version) is int and isinstance(params, dict) and isinstance(at, (int, float))
     if not good or priority not in {None, *PRIORITIES}:
         raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
-    event = Start(_names(row, "start_from"), _scope(row), dry=args.get("dry") is True)
+    event = Start(
+        _names(row, "start_from"), _scope(row), dry=args.get("dry") is True, fresh=args.get("no_cache") is True
+    )
     return Wanted(cast("int", code), cast("int", version), event, float(at), params, priority)
 
 
@@ -136,6 +138,8 @@ def event_of(row: CommandRow) -> Event:
     """
     if row.type == "recover":
         return Recover(_names(row, "start_from"))
+    if row.type == "rerun":
+        return Rerun(fresh=row.args.get("no_cache") is True)
     if row.type in {"force_success", "force_start"}:
         task = row.args.get("task")
         if not isinstance(task, str):
@@ -151,7 +155,6 @@ _PLAIN: dict[str, Callable[[], Event]] = {
     "pause": Pause,
     "resume": Resume,
     "stop": Stop,
-    "rerun": Rerun,
     "wake": Wake,
 }
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
 from latchwork.errors import ValueTooLarge
+from latchwork.workflows.database import settings
 from latchwork.workflows.database.runs import Stored
-from latchwork.workflows.database.tables import environment, parameter
-from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.specs import spec_of
+from latchwork.workflows.definitions.templates import CONNECTION, names_in
 from latchwork.workflows.definitions.values import Run
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.plans import Plans, Version
@@ -31,8 +30,8 @@ def parcels_of(
         try:
             if stored.id not in known:
                 version = plans.get(connection, stored.code, stored.version)
-                known[stored.id] = version, run_of(connection, version.definition, stored)
-            made.append(_parcel(shard, stored, attempt, *known[stored.id]))
+                known[stored.id] = version, run_of(connection, version, stored)
+            made.append(_parcel(plans, shard, stored, attempt, *known[stored.id]))
         except KeyError as error:
             failed.append((attempt, f"nothing has the name {error.args[0]!r}, which a parameter refers to"))
         except (ValueError, ValueTooLarge) as error:
@@ -40,26 +39,37 @@ def parcels_of(
     return made, failed
 
 
-def _parcel(shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run) -> Parcel:
-    make = partial(spec_of, run, version.tasks[base_of(attempt.name)], attempt.task, attempt.n, stored.outputs)
+def _parcel(  # noqa: PLR0917 - one caller
+    plans: Plans, shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run
+) -> Parcel:
+    task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
+    key = plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
     place = (shard, stored.code, stored.version)
-    value, body = make(place=place, index=index_of(attempt.name)).to_bytes()
+    spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
+    value, body = spec.to_bytes()
     return Parcel(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, shard), value, body)
 
 
-def run_of(connection: sa.Connection, definition: Definition, stored: Stored) -> Run:
-    """An instance, as values follow from it.
+def run_of(connection: sa.Connection, version: Version, stored: Stored) -> Run:
+    """An instance, as values follow from it: with what is stored for its project now."""
+    project = version.definition.project
+    environments = settings.variables(connection, project, version.environments) if version.environments else {}
+    return Run(
+        version.definition,
+        stored.id,
+        stored.schedule_time,
+        stored.params,
+        settings.parameters(connection, project),
+        environments,
+        _connections(connection, project, version, environments),
+    )
 
-    Raises:
-        ValueError: there is no environment of that name.
-    """
-    chosen = sa.select(parameter.c.name, parameter.c.value).where(parameter.c.project.in_(["", definition.project]))
-    shared = {row.name: row.value for row in connection.execute(chosen.order_by(parameter.c.project))}
-    variables: dict[str, str] = {}
-    if definition.environment is not None:
-        found = sa.select(environment.c.variables).where(environment.c.name == definition.environment)
-        there = connection.execute(found).scalar_one_or_none()
-        if there is None:
-            raise ValueError(f"there is no environment {definition.environment!r}; make it, or name another")
-        variables = dict(there)
-    return Run(definition, stored.id, stored.schedule_time, stored.params, shared, variables)
+
+def _connections(
+    connection: sa.Connection, project: str, version: Version, environments: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    if version.connections is None:
+        return settings.urls(connection, project)
+    named = {each[len(CONNECTION) :] for each in names_in(environments) if each.startswith(CONNECTION)}
+    names = version.connections | named
+    return settings.urls(connection, project, names) if names else {}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import sqlalchemy as sa
 
 from latchwork.interrupts import mutex
 from latchwork.workflows.database import definitions
+from latchwork.workflows.definitions.caching import cache_key_of
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork.workflows.definitions.settings.naming import connections_of, environments_of
+from latchwork.workflows.definitions.values import Run
 from latchwork.workflows.state import Plan
+from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.types.registry import UnknownType
 
 _MOST = 500
 
@@ -34,16 +41,47 @@ class Version:
     plan: Plan
 
     @cached_property
+    def width(self) -> int:
+        """How many of its tasks may be with workers side by side: the most that are equally deep; a map is one."""
+        depth: dict[str, int] = {}
+        count: dict[int, int] = {}
+        for name, rule in self.plan.rules.items():
+            depth[name] = max((depth[each] + 1 for each in rule.after), default=0)
+            if not rule.kind:
+                count[depth[name]] = count.get(depth[name], 0) + 1
+        return max(count.values(), default=0)
+
+    @cached_property
+    def may_recall(self) -> bool:
+        """Whether any of its tasks may have outputs that are known."""
+        return any(each.cache_s is not None for each in self.definition.tasks)
+
+    @cached_property
     def tasks(self) -> dict[str, TaskSpec]:
         """By name."""
         return {each.name: each for each in self.definition.tasks}
 
+    @cached_property
+    def environments(self) -> frozenset[str]:
+        """The environments that it names."""
+        return environments_of(self.definition)
+
+    @cached_property
+    def connections(self) -> frozenset[str] | None:
+        """The stored connections that it names; None: any, as a value says it."""
+        return connections_of(self.definition)
+
 
 class Plans:
-    """Versions by workflow and number."""
+    """Versions by workflow and number.
 
-    def __init__(self) -> None:
+    Args:
+        types: the task types that this process knows.
+    """
+
+    def __init__(self, types: TaskTypes | None = None) -> None:
         self._mutex = mutex()
+        self._types = types or TaskTypes()
         self._known: OrderedDict[tuple[int, int], Version] = OrderedDict()
 
     def get(self, connection: sa.Connection, code: int, number: int) -> Version:
@@ -66,3 +104,18 @@ class Plans:
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)
         return made
+
+    def cache_key(
+        self, run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
+    ) -> str | None:
+        """By what the outputs of an attempt are kept; None: they are not, also where its values cannot be filled in."""
+        if task.cache_s is None:
+            return None
+        try:
+            quoted = self._types.get(task.type).quoted
+        except UnknownType:
+            quoted = frozenset(task.params)  # it may look at any value
+        try:
+            return cache_key_of(run, task, n, outputs, quoted=quoted, index=index)
+        except (KeyError, ValueError):
+            return None

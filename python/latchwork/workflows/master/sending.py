@@ -15,13 +15,15 @@ from latchwork.primitives import Backlog, BacklogItem
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
 from latchwork.workflows.errors import NotOwner
-from latchwork.workflows.keys import Item, Keys
+from latchwork.workflows.keys import PROJECT, Item, Keys
 
 _log = logging.getLogger(__name__)
 
 #: So many operations in one transaction, of the hundred that a store takes.
 _MOST_OPS = 90
 _MOST_BYTES = 700_000
+#: The size of a project's slots that is no limit.
+MOST_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,23 @@ class Sending:
         except Conflict:
             self.check_owner()
             raise
+
+    def set_sizes(self, wanted: Mapping[str, int]) -> None:
+        """The sizes of task groups, and limits of projects, are these, and there are no others.
+
+        Of a project that is limited no more the number is large: tasks that were queued for its slots still need some.
+        """
+        keys = self._keys
+        there = {each.key: each.value for each in self._store.list(keys.slots, recursive=True)}
+        there = {key: value for key, value in there.items() if key.endswith("/size")}
+        now = {keys.group_size(name): str(size).encode() for name, size in wanted.items()}
+        ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
+        gone = [key for key in there if key not in now]
+        free = str(MOST_TASKS).encode()
+        ops += [Put(key, free) for key in gone if f"/{PROJECT}" in key and there[key] != free]
+        ops += [Delete(key) for key in gone if f"/{PROJECT}" not in key]
+        for start in range(0, len(ops), _MOST_OPS):
+            self._commit([], ops[start : start + _MOST_OPS])
 
     # Putting
 

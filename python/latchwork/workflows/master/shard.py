@@ -19,9 +19,8 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
+from latchwork.workflows.database import Database, Shard, attempts, consuming, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.policies import serials
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
@@ -29,9 +28,12 @@ from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, tol
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
+from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.taking_turns import next_turns
 from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
+from latchwork.workflows.owning import Owning
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ POLL_S = 5.0
 MOST_RESULTS = 200
 #: So many items are put in one turn.
 MOST_PUTS = 200
+#: Seconds between two notes of what the store has been told.
+_NOTE_S = 5.0
 #: Seconds until a turn that did not get through is tried again.
 _AGAIN_S = 0.5
 
@@ -88,6 +92,7 @@ class ShardRun:
         self._id = shard
         self._guard = Shard(shard, fence.token)
         self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
+        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
         self._news = threading.Event()
@@ -97,8 +102,11 @@ class ShardRun:
         self._cancelled: set[str] = set()
         self._removed: dict[str, Attempt] = {}
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
+        self._marked = 0
+        self._noted_at = -1e18
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
+        self._sizes = GroupSizes(shard, self._sending)
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -183,35 +191,18 @@ class ShardRun:
     def _own(self, mirror: Mirror) -> None:
         """Be the owner in the database, and read what is going on."""
         mirror.ready(10.0)
-        high = self._tools.store.get(self._tools.keys.high(self._id))
+        found = self._owning.look()
         with self._transaction() as connection:
             former = self._guard.former(connection)
-            try:
-                seq = self._guard.own(connection, self._tools.node)
-            except NotOwner as error:
-                self._refuse_store(error)
-                raise
-            if high is not None and high.value.isdigit() and int(high.value) > seq:
-                raise StoreMismatch(
-                    f"shard {self._id}: results of transaction {int(high.value)} were deleted from the store, and the "
-                    f"database has made {seq}: it was restored from a backup. What ended since then runs again: agree "
-                    "to that with `latchwork workflows adopt-store`"
-                )
-            known = runs.load(connection, runs.active(connection, self._id))
+            known = self._owning.take(connection, self._tools.node, *found)
             owners, token, now = (former, self._tools.node), self._guard.token, self._tools.now()
             plans = self._tools.plans
             tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._sizes.forget()
         self._is_known = True
         self._polled_at = -1e18
-
-    def _refuse_store(self, error: NotOwner) -> None:
-        self._sending.check_owner()
-        raise StoreMismatch(
-            f"shard {self._id} is ours in the store, but the database has a newer owner: the store was restored from a "
-            "backup, or replaced; see `latchwork workflows adopt-store`"
-        ) from error
 
     def _transaction(self) -> Any:
         return self._tools.database.write()
@@ -248,6 +239,7 @@ class ShardRun:
         tools = self._tools
         with self._transaction() as connection:
             seq = self._guard.guard(connection)
+            self._note(connection)
             writing = Writing(
                 connection,
                 self._id,
@@ -271,6 +263,12 @@ class ShardRun:
         self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
         return writing.written
 
+    def _note(self, connection: sa.Connection) -> None:
+        """What the store has for certain, so that a store of before is known by what it has not."""
+        if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
+            self._guard.note(connection, self._marked)
+            self._noted_at = self._clock.now()
+
     def _lost(self, found: Seen) -> dict[Attempt, bool]:
         """Attempts that ran, of which nothing is there, and whether their workers died."""
         result = {}
@@ -287,9 +285,9 @@ class ShardRun:
         with self._tools.database.read() as connection:
             self._schedules = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
+            self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
-            first = {code: serials.next_of(connection, code) for code in {each.code for each in waiting}}
-            self._turns = [each.id for each in waiting if first[each.code] == each.id]
+            self._turns = next_turns(connection, self._tools.plans, waiting)
         going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
         self._next_fire = min((at for at in going if at is not None), default=None)
         self._tools.told(True)
@@ -314,9 +312,11 @@ class ShardRun:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
+        self._sizes.tell()
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
+            self._marked = seq
             self._tidy = ([], [], seq)
         self._put()
         for instance in list(self._book.to_settle):

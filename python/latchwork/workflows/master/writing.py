@@ -7,7 +7,7 @@ state may refuse one. What raises for another reason ends its instance, and not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,14 +23,15 @@ from latchwork.workflows.database.tables import event
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.specs import queue_key_of
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
-from latchwork.workflows.exchange import Result
 from latchwork.workflows.keys import Order, attempt_of, log_ref
 from latchwork.workflows.master import orders
 from latchwork.workflows.master.backfilling import Backfills
 from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.holding import Holding
-from latchwork.workflows.master.inputs import Told
+from latchwork.workflows.master.inputs import Told, row_of
 from latchwork.workflows.master.plans import Plans, Version
+from latchwork.workflows.master.policies.recalling import Recalling
+from latchwork.workflows.master.policies.untaken import untaken
 from latchwork.workflows.master.taking_turns import Turns
 from latchwork.workflows.master.telling import Telling
 from latchwork.workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
@@ -89,12 +90,14 @@ class Writing:
         self._holding = Holding(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
         self._turns = Turns(connection)
+        self._recalling = Recalling(connection, plans, now)
         self._telling = Telling(connection, plans, now)
 
     def finish(self) -> None:
         """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
         self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
         self.written.pokes |= self._holding.finish()
+        self._recalling.finish()
         self.written.pokes |= self._turns.left(self.written.instances.values(), self._book.instances)
 
     # What was seen
@@ -122,8 +125,9 @@ class Writing:
             found = self._book.find(row, n)
             if found is not None:
                 outputs.setdefault(found.instance, {})[found.name] = result.outputs
+                self._recalling.note(self._book.instances[found.instance], found.name, result)
             if row in known:
-                rows.append(_row(row, n, result))
+                rows.append(row_of(row, n, result))
             else:
                 _log.warning(
                     "attempt %s of shard %d has a result, but is of no task here; it is dropped", x, self._shard
@@ -191,8 +195,13 @@ class Writing:
             and after.tasks[name].state is TaskState.SUCCESS
             and stored.known.tasks[name] != after.tasks[name]
         }
+        known = self._recalling.recall(stored, version, after, {**(stored.outputs if is_same_run else {}), **ended})
+        after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
         keys = self._queue_keys(stored, version, after)
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
+        history = [*untaken(stored, version.plan, after, self._now), *known.rows(ids, self._now)]
+        attempts.save(self._connection, history, self._now)
+        known.tell(self._connection, stored.id, self._now)
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
         self._holding.saved(stored, made, after)
@@ -215,6 +224,7 @@ class Writing:
                     now=self._now,
                     order=self._order,
                     forced=forced,
+                    is_limited=self._turns.is_limited(version.definition.project),
                 )
         return found
 
@@ -343,8 +353,19 @@ class Writing:
         """Runs whose turn it was when somebody looked."""
         for instance in instances:
             stored = self.stored(instance)
-            if stored is not None and self._turns.is_next(instance, stored.code):
+            if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
+                continue
+            try:
+                is_next = self._turns.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
+            except (ValueError, UnknownWorkflow):
+                is_next = True  # no version can start it: it fails, and not its shard
+            if is_next:
                 self.advance(instance, [Begin()])
+
+    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
+        """Whether a run that is a part of others waits for its turn; errors as for ``Turns.has_to_wait``."""
+        made = self._plans.get(self._connection, code, version)
+        return self._turns.has_to_wait(made, dry=False, above=above, but=but)
 
     def has_to_wait(self, stored: Stored) -> bool:
         """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""
@@ -371,23 +392,3 @@ _OPEN = frozenset(TaskState) - {
     TaskState.KILLED,
     TaskState.WAITING,
 }
-
-
-def _row(task: int, n: int, result: Result) -> AttemptRow:
-    worker, host, ref, error = (
-        each.replace("\0", "\ufffd") for each in (result.worker, result.host, result.log_ref, result.error)
-    )
-    return AttemptRow(
-        task,
-        n,
-        result.claim,
-        worker,
-        host,
-        result.started_at,
-        ref,
-        result.ended_at,
-        result.outcome.value,
-        result.pid,
-        result.exit_code,
-        error,
-    )

@@ -33,7 +33,16 @@ from latchwork.workflows.state.events import (
     Stop,
     Wake,
 )
-from latchwork.workflows.state.records import IN_HANDS, Instance, InstanceState, OnTimeout, Plan, Task, TaskState
+from latchwork.workflows.state.records import (
+    IN_HANDS,
+    NOT_TAKEN,
+    Instance,
+    InstanceState,
+    OnTimeout,
+    Plan,
+    Task,
+    TaskState,
+)
 from latchwork.workflows.state.settle import settle
 from latchwork.workflows.state.working import Working
 
@@ -74,7 +83,7 @@ def _apply(work: Working, event: Event) -> None:  # noqa: C901, PLR0912 - one li
         case Recover():
             commands.recover(work, event)
         case Rerun():
-            commands.rerun(work)
+            commands.rerun(work, event)
         case ForceSuccess():
             commands.force_success(work, event)
         case ForceStart():
@@ -106,7 +115,7 @@ def _lost(work: Working, event: Lost) -> None:
     task = work.attempt(event.task, event.n, event.run)
     if task is None or task.state is not TaskState.RUNNING or task.held:
         return
-    work.put(event.task, TaskState.SUBMITTED)
+    work.queue(event.task, task.n)
     if event.died:
         work.tell("failover", event.task, event.n)
 
@@ -157,5 +166,9 @@ def _removed(work: Working, event: Removed) -> None:
         work.put(event.task, TaskState.KILLED)
     elif work.state is InstanceState.READY_PAUSE:
         work.put(event.task, TaskState.PAUSED)
+    elif task.is_overdue and task.forced_after != task.n:
+        work.tell(NOT_TAKEN, event.task, event.n)
+        ended = Ended(event.task, event.n, Outcome.FAILURE, event.run)
+        _failed(work, ended, replace(task, failures=task.failures + 1))
     else:  # resumed, or started by force, meanwhile: another attempt
         work.put(event.task, TaskState.READY)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.state import logical
-from latchwork.workflows.state.events import ForceStart, ForceSuccess, Recover, Start
+from latchwork.workflows.state.events import ForceStart, ForceSuccess, Recover, Rerun, Start
 from latchwork.workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState, base_of
 from latchwork.workflows.state.working import Working
 
@@ -33,12 +33,13 @@ def start(work: Working, event: Start) -> None:
     _need(work, "start")
     _known(work, event.start_from)
     chosen = _in_scope(work, event)
-    work.dry = event.dry
+    work.dry, work.fresh = event.dry, event.fresh
     work.tasks = {name: Task(TaskState.WAITING if name in chosen else TaskState.SKIPPED) for name in work.plan.rules}
-    if event.waits:
-        work.state = InstanceState.SERIAL_WAIT
-    else:
-        work.restart()
+    work.restart(_state(waits=event.waits))
+
+
+def _state(*, waits: bool) -> InstanceState:
+    return InstanceState.SERIAL_WAIT if waits else InstanceState.RUNNING
 
 
 def begin(work: Working) -> None:
@@ -82,7 +83,7 @@ def recover(work: Working, event: Recover) -> None:
     for name, task in work.tasks.items():
         if base_of(name) in again or _again(work, name, task):
             work.tasks[name] = replace(task.to(TaskState.WAITING), failures=0, forced_after=None, cut=False)
-    work.restart()
+    work.restart(_state(waits=event.waits))
 
 
 def _again(work: Working, name: str, task: Task) -> bool:
@@ -90,12 +91,13 @@ def _again(work: Working, name: str, task: Task) -> bool:
     return task.state is TaskState.KILLED or (task.state is TaskState.FAILURE and logical.counts(work, name))
 
 
-def rerun(work: Working) -> None:
+def rerun(work: Working, event: Rerun) -> None:
     """A new run: what earlier attempts tell from now on is history."""
     _need(work, "rerun")
     work.run += 1
+    work.fresh = event.fresh
     work.tasks = dict.fromkeys(work.plan.rules, Task())
-    work.restart()
+    work.restart(_state(waits=event.waits))
 
 
 def force_success(work: Working, event: ForceSuccess) -> None:

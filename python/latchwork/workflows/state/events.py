@@ -31,12 +31,14 @@ class Start:
         start_from: the tasks to begin with; empty: all.
         scope: what else runs.
         dry: every task succeeds without running.
+        fresh: every task runs, whatever is known of its outputs.
         waits: not yet: another run of its workflow has the place.
     """
 
     start_from: tuple[str, ...] = ()
     scope: Scope = Scope.DOWNSTREAM
     dry: bool = False
+    fresh: bool = False
     waits: bool = False
 
 
@@ -66,14 +68,24 @@ class Recover:
 
     Attributes:
         start_from: tasks that run again with all behind them, whatever became of them.
+        waits: not yet: other runs of its workflow have the places.
     """
 
     start_from: tuple[str, ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Everything from the start, as another run of the same instance."""
+    """Everything from the start, as another run of the same instance.
+
+    Attributes:
+        fresh: every task runs, whatever is known of its outputs.
+        waits: not yet: other runs of its workflow have the places.
+    """
+
+    fresh: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

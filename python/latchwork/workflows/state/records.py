@@ -81,6 +81,8 @@ FAILED = frozenset({TaskState.FAILURE, TaskState.KILLED})
 IN_HANDS = frozenset({TaskState.SUBMITTED, TaskState.RUNNING})
 #: Such a task goes on by itself.
 MOVING = IN_HANDS | {TaskState.DELAYED, TaskState.READY, TaskState.RETRY_WAIT}
+#: What is told of an attempt that no worker took in time, and how it ended.
+NOT_TAKEN = "not_taken"
 #: The kinds of tasks that the master decides by itself.
 LOGICAL = frozenset({"sub_process", "dependent", "conditions", "switch"})
 #: An instance that nobody touches any more unless a command comes.
@@ -108,6 +110,7 @@ class Rule:
         maps: it is done once for each item of a list, as tasks of their own.
         map_parallel: so many of them at a time; None: as many as an instance may.
         wait_s: of a dependent: seconds for which it goes on waiting once it has seen a failure.
+        max_queued_s: seconds in the queue after which an attempt has failed, if no worker took it; None: any.
     """
 
     after: tuple[str, ...] = ()
@@ -124,6 +127,7 @@ class Rule:
     maps: bool = False
     map_parallel: int | None = None
     wait_s: float = 0.0
+    max_queued_s: float | None = None
 
 
 def base_of(name: str) -> str:
@@ -220,10 +224,10 @@ class Task:
         n: the number of its newest attempt; 0 before the first is submitted.
         failures: attempts of this task that failed, since somebody last started or recovered it.
         wake_at: when it goes on by itself, if it is delayed or waits to be tried again; if it runs: when it has taken
-            too long.
+            too long; if it is queued: when it has been for too long, and None from then on.
         forced_after: attempts with higher numbers do not wait for a slot of their group; None: all do.
         held: the master has it itself: it is logical, and running.
-        until: when it is given up, if it is held and waits for others.
+        until: when it is given up, if it is held and waits for others, or queued and no worker takes it.
         cut: skipped because no branch that leads to it was chosen: what comes after nothing else is skipped too.
     """
 
@@ -245,13 +249,19 @@ class Task:
         """A worker has it, or may take it at any moment."""
         return self.state in IN_HANDS and not self.held
 
+    @property
+    def is_overdue(self) -> bool:
+        """It is queued, no worker has taken it in time, and it is to be taken back."""
+        return self.state is TaskState.SUBMITTED and self.until is not None and self.wake_at is None
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     """Something that a person may want to be told.
 
     Attributes:
-        kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover`` or ``retry``.
+        kind: ``success``, ``failure``, ``stopped``, ``paused``, ``timeout``, ``failover``, ``retry``, or ``not_taken``:
+            no worker took it in time.
         task: of which task; empty for the instance.
         n: which attempt; 0 for the instance.
     """
@@ -288,6 +298,7 @@ class Instance:
             ``timeout``; empty while they go on.
         warn_at: when the run has taken too long; None when nobody asked, or it was said.
         dry: every task succeeds without running.
+        fresh: every task runs, whatever is known of its outputs.
         facts: what happened in the event that led here.
         calls: what follows for the tasks that the master holds.
     """
@@ -298,6 +309,7 @@ class Instance:
     ending: str = ""
     warn_at: float | None = None
     dry: bool = False
+    fresh: bool = False
     facts: tuple[Fact, ...] = ()
     calls: tuple[Call, ...] = ()
 
@@ -314,7 +326,12 @@ class Instance:
         """When something is to be decided even if nothing happens; None: never."""
         if self.state in OVER:
             return None
-        moments = [each.wake_at for each in self.tasks.values() if each.wake_at is not None]
+        goes_on = self.state is InstanceState.RUNNING and not self.ending  # else only what runs has anything to decide
+        moments = [
+            each.wake_at
+            for each in self.tasks.values()
+            if each.wake_at is not None and (goes_on or each.state is TaskState.RUNNING)
+        ]
         if self.warn_at is not None:
             moments.append(self.warn_at)
         return min(moments, default=None)
@@ -330,7 +347,7 @@ class Instance:
         return tuple(
             name
             for name, task in self.tasks.items()
-            if task.state is TaskState.SUBMITTED and (none_starts or task.forced_after == task.n)
+            if task.state is TaskState.SUBMITTED and (none_starts or task.forced_after == task.n or task.is_overdue)
         )
 
     @property

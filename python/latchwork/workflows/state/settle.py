@@ -16,6 +16,7 @@ from latchwork.workflows.state.records import (
     OnFailure,
     OnTimeout,
     Rule,
+    Task,
     TaskState,
     base_of,
 )
@@ -50,17 +51,26 @@ def _time(work: Working) -> None:
             continue
         if task.held:
             logical.due(work, name)
-        elif task.state is TaskState.RUNNING:
-            work.tell("timeout", name, task.n)
-            work.put(name, TaskState.RUNNING)
-        elif work.state is InstanceState.RUNNING and task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
-            work.put(name, TaskState.READY)
+        else:
+            _its_time(work, name, task)
     if work.warn_at is not None and work.warn_at <= work.now:
         work.warn_at = None
         if work.plan.on_timeout is not OnTimeout.FAIL:
             work.tell("timeout")
         if work.plan.on_timeout is not OnTimeout.WARN:
             work.ending = work.ending or "timeout"
+
+
+def _its_time(work: Working, name: str, task: Task) -> None:
+    if task.state is TaskState.RUNNING:
+        work.tell("timeout", name, task.n)
+        work.put(name, TaskState.RUNNING)
+    elif work.state is not InstanceState.RUNNING or work.ending:
+        return
+    elif task.state is TaskState.SUBMITTED:  # overdue: it is taken back, unless somebody takes it first
+        work.tasks[name] = replace(task, wake_at=None)
+    elif task.state in {TaskState.DELAYED, TaskState.RETRY_WAIT}:
+        work.put(name, TaskState.READY)
 
 
 def _end_on_failure(work: Working) -> None:
@@ -116,7 +126,7 @@ def _submit(work: Working) -> bool:
         if kind:
             is_more = logical.take(work, name, kind) or is_more
         elif free > 0:
-            work.tasks[name] = replace(task, state=TaskState.SUBMITTED, n=task.n + 1, wake_at=None)
+            work.queue(name, task.n + 1)
             free -= 1
         else:
             continue

@@ -20,12 +20,19 @@ class Working:
         self.ending = instance.ending
         self.warn_at = instance.warn_at
         self.dry = instance.dry
+        self.fresh = instance.fresh
         self.facts: list[Fact] = []
         self.calls: dict[Call, None] = {}
 
     def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
         """A task is in another state."""
         self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
+
+    def queue(self, name: str, n: int) -> None:
+        """An attempt is for the workers to take, in the time that it has for that."""
+        limit_s = self.plan.rule(name).max_queued_s
+        until = None if limit_s is None else self.now + limit_s
+        self.tasks[name] = replace(self.tasks[name].to(TaskState.SUBMITTED, wake_at=until), n=n, until=until)
 
     def attempt(self, name: str, n: int, run: int) -> Task | None:
         """The task, if this is its newest attempt in the newest run."""
@@ -41,10 +48,11 @@ class Working:
         self.calls[Call(kind, task)] = None
 
     def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
-        """The instance goes on, its time counts from now."""
+        """The instance goes on, its time counts from now; or it waits for its turn, from which it will."""
         self.state = state
         self.ending = ""
-        self.warn_at = None if self.plan.timeout_s is None else self.now + self.plan.timeout_s
+        counts = self.plan.timeout_s is not None and state is InstanceState.RUNNING
+        self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
 
     def result(self) -> Instance:
         """What is known now."""
@@ -56,6 +64,7 @@ class Working:
             ending=self.ending,
             warn_at=self.warn_at,
             dry=self.dry,
+            fresh=self.fresh,
             facts=tuple(self.facts),
             calls=tuple(self.calls),
         )

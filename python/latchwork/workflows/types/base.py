@@ -73,8 +73,10 @@ class TaskType(Protocol):
         quoted: parameters in whose text ``${name}`` is not filled in: a value could be code there. The type hands
             values over otherwise (a shell gets them as variables).
 
-    A type may have ``is_instant = True``: then it has succeeded once a worker has it, and no process is started; and
-    ``quoting``, a mapping of parameters to what makes a value a part of their text.
+    A type may have ``is_instant = True``: then it has succeeded once a worker has it, and no process is started;
+    ``quoting``, a mapping of parameters to what makes a value a part of their text; and ``connects = True``: then its
+    parameter ``connection`` is a URL, or names a stored connection, whose URL stands in its place and whose password in
+    the parameter ``password`` when ``command`` is called.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ from latchwork.workflows.types.logical import Conditions, Dependent, SubProcess,
 from latchwork.workflows.types.noop import NoOp
 from latchwork.workflows.types.python import Python
 from latchwork.workflows.types.shell import Shell
-from latchwork.workflows.types.sql import Sql, StoredProcedure
+from latchwork.workflows.types.sql import Connect, Sql, StoredProcedure
 
 GROUP = "latchwork.workflow_tasks"
 
@@ -30,7 +30,8 @@ class TaskTypes:
     """
 
     def __init__(self, more: Iterable[TaskType] = ()) -> None:
-        ours: tuple[TaskType, ...] = (Shell(), Python(), Sql(), StoredProcedure(), Http(), Spark(), MapReduce(), NoOp())
+        databases: tuple[TaskType, ...] = (Sql(), StoredProcedure(), Connect())
+        ours: tuple[TaskType, ...] = (Shell(), Python(), *databases, Http(), Spark(), MapReduce(), NoOp())
         logical: tuple[TaskType, ...] = (SubProcess(), Dependent(), Conditions(), Switch())
         self._types = {each.name: each for each in (*ours, *logical, *more)}
         self._entries = {each.name: each for each in entry_points(group=GROUP)}

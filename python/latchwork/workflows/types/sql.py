@@ -1,4 +1,4 @@
-"""``sql`` and ``procedure``: statements, or a stored procedure, on a database that SQLAlchemy knows.
+"""``sql``, ``procedure``, ``connect``: statements, a stored procedure, or nothing on a database that SQLAlchemy knows.
 
 A connection is a URL without a password, or the name of one that the masters keep. Values are bound by name and never
 written into a statement, whatever they hold. The driver has to be installed where the worker's Python is.
@@ -81,11 +81,22 @@ class ProcedureParams(ParamsModel):
     arguments: tuple[Any, ...] = ()
 
 
+class ConnectParams(ParamsModel):
+    """Attributes:
+    connection: as of ``sql``.
+    password: likewise.
+    """
+
+    connection: Connection
+    password: str = ""
+
+
 class Sql:
     """Runs statements in one transaction. Outputs: ``rows``, how many came or were changed; ``first``, the first."""
 
     name: ClassVar[str] = "sql"
     params: ClassVar[type[ParamsModel]] = SqlParams
+    connects: ClassVar[bool] = True
     quoted: ClassVar[frozenset[str]] = frozenset({"statement"})
 
     def command(self, params: SqlParams, run: RunInfo) -> Command:
@@ -101,6 +112,7 @@ class StoredProcedure:
 
     name: ClassVar[str] = "procedure"
     params: ClassVar[type[ParamsModel]] = ProcedureParams
+    connects: ClassVar[bool] = True
     quoted: ClassVar[frozenset[str]] = frozenset({"procedure"})
 
     def command(self, params: ProcedureParams, run: RunInfo) -> Command:
@@ -111,9 +123,22 @@ class StoredProcedure:
         return _command(run, params, [call], bound, 20)
 
 
+class Connect:
+    """Opens a connection and closes it: whether a worker gets in. Output: ``server``, what answered."""
+
+    name: ClassVar[str] = "connect"
+    params: ClassVar[type[ParamsModel]] = ConnectParams
+    connects: ClassVar[bool] = True
+    quoted: ClassVar[frozenset[str]] = frozenset()
+
+    def command(self, params: ConnectParams, run: RunInfo) -> Command:
+        """The same body, without a statement."""
+        return _command(run, params, [], {}, 0)
+
+
 def _command(
     run: RunInfo,
-    params: SqlParams | ProcedureParams,
+    params: SqlParams | ProcedureParams | ConnectParams,
     statements: list[str],
     bound: dict[str, Any],
     rows: int,

@@ -68,7 +68,7 @@ def edit(
 @router.post("/edit/check", response_class=HTMLResponse)
 def check(request: Request, who: Who, yaml: _Text = "") -> HTMLResponse:
     """The part of the page that says what is wrong, or draws what is right, as one types."""
-    return page(request, who, "checked.html", **_looked(parts_of(request), yaml))
+    return page(request, who, "checked.html", **_looked(parts_of(request), who, yaml))
 
 
 @router.post("/edit")
@@ -154,10 +154,10 @@ def _dump(values: object) -> str:
     return made
 
 
-def _looked(parts: Parts, text: str) -> dict[str, Any]:
+def _looked(parts: Parts, who: Identity, text: str) -> dict[str, Any]:
     text = text.replace("\r\n", "\n")
     try:
-        found = desk.check(parts, text).definition
+        found = desk.check(parts, who, text).definition
     except DefinitionInvalid as error:
         problems = [(each, line_of(text, each.path)) for each in error.problems[:100]]
         return {"problems": problems, "total": len(error.problems), "svg": None, "body": None}
@@ -180,7 +180,7 @@ def _page(
     parts = parts_of(request)
     forms = [(name, _type_fields(parts, name, sent), _option_fields(name, sent)) for name in parts.types.names]
     values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
-    return page(request, who, "editor.html", status, sent=sent or {}, **values, **_looked(parts, text))
+    return page(request, who, "editor.html", status, sent=sent or {}, **values, **_looked(parts, who, text))
 
 
 def _type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import alerts, attempts, backfills, editor, home, lineage, more, people, runs, workflows
+from latchwork.workflows.ui import (
+    alerts,
+    attempts,
+    backfills,
+    editor,
+    home,
+    lineage,
+    more,
+    people,
+    runs,
+    settings,
+    workflows,
+)
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -16,6 +28,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/schedules", "Schedules"),
     Link("/alerts", "Alerts"),
     Link("/lineage", "Lineage"),
+    Link("/settings", "Settings"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
     Link("/users", "Users", Role.ADMIN),
@@ -31,5 +44,6 @@ ui_routers: tuple[APIRouter, ...] = (
     alerts.router,
     lineage.router,
     more.router,
+    settings.router,
     people.router,
 )

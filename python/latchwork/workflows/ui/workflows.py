@@ -181,7 +181,8 @@ def _start(
         scope = Scope(sent.get("scope", "downstream"))
     except ValueError:
         raise Problem(422, "scope: give one of only, downstream, upstream", errors=[("scope", "unknown")]) from None
-    given = runs.Start(params, sent.get("priority") or None, chosen, scope, dry=bool(sent.get("dry")))
+    flags = {name: bool(sent.get(name)) for name in ("dry", "no_cache")}
+    given = runs.Start(params, sent.get("priority") or None, chosen, scope, **flags)
     key = sent.get("key", "")[:150]
     asked = runs.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
     return led(f"/commands/{asked.id}")

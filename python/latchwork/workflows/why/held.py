@@ -42,6 +42,8 @@ def why_held(state: TaskState, known: Held, now: float) -> str:
 
 def _child(state: TaskState, number: int, child: InstanceState) -> str:
     word = child.value.replace("_", " ")
+    if state is TaskState.RUNNING and child is InstanceState.SERIAL_WAIT:
+        return f"It waits for its run {number}, which waits for its turn: others of its workflow, or project, go on."
     if state is TaskState.RUNNING:
         ask = "; resume it, or stop this run" if child is InstanceState.PAUSED else ""
         return f"It waits for its run {number}, which is {word}{ask}."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
+from latchwork.workflows.state.records import NOT_TAKEN
 from latchwork.workflows.why.held import Held, why_held
 
 _PLAIN = {
@@ -33,8 +34,12 @@ class Known:
         others: the states of all tasks of the run, by name.
         owner: who has the shard; empty: nobody yet.
         groups: how many workers each worker group has; None: the store was not asked.
+        limits: sizes of the task groups, by name.
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
+        last: how its newest attempt ended; empty: none has.
+        cached_from: the run whose outputs it has; None: it ran itself.
+        until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
     """
 
     state: TaskState
@@ -45,8 +50,12 @@ class Known:
     others: Mapping[str, TaskState]
     owner: str = ""
     groups: Mapping[str, int] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     held: Held | None = None
     is_cut: bool = False
+    last: str = ""
+    cached_from: int | None = None
+    until: float | None = None
 
 
 def why(name: str, known: Known, definition: Definition, now: float) -> str:
@@ -61,39 +70,53 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     task = definition.task(base_of(name))
     state = known.state
     if known.instance is InstanceState.SERIAL_WAIT:
-        return f"Its run waits for its turn: another run of {definition.key} goes on, or is paused."
+        return (
+            f"Its run waits for its turn: another run of {definition.key} goes on, or is paused, or the project "
+            f"{definition.project} has as many tasks as it may."
+        )
     if known.held is not None and (answer := why_held(state, known.held, now)):
         return answer
     if known.is_cut:
         return "It is left out: no branch that leads to it was chosen."
-    if state is TaskState.FAILURE:
-        tries = counted(known.failures, "attempt")
-        return f"It has failed: {tries} of {task.retries + 1}. Recover the run, or force it to success."
-    if state in _PLAIN:
-        return _PLAIN[state]
+    if state in _PLAIN or state is TaskState.FAILURE:
+        return _ended(known, task.retries)
     if state is TaskState.RUNNING:
         return f"It is running, attempt {known.n}."
     if not known.owner:
         return "No master has its shard yet: start one, or see the page of workers."
     if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and known.wake_at is not None:
-        left = max(0.0, known.wake_at - now)
-        what = (
-            f"Attempt {known.n} failed; the next one starts"
-            if state is TaskState.RETRY_WAIT
-            else "It is delayed; it starts"
-        )
-        return (
-            f"{what} in {left:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
-        )
+        return _later(known, max(0.0, known.wake_at - now))
     if state is TaskState.SUBMITTED:
-        return _queued(task.worker_group or definition.worker_group, task.task_group, known)
+        left = "" if known.until is None else f" If none does in {max(0.0, known.until - now):.0f} s, it has failed."
+        return _queued(task.worker_group or definition.worker_group, task.task_group, known) + left
     return _waits(task.after, known)
 
 
+def _ended(known: Known, retries: int) -> str:
+    if known.state is TaskState.SUCCESS and known.cached_from is not None:
+        return f"It has succeeded without running: its outputs are from the cache, of run {known.cached_from}."
+    if known.state is not TaskState.FAILURE:
+        return _PLAIN[known.state]
+    why_last = "; no worker took the last one in time" if known.last == NOT_TAKEN else ""
+    tries = counted(known.failures, "attempt")
+    return f"It has failed: {tries} of {retries + 1}{why_last}. Recover the run, or force it to success."
+
+
+def _later(known: Known, left_s: float) -> str:
+    what = "It is delayed; it starts"
+    if known.state is TaskState.RETRY_WAIT:
+        failed = f"No worker took attempt {known.n} in time" if known.last == NOT_TAKEN else f"Attempt {known.n} failed"
+        what = f"{failed}; the next one starts"
+    return f"{what} in {left_s:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
+
+
 def _queued(group: str, task_group: str | None, known: Known) -> str:
+    if task_group and task_group not in known.limits:
+        make = f"make it with `latchwork workflows groups set {task_group} --size N`"
+        return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
     if known.groups is not None and not known.groups.get(group):
         return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
-    limit = f" and for a free slot of the task group {task_group!r}" if task_group else ""
+    limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
     return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
 
 

@@ -80,6 +80,7 @@ def result_of(attempt: Attempt, ending: Ending, worker: str, host: str, *, has_l
         ending.outputs,
         ending.error,
         attempt.log_ref if has_log else "",
+        attempt.head.cache_key,
     )
     try:
         result.to_bytes()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from latchwork.errors import LatchworkError
 from latchwork.words import reason
 from latchwork.workflows.bundles import BadBundle, BundleCache
-from latchwork.workflows.definitions.templates import SECRET, fill
+from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill
 from latchwork.workflows.exchange import Spec
 from latchwork.workflows.logs import LogStore, Mask
 from latchwork.workflows.secrets import SecretMissing, Secrets
@@ -31,8 +32,6 @@ from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over,
 
 _log = logging.getLogger(__name__)
 
-#: What values of stored connections are called: mappings with ``url``, and ``secret``, the name of the password.
-CONNECTION = "connection:"
 #: A value of more characters is no environment variable.
 _MOST_VARIABLE = 100_000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -78,19 +77,45 @@ class Prepared:
 
 
 class _Known(Mapping[str, Any]):
-    """What ``${name}`` stands for, secrets among it, which are noted."""
+    """What ``${name}`` stands for, secrets and connections among it; which secrets were asked for is noted."""
 
-    def __init__(self, values: Mapping[str, Any], secrets: Secrets) -> None:
-        self._values = values
+    def __init__(self, spec: Spec, secrets: Secrets) -> None:
+        self._values = spec.values
+        self._connections = spec.connections
         self._secrets = secrets
         self.used: list[str] = []
 
     def __getitem__(self, name: str) -> Any:
-        if not name.startswith(SECRET):
-            return self._values[name]
-        found = self._secrets.get(name[len(SECRET) :])
+        if name.startswith(SECRET):
+            return self.secret(name[len(SECRET) :])
+        if name.startswith(CONNECTION):
+            url, password = self.connection(name[len(CONNECTION) :])
+            return with_password(url, password)
+        return self._values[name]
+
+    def secret(self, name: str) -> str:
+        """A secret, which is masked from now on.
+
+        Raises:
+            SecretMissing: this machine has none of this name.
+        """
+        found = self._secrets.get(name)
         self.used.append(found)
         return found
+
+    def connection(self, name: str) -> tuple[str, str]:
+        """URL and password of a stored connection.
+
+        Raises:
+            CannotRun: its master has sent none of this name.
+            SecretMissing: this machine has no such password.
+        """
+        found = self._connections.get(name)
+        if found is None:
+            what = f"there is no connection {name!r:.110}; store one of this name, or give its URL"
+            raise CannotRun(what, is_final=True)
+        secret = found.get("secret", "")
+        return found["url"], self.secret(secret) if secret else ""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -117,7 +142,7 @@ class Preparing:
         Raises:
             CannotRun: it cannot be started, and why.
         """
-        known = _Known(spec.values, self._secrets)
+        known = _Known(spec, self._secrets)
         try:
             return self._said_why(attempt, spec, folder, known)
         except CannotRun as error:
@@ -152,8 +177,10 @@ class Preparing:
         quoting = getattr(kind, "quoting", {})
         filled = {
             name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
-            for name, value in _connected(spec).items()
+            for name, value in spec.params.items()
         }
+        if getattr(kind, "connects", False):
+            filled = _connected(filled, known)
         told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
@@ -195,17 +222,23 @@ class Preparing:
         hand_over(folder, user)
 
 
-def _connected(spec: Spec) -> Mapping[str, Any]:
+def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:
     """The parameters, with a stored connection that they name in its place."""
-    name = spec.params.get("connection")
-    if not isinstance(name, str) or "://" in name or "${" in name:
-        return spec.params
-    found = spec.values.get(f"{CONNECTION}{name}")
-    if not isinstance(found, Mapping) or not isinstance(found.get("url"), str):
-        raise CannotRun(f"there is no connection {name!r}; store one of this name, or give its URL", is_final=True)
-    secret = found.get("secret")
-    password = {"password": f"${{{SECRET}{secret}}}"} if secret and not spec.params.get("password") else {}
-    return {**spec.params, "connection": found["url"], **password}
+    name = params.get("connection")
+    if not isinstance(name, str) or "://" in name:
+        return dict(params)
+    url, password = known.connection(name)
+    return {**params, "connection": url, "password": params.get("password") or password}
+
+
+def with_password(url: str, password: str) -> str:
+    """A URL with its password, as drivers read it; as it is, if it names no host, or has a password already."""
+    scheme, _, rest = url.partition("://")
+    end = min((at for each in "/?#" if (at := rest.find(each)) >= 0), default=len(rest))
+    user, _, host = rest[:end].rpartition("@")
+    if not password or not host or ":" in user:
+        return url
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}{rest[end:]}"
 
 
 def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

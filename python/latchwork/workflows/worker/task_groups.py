@@ -4,8 +4,9 @@ Keys:  <name>/slots/<task group>/size    the limit, a number as text
        <name>/slots/<task group>/<i>     one that runs; created by its claim, bound to the worker's session
 
 A task of a group waits in a lane of its own (``<worker group>~<task group>``), which is left out while the group is
-full. A slot that goes wakes all who follow ``slots/``. After a limit was made smaller, what runs beyond it ends by
-itself.
+full. A project with a limit has slots like a group, called ``@<project>``; a task of both needs one of each, and waits
+in ``<worker group>~<task group>~@<project>``. A slot that goes wakes all who follow ``slots/``. After a limit was made
+smaller, what runs beyond it ends by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from latchwork.clock import Clock
 from latchwork.interrupts import mutex
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
-from latchwork.workflows.keys import Keys, groups_of, lane_of
+from latchwork.workflows.keys import PROJECT, Keys, slots_of
 
 #: Seconds for which a slot that we wanted, and may not have got, is left alone.
 _WANTED_S = 2.0
@@ -45,7 +46,7 @@ class TaskGroups:
         self._session = session
         self._clock: Clock = store.clock
         self._lock = mutex()
-        self._picked: dict[str, tuple[str, int, float | None]] = {}
+        self._picked: dict[str, tuple[Sequence[tuple[str, int]], float | None]] = {}
         self._slots = store.mirror(keys.slots, wait=False)
         self._shelves: dict[str, Mirror] = {}
         self._is_closed = False
@@ -90,14 +91,18 @@ class TaskGroups:
 
     def _all_lanes(self) -> list[str]:
         names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]
-        return [*self._groups, *(lane_of(group, name) for group in self._groups for name in names)]
+        projects = [each for each in names if each.startswith(PROJECT)]
+        groups = [each for each in names if not each.startswith(PROJECT)]
+        slots = [*((each,) for each in names), *((each, project) for each in groups for project in projects)]
+        return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in slots)]
 
     def lanes(self) -> Sequence[str]:
         """Where to look now: without groups that are full, and in the order of what each lane has first."""
         lanes = self._all_lanes()
         if len(lanes) == len(self._groups):
             return self._groups
-        open_ = [lane for lane in lanes if (name := groups_of(lane)[1]) is None or self._free(name)]
+        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in slots_of(lane)}}
+        open_ = [lane for lane in lanes if all(is_open[name] for name in slots_of(lane))]
         return sorted(open_, key=self._first)  # which keeps the order of those that are alike
 
     def _first(self, lane: str) -> str:
@@ -116,8 +121,8 @@ class TaskGroups:
         found = {int(each) for key in self._slots if (each := key.removeprefix(prefix)).isdigit()}
         now = self._clock.now()
         with self._lock:
-            self._picked = {x: each for x, each in self._picked.items() if each[2] is None or each[2] > now}
-            return found | {number for group, number, _ in self._picked.values() if group == name}
+            self._picked = {x: each for x, each in self._picked.items() if each[1] is None or each[1] > now}
+            return found | {number for slots, _ in self._picked.values() for group, number in slots if group == name}
 
     def _free(self, name: str) -> list[int]:
         size = self._size(name)
@@ -129,25 +134,29 @@ class TaskGroups:
     # A claim
 
     def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
-        """What the claim of an attempt checks and writes for its slot; None while there is none."""
-        name = groups_of(lane)[1]
-        if name is None:
+        """What the claim of an attempt checks and writes for its slots; None while it has not all of them."""
+        names = slots_of(lane)
+        if not names:
             return (), ()
         with self._lock:
             self._picked.pop(x, None)
-        free, size = self._free(name), self._size(name)
-        if not free or size is None:
-            return None
+        checks: list[Check] = []
+        slots: list[tuple[str, int]] = []
+        for name in names:
+            free, size = self._free(name), self._size(name)
+            if not free or size is None:
+                return None
+            checks.append(At(size[1]))
+            slots.append((name, free[0]))
         with self._lock:
-            self._picked[x] = (name, free[0], self._clock.now() + _WANTED_S)
-        return [At(size[1])], [Create(self._keys.slot(name, free[0]), x.encode(), self._session)]
+            self._picked[x] = (slots, self._clock.now() + _WANTED_S)
+        return checks, [Create(self._keys.slot(*each), x.encode(), self._session) for each in slots]
 
     def taken(self, x: str) -> None:
         """It was claimed: the slot is its own until its end."""
         with self._lock:
             if x in self._picked:
-                name, number, _ = self._picked[x]
-                self._picked[x] = (name, number, None)
+                self._picked[x] = (self._picked[x][0], None)
 
     def given_up(self, x: str) -> None:
         """It was not claimed, or is over."""
@@ -155,7 +164,7 @@ class TaskGroups:
             self._picked.pop(x, None)
 
     def release(self, x: str) -> Sequence[Op]:
-        """The writes that free its slot."""
+        """The writes that free its slots."""
         with self._lock:
             found = self._picked.get(x)
-        return [] if found is None else [Delete(self._keys.slot(found[0], found[1]))]
+        return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]

@@ -3,6 +3,7 @@
 from alembic import context
 
 from latchwork.workflows.database.alerts import tables  # noqa: F401 - they are part of the metadata
+from latchwork.workflows.database.policies import tables as of_rules  # noqa: F401
 from latchwork.workflows.database.tables import metadata
 
 context.configure(

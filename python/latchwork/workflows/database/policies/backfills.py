@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import backfill, instance
+from latchwork.workflows.database.tables import backfill, command, instance
 from latchwork.workflows.state import InstanceState
 from latchwork.workflows.state.backfilling import RESTS, BackfillState, Progress
 
@@ -59,6 +59,12 @@ def create(
     common = {"state": InstanceState.SUBMITTED.value, "active": True, "backfill": number, **each}
     connection.execute(sa.insert(instance), [{**common, "schedule_time": at} for at in moments])
     return number
+
+
+def made_by(connection: sa.Connection, asked: int, *, shard: int) -> int | None:
+    """The backfill that a command of this shard has led to; None: none."""
+    chosen = sa.select(command.c.backfill).where(command.c.id == asked, command.c.shard == shard)
+    return connection.execute(chosen).scalar_one_or_none()
 
 
 def load(connection: sa.Connection, number: int, *, shard: int) -> BackfillRow | None:

@@ -34,7 +34,7 @@ def main(path: str) -> int:
             url = url.set(password=call["password"])
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
-            outputs: dict[str, Any] = {}
+            outputs: dict[str, Any] = {} if call["statements"] else server(connection)
             for number, text in enumerate(call["statements"], 1):
                 outputs = run(sa, connection, text, call, f"statement {number} of {len(call['statements'])}")
     except (sa.exc.SQLAlchemyError, ImportError) as error:
@@ -44,6 +44,14 @@ def main(path: str) -> int:
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"#json {json.dumps(outputs, default=str)}\n")
     return 0
+
+
+def server(connection: Any) -> dict[str, Any]:
+    """What answers, for who only asks whether anything does."""
+    version = getattr(connection.dialect, "server_version_info", None) or ()
+    text = " ".join([connection.dialect.name, ".".join(map(str, version))]).strip()
+    print(f"connected to {text}")
+    return {"server": text}
 
 
 def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def kept(call: dict[str, Any], names: list[str]) -> Any:
     """The file that the rows of this statement are written to, instead of those of one before; None: there is none."""
     if not call.get("csv"):
         return None
-    file = Path(call["csv"]).open("w", encoding="utf-8", newline="", errors="backslashreplace")
+    file = Path(call["csv"]).open("w", encoding="utf-8", newline="", errors="backslashreplace")  # noqa: SIM115
     csv.writer(file).writerow(names)
     return file
 

@@ -1,0 +1,77 @@
+"""`latchwork workflows limits`: how many tasks of a project run at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import UsageError
+from latchwork.cli.text import Grid, say, say_json, show, told
+from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+
+if TYPE_CHECKING:
+    from latchwork.workflows import LimitSeen
+
+
+@command(
+    "latchwork workflows limits",
+    "latchwork workflows limits billing --max-running-tasks 20",
+    "latchwork workflows limits billing --max-running-tasks 20 --admission precompute",
+    "latchwork workflows limits billing --remove",
+)
+def limits(
+    project: Annotated[
+        str | None, typer.Argument(metavar="[PROJECT]", show_default=False, help="Which.  [unless given: all]")
+    ] = None,
+    *,
+    max_running_tasks: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, show_default=False, help="So many of its tasks run at a time, from now on."),
+    ] = None,
+    admission: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="What a start does while it has as many: suspend (its tasks wait), fail, or precompute (it waits).",
+        ),
+    ] = "suspend",
+    remove: Annotated[bool, typer.Option("--remove", help="Limit it no more.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show the limits of projects, or change one."""
+    if remove and max_running_tasks is not None:
+        raise UsageError("give --max-running-tasks or --remove, and not both")
+    if project is None and (remove or max_running_tasks is not None):
+        raise UsageError("name the project whose limit is to be changed")
+    with client_of(home_of(home, database, store)) as client:
+        if project is not None and max_running_tasks is not None:
+            client.set_limit(project, max_running_tasks, admission)
+            document = {"project": project, "max_running_tasks": max_running_tasks, "admission": admission}
+            told(f"project {project}: {max_running_tasks} tasks at a time, {admission}", document, as_json=as_json)
+            return
+        if project is not None and remove:
+            client.remove_limit(project)
+            told(f"project {project} has no limit any more", {"project": project, "removed": True}, as_json=as_json)
+            return
+        found = client.limits(project or "")
+    if as_json:
+        say_json({"limits": [each._asdict() for each in found]})
+    elif found:
+        show(Grid(map(_row, found), right=("most", "running", "in hands")))
+    else:
+        say("no limits")
+
+
+def _row(found: LimitSeen) -> dict[str, str]:
+    return {
+        "project": found.project,
+        "most": str(found.max_running_tasks),
+        "admission": found.admission,
+        "running": "?" if found.running is None else str(found.running),
+        "in hands": str(found.in_hands),
+    }

@@ -1,0 +1,157 @@
+"""A hungry node in the lines of its lanes, and what it does with what it is told there: claim it, or look.
+
+Only the first in the line of a lane is told of an item, by a watch that has all of the lane. So what it is told may be
+claimed at once, in one transaction, where a look would read index, items and claims first. A look is better when there
+is more than the node has room for (then others are told soon, and shares keep nodes from wanting the same items), and
+for what is not to be taken as a matter of course.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from latchwork.clock import Clock
+from latchwork.errors import Closed, LatchworkError
+from latchwork.primitives import Backlog, BacklogItem
+from latchwork.store import Backoff
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, Signal, ask
+from latchwork.tasks.running.choosing import is_suspect
+
+_log = logging.getLogger(__name__)
+
+#: Of more items than these none is told: a look is better.
+MOST_TOLD = 20
+
+
+def worth_claiming(told: Sequence[BacklogItem], lanes: Sequence[str], room: int) -> list[BacklogItem]:
+    """What to claim of the items that were told, without a look; nothing when a look is better. Pure.
+
+    Args:
+        told: all that was free in the lanes that told.
+        lanes: where the node looks now, one after the other.
+        room: how many it may claim.
+    Returns:
+        In the order in which a look would take them; all that was told, or nothing.
+    """
+    rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}
+    if len(told) > room or any(item.lane not in rank or is_suspect(item) for item in told):
+        return []
+    return sorted(told, key=lambda item: (rank[item.lane], item.shelf, item.id))
+
+
+class Lines:
+    """The lines that a node waits in, one for each lane. Safe to share between threads.
+
+    Attributes:
+        is_hungry: it has room, and has found nothing: it is in the lines. With the mutex of the bell.
+        news: rung when that has changed.
+
+    Args:
+        backlog: whose lanes.
+        clock: the node's.
+        bell: of the node: rung when something was told. Its mutex is for all of this, too.
+        stop: set when the node closes.
+        accept: whether an item is one for the node.
+        node_id: the node, for messages.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        clock: Clock,
+        bell: Bell,
+        stop: Signal,
+        *,
+        accept: Callable[[BacklogItem], bool],
+        node_id: str,
+    ) -> None:
+        self._backlog = backlog
+        self._clock = clock
+        self._bell = bell
+        self._stop = stop
+        self._accept = accept
+        self._node_id = node_id
+        self.news = Bell(bell.mutex)
+        self.is_hungry = False
+        self._told: dict[str, list[BacklogItem]] = {}
+        self._is_poked = False
+        self._takes = True
+        self._looks = self._last_found = self._asks_until = 0
+
+    # With the mutex
+
+    @property
+    def has_told(self) -> bool:
+        """Whether something is free that the node was told of since the last look."""
+        return self._is_poked or bool(self._told)
+
+    def told(self) -> list[BacklogItem]:
+        """What was told since the last look, if a claim is worth trying; all of it is forgotten."""
+        told = [] if self._is_poked else [item for items in self._told.values() for item in items]
+        self._told, self._is_poked = {}, False
+        return told
+
+    def poke(self) -> None:
+        """Something has changed that no lane tells: the next one is a look."""
+        self._is_poked = True
+        self._bell.ring()
+
+    def looked(self, found: int, *, is_hungry: bool) -> None:
+        """A look is over, or a claim without one."""
+        self._looks += 1
+        self._last_found = found
+        self.is_hungry = is_hungry
+        if is_hungry or self._looks <= self._asks_until:
+            self.news.ring()
+
+    def end(self) -> None:
+        """The node takes nothing more."""
+        self._takes = False
+        self.news.ring()
+
+    # The threads
+
+    async def wait(self, lane: str) -> None:
+        """Wait for items of one lane while the node is hungry, until it closes."""
+        backoff = Backoff()
+        while True:
+            with self._bell.mutex:
+                rings, is_hungry, looks = self.news.rings, self.is_hungry, self._looks
+                if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
+                    return
+            if not is_hungry:
+                await self.news.rung(rings, self._clock, None)
+                continue
+            try:
+                told = await ask(self._backlog.wait_told, lane, limit=MOST_TOLD, accept=self._accept)
+            except Closed:
+                return
+            except (LatchworkError, OSError) as error:
+                _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, lane, error)
+                await Pause(self._clock, self._stop, backoff.next_s())
+                continue
+            self._note(lane, told or [])
+            if await self._has_looked(looks):
+                backoff = Backoff()
+            else:  # what is free is not for us after all, or another was faster
+                await Pause(self._clock, self._stop, backoff.next_s())
+
+    def _note(self, lane: str, told: list[BacklogItem]) -> None:
+        with self._bell.mutex:
+            if told:
+                self._told[lane] = told
+                self._bell.ring()
+            else:
+                self.poke()
+
+    async def _has_looked(self, looks: int) -> bool:
+        """Wait for the look after that number; whether it found something."""
+        while True:
+            with self._bell.mutex:
+                if self._looks > looks or not self._takes or self._stop.is_set():
+                    return self._last_found > 0
+                self._asks_until = max(self._asks_until, looks + 1)
+                rings = self.news.rings
+            await self.news.rung(rings, self._clock, None)

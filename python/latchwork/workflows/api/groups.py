@@ -1,0 +1,52 @@
+"""Task groups: how many of their tasks run at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import Field
+
+from latchwork.web import Who
+from latchwork.workflows.api import models as m
+from latchwork.workflows.database.policies.groups import MOST_SIZE
+from latchwork.workflows.definitions.model import NAME_PATTERN
+from latchwork.workflows.desk import groups as desk
+from latchwork.workflows.desk.parts import parts_of
+
+router = APIRouter(prefix="/api/v1", tags=["groups"])
+_Name = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+class GroupRequest(m.Document):
+    """How many of its tasks run at a time."""
+
+    size: Annotated[int, Field(ge=1, le=MOST_SIZE)]
+
+
+class GroupRow(m.Document):
+    """A task group; ``used``: how many of its tasks run, null where the store cannot be asked."""
+
+    name: str
+    size: int
+    used: int | None
+    workflows: list[str]
+
+
+@router.get("/groups")
+def list_groups(request: Request, who: Who) -> list[GroupRow]:
+    """All task groups, with the workflows that name them."""
+    found = desk.listed(parts_of(request), who)
+    return [GroupRow(**{**each._asdict(), "workflows": list(each.workflows)}) for each in found]
+
+
+@router.put("/groups/{group}", status_code=204)
+def put_group(*, request: Request, who: Who, group: _Name, given: GroupRequest) -> None:
+    """Make a group, or change its size; what runs beyond a smaller one ends by itself."""
+    desk.put(parts_of(request), who, group, given.size)
+
+
+@router.delete("/groups/{group}", status_code=204)
+def remove_group(*, request: Request, who: Who, group: _Name) -> None:
+    """Remove a group that no workflow names."""
+    desk.remove(parts_of(request), who, group)

@@ -1,0 +1,53 @@
+"""Limits of projects: how many of their tasks run at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Request
+from pydantic import Field
+
+from latchwork.web import Who
+from latchwork.workflows.api import models as m
+from latchwork.workflows.database.policies.limits import MOST_TASKS, Limit
+from latchwork.workflows.definitions.model import NAME_PATTERN
+from latchwork.workflows.desk import limits as desk
+from latchwork.workflows.desk.parts import parts_of
+
+router = APIRouter(prefix="/api/v1", tags=["limits"])
+_Project = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+class LimitRequest(m.Document):
+    """How many tasks of a project run at a time, and what a start does while it has as many."""
+
+    max_running_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)]
+    admission: Literal["suspend", "fail", "precompute"] = "suspend"
+
+
+class LimitRow(m.Document):
+    """The limit of a project; ``running``: with a slot, null where the store cannot be asked."""
+
+    project: str
+    max_running_tasks: int
+    admission: str
+    running: int | None
+    in_hands: int
+
+
+@router.get("/limits")
+def list_limits(request: Request, who: Who) -> list[LimitRow]:
+    """The limits of the projects that one may see."""
+    return [LimitRow(**each._asdict()) for each in desk.listed(parts_of(request), who)]
+
+
+@router.put("/limits/{limited}", status_code=204)
+def put_limit(*, request: Request, who: Who, limited: _Project, given: LimitRequest) -> None:
+    """Limit a project; it holds for tasks that are queued from now on."""
+    desk.put(parts_of(request), who, Limit(limited, given.max_running_tasks, given.admission))
+
+
+@router.delete("/limits/{limited}", status_code=204)
+def remove_limit(*, request: Request, who: Who, limited: _Project) -> None:
+    """Limit a project no more."""
+    desk.remove(parts_of(request), who, limited)

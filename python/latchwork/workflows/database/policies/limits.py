@@ -1,0 +1,72 @@
+"""Limits of projects: how many of their tasks run at a time, and what becomes of a start that is one too many.
+
+What runs is counted by slots in the store, which workers take with the tasks; how many are in hands, by rows of all
+shards. Who asks for the latter has the lock of the project's row, so two starts come one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from latchwork.workflows.database.policies.tables import project_limit
+from latchwork.workflows.database.tables import definition, instance, task
+from latchwork.workflows.state import TaskState
+
+#: What a start does while the project has as many tasks as it may.
+ADMISSIONS = ("suspend", "fail", "precompute")
+#: So many tasks of a project run at a time at most: each has a key of its own. As many is what the store has of one
+#: that is limited no more.
+MOST_TASKS = 10_000
+
+
+class Limit(NamedTuple):
+    """The limit of a project.
+
+    Attributes:
+        project: which.
+        max_running_tasks: so many of its tasks run at a time.
+        admission: ``suspend`` starts a run, whose tasks wait; ``fail`` refuses it; ``precompute`` has it wait until its
+            tasks fit.
+    """
+
+    project: str
+    max_running_tasks: int
+    admission: str
+
+
+def find(connection: sa.Connection, project: str, *, lock: bool = False) -> Limit | None:
+    """The limit of a project; None: it has none. Locked, nobody else asks for it until the end of the transaction."""
+    chosen = sa.select(project_limit).where(project_limit.c.project == project)
+    row = connection.execute(chosen.with_for_update() if lock else chosen).first()
+    return None if row is None else Limit(row.project, row.max_running_tasks, row.admission)
+
+
+def every(connection: sa.Connection) -> list[Limit]:
+    """All limits, by project."""
+    rows = connection.execute(sa.select(project_limit).order_by(project_limit.c.project))
+    return [Limit(row.project, row.max_running_tasks, row.admission) for row in rows]
+
+
+def put(connection: sa.Connection, limit: Limit) -> None:
+    """This is the limit of its project now."""
+    fields = {"max_running_tasks": limit.max_running_tasks, "admission": limit.admission}
+    there = sa.update(project_limit).where(project_limit.c.project == limit.project)
+    if not connection.execute(there.values(**fields)).rowcount:
+        connection.execute(sa.insert(project_limit).values(project=limit.project, **fields))
+
+
+def remove(connection: sa.Connection, project: str) -> bool:
+    """It has none any more; whether it had one."""
+    return bool(connection.execute(sa.delete(project_limit).where(project_limit.c.project == project)).rowcount)
+
+
+def in_hands(connection: sa.Connection, project: str) -> int:
+    """How many tasks of a project are queued for workers or run, in all shards."""
+    of_project = sa.select(definition.c.code).where(definition.c.project == project)
+    now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
+    chosen = sa.select(sa.func.count()).select_from(task).join(instance, now)
+    held = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
+    chosen = chosen.where(instance.c.active, instance.c.code.in_(of_project), held, task.c.queue_key.is_not(None))
+    return int(connection.execute(chosen).scalar_one())

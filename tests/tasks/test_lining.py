@@ -1,0 +1,124 @@
+"""What a hungry node does with what it is told: one claim without a look, or a look."""
+
+from __future__ import annotations
+
+import time
+
+from latchwork.primitives import BacklogItem
+from latchwork.tasks.running.choosing import SUSPECT
+from latchwork.tasks.running.lining import worth_claiming
+from latchwork.testing.faults import FaultyStore
+
+from . import examples
+from .feeding import PAYLOADS, Node, System, put, result_of
+from .test_children import eventually
+
+
+def item(path, **about):
+    lane, shelf, item_id = path.split("/")
+    return BacklogItem(item_id, lane=lane, shelf=shelf, **about)
+
+
+def test_what_was_told_is_claimed_in_the_order_of_a_look():
+    told = [item("any/2/a"), item("any/1/b"), item("mine/9/z")]
+    assert [each.path for each in worth_claiming(told, ["mine", "any"], 3)] == ["mine/9/z", "any/1/b", "any/2/a"]
+
+
+def test_a_look_is_made_for_more_than_there_is_room_for():
+    assert worth_claiming([item("any/1/a"), item("any/1/b")], ["any"], 1) == []
+
+
+def test_a_look_is_made_where_the_node_takes_from_no_lane_that_told():
+    assert worth_claiming([item("any/1/a")], [], 5) == []
+    assert worth_claiming([item("any/1/a"), item("other/1/a")], ["any"], 5) == []
+
+
+def test_a_look_is_made_for_what_may_kill_its_nodes():
+    suspect = item("any/1/a", attempts=SUSPECT)
+    assert worth_claiming([suspect, item("any/1/b")], ["any"], 5) == []
+    assert worth_claiming([item("any/1/a", attempts=SUSPECT, why="given back")], ["any"], 5) != []
+
+
+# On a node
+
+
+def looks(store):
+    """How often it read the index of the lane."""
+    return sum(call.op == "list" and call.keys[0].endswith("/shelves") for call in store.calls)
+
+
+def waits(store):
+    eventually(lambda: store.children("work/takers/any"))
+    time.sleep(0.2)
+
+
+def hungry(store):
+    """A node that waits in the line, and how many looks it has made until then."""
+    waits(store)
+    return looks(store)
+
+
+def test_a_told_item_is_claimed_without_a_look(store, connect):
+    with FaultyStore(connect()) as faulty, Node(faulty, look_s=300.0) as node:
+        before = hungry(faulty)
+        put(store, examples.square, 3, id="one")
+        assert result_of(store, "one").result(PAYLOADS) == 9
+        eventually(lambda: node.feeder.stats() == {"taken": 1, "done": 1})
+        claim = next(
+            n
+            for n, call in enumerate(faulty.calls)
+            if any("/claims/any" in key or "/claims/s1/one" in key for key in call.keys)
+        )
+        assert looks_until(faulty, claim) == before
+
+
+def looks_until(store, number):
+    return sum(call.op == "list" and call.keys[0].endswith("/shelves") for call in store.calls[:number])
+
+
+def test_a_node_that_takes_from_no_lane_takes_nothing_that_it_is_told(store, connect):
+    """It must not take anything now, such as one whose logs cannot be written."""
+    system = System()
+    with Node(connect(), system, look_s=0.2) as node:
+        waits(store)
+        system.all_lanes = []
+        put(store, examples.square, 3, id="one")
+        time.sleep(0.5)
+        assert node.feeder.stats() == {}
+        system.all_lanes = ["any"]
+        assert result_of(store, "one").result(PAYLOADS) == 9
+
+
+def test_a_told_item_that_another_node_was_faster_to_take_is_looked_for_and_waited_for(store, connect):
+    """Its claim is refused; the node goes on with what else there is."""
+    with Node(connect(), name="n1", look_s=300.0) as one, Node(connect(), name="n2", look_s=300.0) as two:
+        for n in range(40):
+            put(store, examples.square, n, id=f"i{n:02}")
+        assert [result_of(store, f"i{n:02}").result(PAYLOADS) for n in range(40)] == [n * n for n in range(40)]
+        eventually(lambda: one.feeder.stats().get("done", 0) + two.feeder.stats().get("done", 0) == 40)
+
+
+def test_a_told_item_whose_owner_is_gone_is_left_and_told(store, connect):
+    system = System()
+    with Node(connect(), system, look_s=300.0):
+        waits(store)
+        put(store, examples.square, 3, id="orphan", owner="nobody")
+        eventually(lambda: "orphan" in system.refusals)
+        put(store, examples.square, 4, id="other")
+        assert result_of(store, "other").result(PAYLOADS) == 16
+        assert store.get("results/orphan") is None
+
+
+def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, connect):
+    """What no lane tells is found by the look: being told is none."""
+    system = System(lanes=["any", "quiet"])
+    system.waits = lambda: ["any"]
+    with Node(connect(), system, look_s=1.0):
+        waits(store)
+        put(store, examples.square, 3, id="quiet", lane="quiet")
+        until, n = time.monotonic() + 20.0, 0
+        while store.get("results/quiet") is None:
+            put(store, examples.square, n, id=f"i{n}")
+            result_of(store, f"i{n}")
+            n += 1
+            assert time.monotonic() < until

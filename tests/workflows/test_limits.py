@@ -1,0 +1,175 @@
+"""How many runs of a workflow, and tasks of a project, go at a time; what a start does while there are as many."""
+
+import pytest
+
+from latchwork.types import Create
+from latchwork.workflows import WrongState
+from latchwork.workflows.database.policies import limits
+from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.keys import lane_of, project_group, slots_of
+from latchwork.workflows.looking import BadRequest
+from latchwork.workflows.state import InstanceState
+from latchwork.workflows.state.serial import Other, Turn, verdict
+from latchwork.workflows.worker.task_groups import TaskGroups
+from patience import eventually
+from workflows.hands import a_workflow
+
+#: Where the tasks of the project `default` wait while it has a limit.
+LANES = ("default", "default~@default")
+ONE, TWO, ENDS = (
+    Other(number, 0, state)
+    for number, state in enumerate((InstanceState.RUNNING, InstanceState.PAUSED, InstanceState.READY_STOP), 1)
+)
+WAITS = Other(9, 0, InstanceState.SERIAL_WAIT)
+
+
+# Runs of a workflow
+
+
+@pytest.mark.parametrize(
+    ("policy", "others", "expected"),
+    [
+        ("parallel", [ONE], (Turn.RUN, ())),
+        ("parallel", [ONE, TWO], (Turn.WAIT, ())),
+        ("wait", [ONE, WAITS], (Turn.WAIT, ())),
+        ("discard", [ONE, TWO], (Turn.DISCARD, ())),
+        ("priority", [ONE, TWO], (Turn.WAIT, (ONE,))),
+        ("priority", [ONE, ENDS], (Turn.WAIT, ())),
+        ("priority", [ONE, TWO, WAITS], (Turn.WAIT, (ONE, WAITS))),
+    ],
+)
+def test_what_becomes_of_a_start_of_a_workflow_of_which_two_runs_go(policy, others, expected):
+    assert verdict(policy, others, max_runs=2)[:2] == expected
+
+
+def test_so_many_runs_go_at_a_time_and_the_next_when_one_has_ended(stage, client):
+    stage.apply(a_workflow(tasks={"a": []}, max_runs=2))
+    hand = stage.hand()
+    with stage.master():
+        runs = [client.start("flow").id() for _ in range(4)]
+        assert [stage.state(each) for each in runs] == ["running", "running", "serial_wait", "serial_wait"]
+        for claim in hand.take_all().values():
+            hand.end(claim)
+        eventually(lambda: [stage.state(each) for each in runs[2:]] == ["running", "running"])
+        with pytest.raises(WrongState, match="only 2 go at a time"):
+            client.done(client.rerun(runs[0]))
+
+
+# Tasks of a project
+
+
+def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_do_not(stage, client):
+    version = stage.apply(a_workflow(tasks={"a": [], "b": {"task_group": "few"}}))
+    hand = stage.hand()
+    with stage.master():
+        before = stage.start(version)
+        client.set_limit("default", 2)
+        eventually(lambda: stage.store.get(stage.keys.group_size("@default")))
+        made = stage.start(version)
+        eventually(lambda: len(stage.items()) == 4)
+        lanes = sorted(each.split("/lanes/")[1].split("/")[0] for each in stage.items())
+        assert lanes == ["default", "default~@default", "default~few", "default~few~@default"]
+        assert client.limits()[0]._asdict() == {
+            "project": "default",
+            "max_running_tasks": 2,
+            "admission": "suspend",
+            "running": 0,
+            "in_hands": 4,
+        }
+        client.done(client.force_start(stage.rows(made)["b"]))  # which needs no slot
+        eventually(lambda: hand.backlog.size("default") == 2)
+        client.remove_limit("default")
+        eventually(lambda: stage.store.get(stage.keys.group_size("@default")).value == b"10000")
+        assert stage.state(before) == stage.state(made) == "running"
+
+
+def test_a_task_of_a_group_and_a_limited_project_takes_a_slot_of_each_or_none(store):
+    from latchwork.workflows.keys import Keys
+
+    keys = Keys()
+    store.put(keys.group_size("few"), b"2")
+    store.put(keys.group_size("@p"), b"1")
+    session = store.open_session(10.0)
+    groups = TaskGroups(store, keys, ["default"], lambda: None, session)
+    groups.begin(5.0)
+    eventually(lambda: len(groups.lanes()) == 4)
+    checks, ops = groups.take("default~few~@p", "1.1")
+    assert len(checks) == 2
+    assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("@p", 0)}
+    store.commit(checks, ops)
+    groups.taken("1.1")
+    eventually(lambda: sorted(groups.lanes()) == ["default", "default~few"])
+    assert groups.take("default~few~@p", "2.1") is None
+    assert groups.take("default~@p", "2.1") is None
+    assert groups.take("default~few", "2.1") is not None
+    store.commit([], groups.release("1.1"))
+    groups.given_up("1.1")
+    eventually(lambda: "default~@p" in groups.lanes())
+    groups.close()
+    session.close()
+
+
+def test_a_lane_names_what_a_task_of_it_needs():
+    assert lane_of("w", "g", "p") == "w~g~@p"
+    assert slots_of("w~g~@p") == ("g", "@p")
+    assert slots_of("w") == ()
+    assert len(project_group("p" * 100)) == 33
+
+
+def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage, client):
+    stage.apply(a_workflow(tasks={"a": []}))
+    client.set_limit("default", 1, "fail")
+    hand = stage.hand()
+    with stage.master():
+        first = client.start("flow").id()
+        with pytest.raises(WrongState, match="project default has 1 tasks queued or running, and may have 1"):
+            client.start("flow").id()
+        hand.end(hand.wait("a", lanes=LANES))
+        stage.until(first, "success")
+        assert stage.state(client.start("flow").id()) == "running"
+
+
+def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
+    stage.apply(a_workflow(tasks={"a": []}, serial="priority"))
+    client.set_limit("default", 1, "fail")
+    with stage.master():
+        first = client.start("flow").id()
+        with pytest.raises(WrongState, match="starts are refused meanwhile"):
+            client.start("flow").id()
+        assert stage.state(first) == "running"
+        assert not stage.commands_open()
+
+
+def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
+    stage.apply(a_workflow(tasks={"a": []}))
+    stage.apply(a_workflow("wide", tasks={"x": [], "y": [], "last": ["x", "y"]}))
+    client.set_limit("default", 2, "precompute")
+    hand = stage.hand()
+    with stage.master(poll_s=0.2):
+        first = client.start("flow").id()
+        wide = client.start("wide").id()  # two side by side, and there is room for one
+        assert stage.state(wide) == "serial_wait"
+        assert "waits for its turn" in client.why(wide)["x"]
+        assert stage.state(client.start("flow").id()) == "running"
+        for _ in range(2):
+            hand.end(eventually(lambda: hand.take(limit=1, lanes=LANES).get("a")))
+        stage.until(first, "success")
+        stage.until(wide, "running")
+
+
+def test_what_is_counted_is_of_the_project_and_in_hands(stage, client):
+    stage.apply(a_workflow(tasks={"a": [], "b": ["a"]}))
+    other = stage.apply(a_workflow("flow", tasks={"a": []}, project="other"))
+    with stage.master():
+        client.start("flow").id()
+        stage.start(other)
+    with stage.database.read() as connection:
+        assert limits.in_hands(connection, "default") == 1
+
+
+@pytest.mark.parametrize(("most", "admission"), [(0, "suspend"), (10_001, "suspend"), (1, "maybe")])
+def test_a_limit_that_is_none_is_refused(client, most, admission):
+    with pytest.raises(BadRequest):
+        client.set_limit("default", most, admission)
+    with pytest.raises(UnknownWorkflow, match="has no limit"):
+        client.remove_limit("default")
