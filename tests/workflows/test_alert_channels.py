@@ -17,7 +17,7 @@ from latchwork.workflows.database.alerts.writing import put
 from latchwork.workflows.database.tables import event
 from latchwork.workflows.definitions.validate import validate
 from latchwork.workflows.desk import Parts
-from latchwork.workflows.desk import alerts as desk
+from latchwork.workflows.desk.alerts import seen as desk
 from latchwork.workflows.errors import DefinitionInvalid
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.master import Master

@@ -28,8 +28,8 @@ from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.desk import limits as limits_desk
+from latchwork.workflows.desk.alerts.part import Alerts
 from latchwork.workflows.desk.stored import StoredSettings
-from latchwork.workflows.desk.telling import Alerts
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys

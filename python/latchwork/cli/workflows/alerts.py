@@ -14,7 +14,7 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, client_of, hom
 from latchwork.words import utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows.desk.alerts import Channel, Seen
+    from latchwork.workflows import AlertSeen, ChannelSeen
 
 _STYLES = {"sent": "green", "failed": "red", "unsure": "red", "sending": "cyan"}
 _OVER = frozenset({"sent", "failed", "unsure"})
@@ -168,7 +168,7 @@ def _options(given: list[str], kind: str) -> dict[str, Any]:
     return found
 
 
-def _rows(seen: Seen) -> list[dict[str, str]]:
+def _rows(seen: AlertSeen) -> list[dict[str, str]]:
     row = seen.row
     of = f"{row.project}.{row.name}" if row.project else ""
     about = {
@@ -191,19 +191,19 @@ def _rows(seen: Seen) -> list[dict[str, str]]:
     ]
 
 
-def _plain(seen: Seen) -> dict[str, Any]:
+def _plain(seen: AlertSeen) -> dict[str, Any]:
     row = {name: getattr(seen.row, name) for name in ("id", "instance", "project", "name", "kind", "task", "at")}
     columns = ("id", "channel", "state", "tries", "doubts", "round", "next_at", "changed_at", "error")
     made = [{name: getattr(each, name) for name in columns} for each in seen.deliveries]
     return {**row, "details": dict(seen.row.details), "deliveries": made}
 
 
-def _plain_channel(found: Channel) -> dict[str, Any]:
+def _plain_channel(found: ChannelSeen) -> dict[str, Any]:
     row = {name: getattr(found.row, name) for name in ("name", "kind", "options", "enabled", "changed_at", "by")}
     return {**row, "secrets": found.secrets, "workflows": found.workflows}
 
 
-def _channel_row(found: Channel) -> dict[str, str]:
+def _channel_row(found: ChannelSeen) -> dict[str, str]:
     return {
         "channel": found.row.name,
         "kind": found.row.kind if found.row.enabled else f"{found.row.kind}, off",

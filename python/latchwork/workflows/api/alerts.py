@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from latchwork.web import Who
 from latchwork.workflows.api import models as m
-from latchwork.workflows.desk import alerts as desk
+from latchwork.workflows.desk.alerts import seen as desk
 from latchwork.workflows.desk.parts import parts_of
 
 router = APIRouter(prefix="/api/v1", tags=["alerts"])
@@ -120,6 +120,6 @@ def test_channel(request: Request, who: Who, name: m.NamePath) -> TestSent:
     return TestSent(alert=desk.test_channel(parts_of(request), who, name))
 
 
-def _alert(each: desk.Seen) -> AlertRow:
+def _alert(each: desk.AlertSeen) -> AlertRow:
     row = {name: getattr(each.row, name) for name in AlertRow.model_fields if name != "deliveries"}
     return AlertRow(**row, deliveries=[DeliveryRow.model_validate(one) for one in each.deliveries])

@@ -12,7 +12,7 @@ from latchwork.web import Identity, Problem, Role, Who
 from latchwork.workflows.alerts import KINDS
 from latchwork.workflows.api.models import MOST_ID, Id
 from latchwork.workflows.definitions import as_yaml, read
-from latchwork.workflows.desk import alerts as desk
+from latchwork.workflows.desk.alerts import seen as desk
 from latchwork.workflows.desk.parts import parts_of
 from latchwork.workflows.errors import DefinitionInvalid
 from latchwork.workflows.ui.frame import led, older, page

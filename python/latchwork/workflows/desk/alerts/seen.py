@@ -21,7 +21,7 @@ Row: TypeAlias = Any
 STATES = tuple(each.value for each in DeliveryState)
 
 
-class Seen(NamedTuple):
+class AlertSeen(NamedTuple):
     """An alert, and how far its deliveries are.
 
     Attributes:
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     deliveries: list[Row]
 
 
-class Channel(NamedTuple):
+class ChannelSeen(NamedTuple):
     """A channel, without any secret.
 
     Attributes:
@@ -57,7 +57,7 @@ def listed(
     run: int | None = None,
     before: int | None = None,
     most: int = 50,
-) -> list[Seen]:
+) -> list[AlertSeen]:
     """The newest alerts that somebody may see. Tests of channels are seen by who sees all projects.
 
     Raises:
@@ -70,7 +70,7 @@ def listed(
         codes = seen_codes(connection, who, project)
         rows = views.newest(connection, codes=codes, state=state, run=run, before=before, most=most)
         found = views.deliveries_of(connection, [row.id for row in rows])
-    return [Seen(row, found[row.id]) for row in rows]
+    return [AlertSeen(row, found[row.id]) for row in rows]
 
 
 def resend(parts: Parts, who: Identity, number: int) -> None:
@@ -90,7 +90,7 @@ def resend(parts: Parts, who: Identity, number: int) -> None:
         told(connection, "alert resend", by=who.name, project=row.project or "", instance=row.instance, details=details)
 
 
-def channels(parts: Parts, who: Identity) -> list[Channel]:
+def channels(parts: Parts, who: Identity) -> list[ChannelSeen]:
     """All channels, by name.
 
     Raises:
@@ -99,7 +99,7 @@ def channels(parts: Parts, who: Identity) -> list[Channel]:
     need(who, Role.ADMIN)
     with parts.database.read() as connection:
         rows, named = views.channels(connection), views.named(connection)
-    return [Channel(row, secrets_of(row.options), sorted(named.get(row.name, ()))) for row in rows]
+    return [ChannelSeen(row, secrets_of(row.options), sorted(named.get(row.name, ()))) for row in rows]
 
 
 def set_channel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from latchwork.workflows.desk import alerts as desk
+from latchwork.workflows.desk.alerts import seen as desk
 from latchwork.workflows.desk.many import Backfills
 from latchwork.workflows.looking import told
 
@@ -15,7 +15,7 @@ class Alerts(Backfills):
 
     def alerts(
         self, *, state: str = "", run: int | None = None, before: int | None = None, most: int = 50
-    ) -> list[desk.Seen]:
+    ) -> list[desk.AlertSeen]:
         """The newest alerts with their deliveries.
 
         Args:
@@ -37,7 +37,7 @@ class Alerts(Backfills):
         with told():
             desk.resend(self._parts, self._who, delivery)
 
-    def channels(self) -> list[desk.Channel]:
+    def channels(self) -> list[desk.ChannelSeen]:
         """All channels, by name."""
         with told():
             return desk.channels(self._parts, self._who)
