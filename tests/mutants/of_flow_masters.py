@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.defect import Defect, of
 
 SHARD, SENDING, WRITING = (f"workflows/master/{each}.py" for each in ("shard", "sending", "writing"))
+OWNING = "workflows/owning.py"
 MEMORY = "memory"
 
 DEFECTS = (
@@ -19,10 +20,29 @@ DEFECTS = (
     Defect(
         "FlowMaster",
         "a database from before is served",
-        SHARD,
-        "int(high.value) > seq:",
-        "int(high.value) < 0:",
+        OWNING,
+        "        if marked > seq:\n",
+        "        if marked < 0:\n",
         of("workflows/master", "a_database_from_before_is_refused_where_results_were_deleted_since", on="memory"),
+    ),
+    Defect(
+        "FlowMaster",
+        "a store from before whose tokens are as great again is served",
+        OWNING,
+        "        if marked < self._guard.noted(connection):\n",
+        "        if False:\n",
+        of(
+            "workflows/trouble",
+            "a_store_that_is_restored_is_refused_until_it_is_adopted_and_nothing_runs_twice",
+        ),
+    ),
+    Defect(
+        "FlowMaster",
+        "a second store is let in",
+        "workflows/installation.py",
+        "    if found is not None and (told is None or told != found.encode()):\n",
+        "    if False:\n",
+        of("workflows/trouble", "of_two_stores_that_are_given_one_database_one_is_refused"),
     ),
     Defect(
         "FlowMaster",

@@ -37,7 +37,7 @@ class Hand:
 
     def __init__(self, store, keys=None, name="hand"):
         self.store, self.keys, self.name = store, keys or Keys(), name
-        self.session = store.open_session(10.0)
+        self.session = store.open_session(30.0)  # a machine that is busy elsewhere loses none
         self.backlog = Backlog(store, self.keys.backlog, session=self.session, max_attempts=1000)
 
     def take(self, *, limit=20, lanes=("default",)):
@@ -253,7 +253,9 @@ class Stage:
         """What is in the store, but for marks and empty shelves."""
         ours = [entry.key for entry in self.store.list("workflows", recursive=True)]
         return [
-            key for key in ours if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id"))
+            key
+            for key in ours
+            if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id", "/pair"))
         ]
 
     def run_of(self, on=0, **tools):

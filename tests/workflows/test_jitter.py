@@ -1,7 +1,7 @@
 """Workers that die, freeze or lose the store: what they ran has ended before anybody else runs it (behaviour D13).
 
-The scenarios of orphans and of tasks that run twice after a jitter of the coordination service: begins and ends of each
-run stand in a file that the runs themselves write.
+The scenarios of orphans and of tasks that run twice after a jitter of the coordination service (DolphinScheduler
+#16759, #8110): begins and ends of each run stand in a file that the runs themselves write.
 """
 
 import signal
@@ -114,6 +114,7 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
 
 
 def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_path, path):
+    """DolphinScheduler #8110, #16759: a worker that had lost its session went on, while others ran its tasks again."""
     with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))

@@ -113,3 +113,28 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
         assert states == {"success"}
         assert all(len(client.attempts(each)) == 2 for each in runs)
         hand.die()
+
+
+def test_a_master_that_stood_still_longer_than_its_shards_were_its_own_recovers_by_itself(start, tmp_path):
+    """DolphinScheduler #18570: a master that was overloaded lost its registration, and never recovered."""
+    home = Home.of(tmp_path / "home", environ={})
+    home.make()
+    with WorkflowClient.local(home.database) as client, latchwork.connect(home.store) as store:
+        database = client._parts.database
+        initialize(database, shards=2)
+        join_store(database, store, Keys())
+        client.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
+        hand = Hand(store)
+        alone = start("master", "--node-id", "m1", "--lock-ttl-s", "2")
+        number = client.start("flow").id(60)
+        (claim,) = eventually(hand.take_all, 30.0).values()
+        alone.send_signal(signal.SIGSTOP)
+        time.sleep(6.0)  # its session has ended, and so have the locks of its shards
+        hand.end(claim)
+        alone.send_signal(signal.SIGCONT)
+        (claim,) = eventually(hand.take_all, 60.0).values()
+        hand.end(claim)
+        assert client.wait(number, 60).state.value == "success"
+        assert len(client.attempts(number)) == 2
+        assert alone.poll() is None
+        hand.die()

@@ -2,11 +2,14 @@
 
 The database has a random id, and the store has the same; a pair that does not is refused before anything is written.
 The order of making leaves no gap: first the database's id, then the store's, while no shard there ever had an owner.
+The store has a random name of its own, too, which the first to join writes to the database: of two stores that were
+given one database, also at the same moment, one is refused.
 """
 
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,6 +20,7 @@ from latchwork.jobs import inspect
 from latchwork.store import Store
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade
+from latchwork.workflows.database.shard import NOTES
 from latchwork.workflows.database.tables import SENDER, about, shard
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.keys import Keys
@@ -24,6 +28,8 @@ from latchwork.workflows.keys import Keys
 #: Shards of a database, unless said otherwise.
 SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
 MOST_SHARDS = 256
+#: Of the table ``about``: the name of the store.
+_STORE = "store"
 
 
 class NotInitialized(LatchworkError):
@@ -105,6 +111,7 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
             f"store {store.url} belongs to another database than {database.url}; give the right pair, or join these "
             "two with `latchwork workflows adopt-store`"
         )
+    _pair_up(database, store, keys)
     return found
 
 
@@ -125,9 +132,47 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
         store.delete_tree(prefix)
     with database.write() as connection:
         connection.execute(sa.update(shard).values(token=0, owner=""))
-        connection.execute(sa.delete(about).where(about.c.name == SENDER))
+        of_store = sa.or_(about.c.name.in_((SENDER, _STORE)), about.c.name.startswith(NOTES))
+        connection.execute(sa.delete(about).where(of_store))
     store.put(keys.id, found.id.encode())
+    _pair_up(database, store, keys)
     return found
+
+
+def check_pair(connection: sa.Connection, told: bytes | None, where: str) -> None:
+    """Let a store pass that is the one of its database.
+
+    Args:
+        connection: a transaction.
+        told: what the store has below ``pair``.
+        where: what the store is called in the message.
+    Raises:
+        StoreMismatch: it is another.
+    """
+    found = connection.execute(sa.select(about.c.value).where(about.c.name == _STORE)).scalar()
+    if found is not None and (told is None or told != found.encode()):
+        raise StoreMismatch(
+            f"the database belongs to another store than {where}: it was given two stores, or was joined to another "
+            "one since; give the right one, or join these two with `latchwork workflows adopt-store`"
+        )
+
+
+def _pair_up(database: Database, store: Store, keys: Keys) -> None:
+    """Have the name of the store in both; the first that writes it to the database is the one."""
+    there = store.get(keys.pair)
+    if there is None:
+        with suppress(KeyExists):
+            store.create(keys.pair, uuid.uuid4().hex.encode())
+        there = store.get(keys.pair)
+    told = None if there is None else there.value
+    with database.read() as connection:
+        check_pair(connection, told, store.url)
+        is_new = connection.execute(sa.select(about.c.name).where(about.c.name == _STORE)).first() is None
+    if is_new and told is not None:
+        insert = sqlite.insert if database.is_sqlite else postgresql.insert
+        with database.write() as connection:
+            connection.execute(insert(about).on_conflict_do_nothing(), [{"name": _STORE, "value": told.decode()}])
+            check_pair(connection, told, store.url)
 
 
 def _refuse_owned(database: Database, store: Store) -> None:

@@ -1,6 +1,7 @@
 """The keys of workflows in the store, and the names of items. Nothing here does I/O.
 
 Keys:  <name>/id                       which database belongs to this store
+       <name>/pair                     which of all stores it is; the database has the same
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
        <name>/backlog/...              tasks that workers take; see ``primitives.Backlog``
@@ -86,6 +87,7 @@ class Keys:
     def __init__(self, name: str = "workflows") -> None:
         self.name = name
         self.id = f"{name}/id"
+        self.pair = f"{name}/pair"
         self.high_marks = f"{name}/high"
         self.cluster = f"{name}/cluster"
         self.backlog = f"{name}/backlog"

@@ -24,8 +24,9 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
 from latchwork.workflows.database.views.missing import missing
+from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.exchange import Result
-from latchwork.workflows.installation import installation_of
+from latchwork.workflows.installation import check_pair, installation_of
 from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
@@ -207,6 +208,12 @@ class Doctor:
         if there is not None and there.value != installation.id.encode():
             why = "give the right pair, or join these two with `latchwork workflows adopt-store`"
             return [Finding("wrong store", self._store.url, None, why, can_mend=False)]
+        pair = self._store.get(self._keys.pair)
+        try:
+            with self._database.read() as connection:
+                check_pair(connection, None if pair is None else pair.value, self._store.url)
+        except StoreMismatch as error:
+            return [Finding("wrong store", self._store.url, None, str(error), can_mend=False)]
         first = judge(self._facts(), self._now())
         if not any(each.can_mend or each.kind == "unknown key" for each in first):
             return [*first, *self._missing()]

@@ -31,6 +31,10 @@ _POSTGRES = " ".join(
 )
 
 
+#: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
+_READ_ONLY = "25006"
+
+
 class DatabaseUnavailable(Unavailable):
     """The database cannot be reached, is locked, full or read-only; the message has its own words."""
 
@@ -139,4 +143,6 @@ def _told(url: str) -> Iterator[None]:
     except sa.exc.DBAPIError as error:
         if error.connection_invalidated:
             raise DatabaseUnavailable(f"database {url}: the connection was lost: {str(error.orig).strip()}") from error
+        if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
+            raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}") from error
         raise

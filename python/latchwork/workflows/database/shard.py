@@ -10,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork.workflows.database.tables import shard
+from latchwork.workflows.database.tables import about, shard
 from latchwork.workflows.errors import NotOwner
+
+#: What notes of the store's marks are called in the table ``about``; the shard's number follows.
+NOTES = "high/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,22 @@ class Shard:
         if found is None:
             raise NotOwner(f"shard {self.id} has a newer owner than token {self.token}")
         return int(found.seq)
+
+    def noted(self, connection: sa.Connection) -> int:
+        """The newest transaction of which the store was known to have the mark ``high/<shard>``; 0: of none."""
+        value = connection.execute(sa.select(about.c.value).where(about.c.name == self._high)).scalar()
+        return int(value or 0)
+
+    def note(self, connection: sa.Connection, marked: int) -> None:
+        """The store has the mark of this transaction: from now on one without it is from before."""
+        insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(about)
+        new = {"name": self._high, "value": str(marked)}
+        again = insert.on_conflict_do_update(index_elements=["name"], set_={"value": new["value"]})
+        connection.execute(again, new)
+
+    @property
+    def _high(self) -> str:
+        return f"{NOTES}{self.id}"
 
     def former(self, connection: sa.Connection) -> str:
         """Who owned it and has not given it up; empty: nobody."""

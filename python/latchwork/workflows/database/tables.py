@@ -47,8 +47,9 @@ _PEOPLE = text("by <> ''")
 
 #: The row of ``about`` with the token of whoever sends alerts.
 SENDER = "alerts sender"
-#: What this database is: ``id`` names the pair of it and its store, ``shards`` how many there are, ``logs/<instance>``
-#: is of an instance that is gone, with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
+#: What this database is: ``id`` names the pair of it and its store, ``store`` the store itself, ``shards`` is how many
+#: there are, ``high/<shard>`` a transaction whose mark the store has, ``logs/<instance>`` of an instance that is gone,
+#: with its code, until its logs are gone too; ``SENDER`` is of whoever sends alerts.
 about = Table(
     "about",
     metadata,

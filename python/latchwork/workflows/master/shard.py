@@ -19,7 +19,7 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
+from latchwork.workflows.database import Database, Shard, attempts, consuming, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
@@ -33,6 +33,7 @@ from latchwork.workflows.master.sending import PASSING, Place, Sending
 from latchwork.workflows.master.taking_turns import next_turns
 from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
+from latchwork.workflows.owning import Owning
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ POLL_S = 5.0
 MOST_RESULTS = 200
 #: So many items are put in one turn.
 MOST_PUTS = 200
+#: Seconds between two notes of what the store has been told.
+_NOTE_S = 5.0
 #: Seconds until a turn that did not get through is tried again.
 _AGAIN_S = 0.5
 
@@ -89,6 +92,7 @@ class ShardRun:
         self._id = shard
         self._guard = Shard(shard, fence.token)
         self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
+        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
         self._news = threading.Event()
@@ -98,6 +102,8 @@ class ShardRun:
         self._cancelled: set[str] = set()
         self._removed: dict[str, Attempt] = {}
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
+        self._marked = 0
+        self._noted_at = -1e18
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
         self._sizes = GroupSizes(shard, self._sending)
@@ -185,21 +191,10 @@ class ShardRun:
     def _own(self, mirror: Mirror) -> None:
         """Be the owner in the database, and read what is going on."""
         mirror.ready(10.0)
-        high = self._tools.store.get(self._tools.keys.high(self._id))
+        found = self._owning.look()
         with self._transaction() as connection:
             former = self._guard.former(connection)
-            try:
-                seq = self._guard.own(connection, self._tools.node)
-            except NotOwner as error:
-                self._refuse_store(error)
-                raise
-            if high is not None and high.value.isdigit() and int(high.value) > seq:
-                raise StoreMismatch(
-                    f"shard {self._id}: results of transaction {int(high.value)} were deleted from the store, and the "
-                    f"database has made {seq}: it was restored from a backup. What ended since then runs again: agree "
-                    "to that with `latchwork workflows adopt-store`"
-                )
-            known = runs.load(connection, runs.active(connection, self._id))
+            known = self._owning.take(connection, self._tools.node, *found)
             owners, token, now = (former, self._tools.node), self._guard.token, self._tools.now()
             plans = self._tools.plans
             tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
@@ -208,13 +203,6 @@ class ShardRun:
         self._sizes.forget()
         self._is_known = True
         self._polled_at = -1e18
-
-    def _refuse_store(self, error: NotOwner) -> None:
-        self._sending.check_owner()
-        raise StoreMismatch(
-            f"shard {self._id} is ours in the store, but the database has a newer owner: the store was restored from a "
-            "backup, or replaced; see `latchwork workflows adopt-store`"
-        ) from error
 
     def _transaction(self) -> Any:
         return self._tools.database.write()
@@ -251,6 +239,7 @@ class ShardRun:
         tools = self._tools
         with self._transaction() as connection:
             seq = self._guard.guard(connection)
+            self._note(connection)
             writing = Writing(
                 connection,
                 self._id,
@@ -273,6 +262,12 @@ class ShardRun:
             self._claims.pop(x, None)
         self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
         return writing.written
+
+    def _note(self, connection: sa.Connection) -> None:
+        """What the store has for certain, so that a store of before is known by what it has not."""
+        if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
+            self._guard.note(connection, self._marked)
+            self._noted_at = self._clock.now()
 
     def _lost(self, found: Seen) -> dict[Attempt, bool]:
         """Attempts that ran, of which nothing is there, and whether their workers died."""
@@ -321,6 +316,7 @@ class ShardRun:
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
+            self._marked = seq
             self._tidy = ([], [], seq)
         self._put()
         for instance in list(self._book.to_settle):
