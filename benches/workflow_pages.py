@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 
+import psutil
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
@@ -18,69 +19,88 @@ from latchwork.web import Role
 from latchwork.workflows.database import Database, definitions
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.database.tables import attempt, definition, event, instance, shard, task
+from latchwork.workflows.database.policies import backfills
+from latchwork.workflows.database.tables import definition, instance, shard, task
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
 from latchwork.workflows.types import TaskTypes
 
 WORKFLOWS, TASKS = 50, 10
-BATCH = 500
+#: Backfills, and the dates of each; elements of the map of one run.
+BACKFILLS, DATES, ELEMENTS = 40, 5000, 1000
+BATCH = 100_000
+#: Rows of one batch are made inside the database: ten million through Python take a quarter of an hour.
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT :first UNION ALL SELECT i + 1 FROM n WHERE i < :last) "
+RUNS = """
+INSERT INTO instance (id, code, version, shard, state, active, priority, params, schedule_time, created_at, started_at,
+                      ended_at)
+SELECT i, :code + i % 50, 1, i % 4,
+       CASE WHEN i > :runs - 20 THEN 'running' WHEN i % 50 = 0 THEN 'failure' ELSE 'success' END,
+       i > :runs - 20, 2, '{}', :now - (:runs - i), :now - (:runs - i), :now - (:runs - i),
+       CASE WHEN i > :runs - 20 THEN NULL ELSE :now - (:runs - i) + 5 END FROM n
+"""
+EVENTS = """
+INSERT INTO event (at, instance, kind, by, task, project)
+SELECT :now, i, 'start', CASE WHEN i % 10 = 0 THEN 'ann' ELSE '' END, '', '' FROM n
+"""
+OF_TASKS = """
+INSERT INTO task (id, instance, name, run, map_index, state, n, changed_at)
+SELECT i * 10 + t, i, 't' || t, 1, -1, 'success', 1, :now FROM n CROSS JOIN
+(SELECT 0 AS t UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5
+ UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9) AS ten
+"""
+ATTEMPTS = """
+INSERT INTO attempt (task, n, claim, kind, worker, host, started_at, ended_at, outcome, exit_code, log_ref)
+SELECT id, 1, id, 'first', 'w', '', :now, :now + 1, 'success', 0, '' FROM task
+WHERE instance >= :first AND instance <= :last
+"""
+
+
+def shell(number):
+    after = [f"t{number - 1}"] if number else []
+    return {"name": f"t{number}", "type": "shell", "params": {"script": "true"}, "after": after}
 
 
 def fill(database, attempts):
-    """Runs of some workflows, ten tasks each, one attempt for a task; one of fifty failed."""
+    """Runs of some workflows, ten tasks each, one attempt for a task; one of fifty failed. Then backfills and a map."""
     types = TaskTypes()
-    names = [f"t{number}" for number in range(TASKS)]
-    tasks = [
-        {"name": name, "type": "shell", "params": {"script": "true"}, "after": names[number - 1 : number]}
-        for number, name in enumerate(names)
-    ]
     with database.write() as connection:
         if connection.execute(sa.select(definition.c.code).limit(1)).first():
             return
         connection.execute(sa.insert(shard), [{"id": each, "owner": "m"} for each in range(4)])
-        codes = [
-            definitions.apply(connection, checked({"name": f"flow-{number}", "tasks": tasks}, types), shards=4).code
-            for number in range(WORKFLOWS)
-        ]
-    now, runs = time.time(), attempts // TASKS
-    for start in range(0, runs, BATCH):
-        ids = range(start + 1, min(start + BATCH, runs) + 1)
+        codes = []
+        for number in range(WORKFLOWS):
+            waits = {"type": "dependent", "params": {"on": {"workflow": f"flow-{number // 2}", "window": "today"}}}
+            tasks = [*map(shell, range(TASKS)), *([{"name": "waits", **waits}] if number else [])]
+            found = checked({"name": f"flow-{number}", "tasks": tasks}, types)
+            codes.append(definitions.apply(connection, found, shards=4).code)
+    assert codes == list(range(codes[0], codes[0] + WORKFLOWS))
+    values = {"now": time.time(), "runs": attempts // TASKS, "code": codes[0]}
+    for first in range(1, values["runs"] + 1, BATCH):
+        values |= {"first": first, "last": min(first + BATCH - 1, values["runs"])}
         with database.write() as connection:
-            connection.execute(sa.insert(instance), [of_run(each, codes, runs, now) for each in ids])
-            rows = [of_task(run, number, name, now) for run in ids for number, name in enumerate(names)]
-            connection.execute(sa.insert(task), rows)
-            connection.execute(sa.insert(attempt), [of_attempt(row, now) for row in rows])
-            connection.execute(
-                sa.insert(event),
-                [{"at": now, "instance": each, "kind": "start", "by": "ann" if each % 10 == 0 else ""} for each in ids],
-            )
+            for text in (NUMBERS + RUNS, NUMBERS + OF_TASKS, ATTEMPTS, NUMBERS + EVENTS):
+                connection.execute(sa.text(text), values)
+    with database.write() as connection:
+        fill_more(connection, codes[0], values["runs"])
 
 
-def of_run(number, codes, runs, now):
-    is_active = number > runs - 20
-    state = "running" if is_active else "failure" if number % 50 == 0 else "success"
-    at = now - (runs - number)
-    known = {"id": number, "code": codes[number % WORKFLOWS], "version": 1, "shard": number % 4, "state": state}
-    times = {"schedule_time": at, "created_at": at, "started_at": at, "ended_at": None if is_active else at + 5}
-    return {**known, **times, "active": is_active, "priority": 2, "params": {}}
-
-
-def of_task(run, number, name, now):
-    return {
-        "id": run * TASKS + number,
-        "instance": run,
-        "name": name,
-        "run": 1,
-        "state": "success",
-        "n": 1,
-        "changed_at": now,
-    }
-
-
-def of_attempt(row, now):
-    known = {"task": row["id"], "n": 1, "claim": row["id"], "kind": "first", "worker": "w", "log_ref": ""}
-    return {**known, "started_at": now, "ended_at": now + 1, "outcome": "success", "exit_code": 0}
+def fill_more(connection, code, runs):
+    """Long backfills, half of each over, and elements of a map of the run in the middle."""
+    now = time.time()
+    connection.execute(sa.text("ANALYZE"))
+    same = {"shard": 0, "code": code, "version": 1, "created_at": now}
+    kinds = {"parallel": 3, "direction": "asc", "stop_on_failure": False}
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT setval('instance_id_seq', :last)"), {"last": runs})
+        connection.execute(sa.text("SELECT setval('task_id_seq', :last)"), {"last": (runs + 1) * TASKS})
+    for _ in range(BACKFILLS):
+        moments = [86_400.0 * each for each in range(DATES)]
+        number = backfills.create(connection, {**same, **kinds}, moments, {**same, "params": {}, "priority": 2})
+        half = sa.and_(instance.c.backfill == number, instance.c.schedule_time < 86_400.0 * DATES / 2)
+        connection.execute(sa.update(instance).where(half).values(state="success", active=False))
+    element = {"instance": runs // 2, "name": "t3", "run": 1, "state": "success", "n": 1, "changed_at": now}
+    connection.execute(sa.insert(task), [{**element, "map_index": each} for each in range(ELEMENTS)])
 
 
 def main():
@@ -106,8 +126,15 @@ def main():
         "/workflows/default/flow-7",
         "/workflows/default/flow-7/runs",
         f"/tasks/{middle * TASKS}",
+        f"/tasks/{middle * TASKS + 3}",
+        "/backfills",
+        f"/backfills/{BACKFILLS}",
+        f"/backfills/{BACKFILLS}?state=submitted",
+        "/lineage",
+        f"/api/v1/backfills/{BACKFILLS}/runs?limit=500",
         "/api/v1/instances?limit=500",
     ]
+    process = psutil.Process()
     print(f"{'page':44} {'who':8} {'p50 ms':>8} {'cpu ms':>8} {'max ms':>8} {'kB':>7}")
     for name in ("admin", "viewer"):
         token = accounts.new_token(name, "bench", by="bench")[1]
@@ -124,7 +151,8 @@ def main():
             took.sort()
             used = (time.process_time() - used) * 1000 / given.times
             middle_ms, kilobytes = statistics.median(took), len(answer.content) / 1000
-            print(f"{page:44} {name:8} {middle_ms:8.1f} {used:8.1f} {took[-1]:8.1f} {kilobytes:7.1f}")
+            print(f"{page:44} {name:8} {middle_ms:8.1f} {used:8.1f} {took[-1]:8.1f} {kilobytes:7.1f}", flush=True)
+        print(f"memory after all pages as {name}: {process.memory_info().rss / 1e6:.0f} MB")
     database.close()
 
 

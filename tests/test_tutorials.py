@@ -139,6 +139,8 @@ def test_the_job_of_the_tutorial_runs_on_etcd_by_changing_the_url(reader):
         assert inspect(store).nodes.keys() == {"n1"}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # sixteen commands, and sixty tasks, each a process or two
 def test_the_cron_table_of_the_tutorial_becomes_a_workflow_with_a_backfill(tmp_path):
     reader = Reader(tmp_path, {})
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from mutants.defect import Defect, of
 
 API, SIGN_IN, HOSTILE = (f"workflows/web/{each}" for each in ("api", "sign_in", "hostile"))
+ROLES, LINEAGE, FAMILY, BACKFILLS = (
+    f"workflows/web/{each}" for each in ("roles", "lineage", "family_pages", "backfill_pages")
+)
 
 DEFECTS = (
     Defect(
@@ -118,5 +121,57 @@ DEFECTS = (
         'IS_ACTIVE = text("instance.active")',
         'IS_ACTIVE = text("instance.active = 1")',
         of("workflows/runs", "who_looks_for_active_instances_reads_no_others"),
+    ),
+    Defect(
+        "FlowWeb",
+        "lineage names workflows of other projects",
+        "workflows/desk/lineage.py",
+        '        if who.may(Role.VIEWER, each.workflow.partition(".")[0])\n    ]',
+        "    ]",
+        of(LINEAGE, "what_somebody_may_not_see_is_left_out_whether_it_is_there_or_not"),
+    ),
+    Defect(
+        "FlowWeb",
+        "workflows that wait for each other are drawn as a circle",
+        "workflows/ui/lineage.py",
+        "        elif following in inside:\n            found.add((at, following))\n",
+        "        elif following in inside:\n            done.add(following)\n",
+        of(LINEAGE, "two_that_name_each_other_and_themselves_are_drawn"),
+    ),
+    Defect(
+        "FlowWeb",
+        "what a version names is kept when there is a newer one",
+        "workflows/database/views/naming.py",
+        "if found[row.code][0] != row.version}",
+        "if not found[row.code][0]}",
+        of(LINEAGE, "a_new_version_names_what_it_says"),
+    ),
+    Defect(
+        "FlowWeb",
+        "runs of other projects are shown as children",
+        "workflows/desk/families.py",
+        "for task, row in found.items() if who.may(Role.VIEWER, row.project)}",
+        "for task, row in found.items()}",
+        of(FAMILY, "who_may_not_see_the_other_project_sees_nothing_of_the_child_or_the_parent"),
+    ),
+    Defect(
+        "FlowWeb",
+        "the dates of a workflow are told to those who may not see it",
+        "workflows/ui/backfills.py",
+        "    workflows.find(parts_of(request), who, project, name)\n",
+        "",
+        of(
+            ROLES,
+            "pages_show_each_role_what_the_table_says",
+            on="GET /workflows/{project}/{name}/backfill/moments",
+        ),
+    ),
+    Defect(
+        "FlowWeb",
+        "the last date of a page is the first of the next",
+        "workflows/database/views/backfills.py",
+        "instance.c.schedule_time > after",
+        "instance.c.schedule_time >= after",
+        of(BACKFILLS, "dates_are_shown_by_state_and_go_on_by_key"),
     ),
 )

@@ -302,6 +302,7 @@ class _Compiler:
         for above in reversed(missing):
             for part in self.layout.create_parent(above):
                 self._emit("parent", key, part)
+            self.plan.makes.append(above)
             node = self.nodes[above]
             node.exists, node.children = True, 0
             self._count(above, +1)

@@ -84,6 +84,7 @@ class Plan:
         writes: it changes keys; else it only checks.
         bumped: index of the setData on a bucket's guard, by bucket.
         emptied: implied parents that may be childless afterwards.
+        makes: parents that it creates.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -92,6 +93,7 @@ class Plan:
     writes: bool = False
     bumped: dict[int, int] = field(default_factory=dict)
     emptied: set[str] = field(default_factory=set)
+    makes: list[str] = field(default_factory=list)
 
     @property
     def size(self) -> int:

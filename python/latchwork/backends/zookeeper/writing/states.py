@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
@@ -20,12 +21,14 @@ from latchwork.backends.zookeeper.layout import (
 )
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
-from latchwork.backends.zookeeper.writing.plan import Known
+from latchwork.backends.zookeeper.writing.plan import Known, Plan
 from latchwork.backends.zookeeper.writing.recent import Recent
-from latchwork.types import At, Create, Entry, Exists, Op, SessionAlive, SimpleCheck
+from latchwork.types import At, Delete, Entry, Exists, Op, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
 _MISSING = Znode(exists=False)
+#: Of which nothing more is known: who needs more reads it again.
+_COMING = Znode(True, None, UNKNOWN, 1, UNKNOWN)
 
 
 class Parents:
@@ -34,16 +37,39 @@ class Parents:
     A parent that was seen lately is there. Any other one is there too, unless the last unseen parent beside it was
     missing: who writes a tree of keys creates one parent after another. A wrong guess costs what no guess would: the
     multi fails at it, and the states are read.
+
+    One that a write on its way creates is there for the writes that are sent behind it on the same connection: the
+    server makes them in that order. If it is refused, so are they, and look.
     """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._there: Recent[bool] = Recent(most)
         self._growing: Recent[bool] = Recent(most)  # whose children were missing when one was looked for
+        self._coming: dict[str, tuple[Connection | None, Plan]] = {}
 
-    def missing(self, key: str) -> str | None:
+    def missing(self, key: str, connection: Connection | None = None) -> str | None:
         """The parent of a key to be created, if it is to be created too."""
         above = parent(key)
-        return above if above not in self._there and parent(above) in self._growing else None
+        if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
+            return None
+        return above
+
+    def is_coming(self, above: str, connection: Connection | None) -> bool:
+        """A write that was sent on this connection, and has not ended, creates it."""
+        maker = self._coming.get(above)
+        return maker is not None and maker[0] is connection
+
+    def sent(self, plan: Plan, connection: Connection | None) -> None:
+        """A write is on its way: what is sent from now on comes behind it."""
+        for above in plan.makes:
+            self._coming[above] = (connection, plan)
+
+    def ended(self, plan: Plan) -> None:
+        """That write has ended, or may have."""
+        for above in plan.makes:
+            maker = self._coming.get(above)
+            if maker is not None and maker[1] is plan:
+                self._coming.pop(above, None)
 
     def saw(self, above: str, *, exists: bool) -> None:
         """A parent was looked at."""
@@ -99,7 +125,7 @@ class Memory:
         """These are gone."""
         self._versions.forget(keys)
 
-    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Known:
+    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> Known:
         """What may be guessed about the keys of a transaction; an ``At`` says itself what it saw."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
@@ -112,11 +138,26 @@ class Memory:
             if isinstance(check, At) and isinstance(check.version, Version):
                 nodes[check.key] = known_key(check.version)
         for op in ops:
-            if isinstance(op, Create) and op.key not in nodes:
-                above = self.parents.missing(op.key)
+            if not isinstance(op, Delete) and op.key not in nodes:
+                above = self.parents.missing(op.key, connection)
                 if above is not None and above not in nodes:
                     nodes[above] = _MISSING
         return Known(nodes)
+
+    def with_coming(
+        self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
+    ) -> Known:
+        """The states with parents that are missing, and that a write on its way creates, as there.
+
+        Not a key that the transaction names: what is said of that has to be true.
+        """
+        named = {each.key for each in (*checks, *ops) if not isinstance(each, SessionAlive)}
+        coming = {
+            key: _COMING
+            for key, node in known.nodes.items()
+            if not node.exists and key not in named and self.parents.is_coming(key, connection)
+        }
+        return replace(known, nodes={**known.nodes, **coming}) if coming else known
 
     def learn(self, known: Known, checks: Sequence[SimpleCheck]) -> None:
         """Remember of a fresh reading what the next transaction of its kind relies on: checked keys, and parents."""

@@ -49,7 +49,7 @@ class Writer:
     def commit(self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
         """One transaction, as ``Backend.commit``."""
         layout, session_id = self._reader.layout, task.session_id
-        known = self.memory.known(checks, ops)
+        known = self.memory.known(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
         tidy, cleared = True, False
         for attempt in count():
@@ -73,8 +73,6 @@ class Writer:
                 result = wire.parse_multi(reply)
                 if result.error == OK:
                     return self._done(plan, result.results, reply.zxid, gens)
-                if result.failed == len(plan.parts):
-                    task.judge_evidence(result)
                 tidy = self._judge(task, plan, result, tidy=tidy)
             known = yield from self._fresh(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
@@ -100,7 +98,9 @@ class Writer:
             at_any = [self._reader.layout.guard(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
                 self.memory.learn(known, checks)
-                return known
+                if attempt:  # whom it has misled once sees to its parents itself
+                    return known
+                return self.memory.with_coming(known, checks, ops, task.connection)
             yield from task.send([wire.set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)])  # one further
 
     def _send(self, task: Task, plan: Plan) -> Steps[Reply | None]:
@@ -108,13 +108,23 @@ class Writer:
         connection = task.connection
         try:
             if plan.writes:
-                reply: Reply = yield connection.write(parts, task.deadline)
-            else:
-                reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
+                return (yield from self._write(task, plan, parts))
+            reply: Reply = yield connection.call(MULTI, wire.multi(parts), task.deadline)
         except Cut as cut:
             if not plan.writes and task.may_retry():
                 return None
             raise task.error(cut, write=plan.writes) from cut
+        return reply
+
+    def _write(self, task: Task, plan: Plan, parts: list[bytes]) -> Steps[Reply]:
+        call = task.connection.write(parts, task.deadline)
+        parents = self.memory.parents
+        parents.sent(plan, task.connection)  # not before: whoever relies on it is sent later
+        try:
+            reply: Reply = yield call
+        except BaseException:
+            parents.ended(plan)
+            raise
         return reply
 
     def _done(self, plan: Plan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
@@ -132,6 +142,9 @@ class Writer:
         for entry in entries:
             self.memory.note(entry)
             parents.made(parent(entry.key))
+        for above in plan.makes:
+            parents.made(above)
+        parents.ended(plan)  # by now they count as there
         parents.emptied(plan.emptied)
         emptied = plan.emptied - self.memory.kept
         if emptied:
@@ -140,6 +153,9 @@ class Writer:
 
     def _judge(self, task: Task, plan: Plan, result: wire.MultiReply, *, tidy: bool) -> bool:
         """Raise what reading again cannot help with; else whether to tidy in the next attempt."""
+        self.memory.parents.ended(plan)
+        if result.failed == len(plan.parts):
+            task.judge_evidence(result)
         if result.failed < 0:  # the request as a whole was refused
             if result.error == wire.SESSION_EXPIRED and task.session_id is not None:
                 raise session_lost(task.session_id, task.what)
