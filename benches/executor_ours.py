@@ -143,10 +143,14 @@ def backlog(url, count):
 def detached(url, count, threads=16):
     """What a process keeps of each task that outlives it."""
     with latchwork.connect(url) as store, Executor(store, NAME) as pool, ThreadPoolExecutor(threads) as several:
-        list(several.map(lambda n: pool.detached(noop, n), range(500)))
+
+        def put(numbers):  # one future of ours for each thread: 1.6 kB for each task would hide what is measured
+            return [pool.detached(noop, n) for n in numbers]
+
+        list(several.map(put, [range(n, 500, threads) for n in range(threads)]))
         gc.collect()
         before, begun = resident(), time.perf_counter()
-        refs = list(several.map(lambda n: pool.detached(noop, n), range(count)))
+        refs = [ref for part in several.map(put, [range(n, count, threads) for n in range(threads)]) for ref in part]
         took = time.perf_counter() - begun
         gc.collect()
         answer(bytes=(resident() - before) / len(refs), seconds=took)

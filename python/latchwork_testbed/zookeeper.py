@@ -25,8 +25,9 @@ _ZOOKEEPER_CONFIG = {
     "admin.enableServer": "false",
     "4lw.commands.whitelist": "*",
 }
-# A short-lived JVM on a small machine: compile little, collect in one thread.
-_JVM_ARGS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
+# A short-lived JVM on a small machine: compile little, collect in one thread. A server keeps its last 500 transactions
+# in memory, whatever is deleted meanwhile: with 256 MB those of storms with values of 1 MB stopped answering.
+_JVM_ARGS = ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
 
 
 class ZooKeeperServer(Server):

@@ -132,7 +132,7 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
 
 def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, connect):
     with closing(Backlog(store, KEYS.backlog)) as backlog:
-        backlog.put("m.elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
+        backlog.put("elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
         with FaultyStore(connect()) as faulty:
             faulty.add(Fault("fail", op="delete_tree", times=2))
             with Runner(faulty, node_id="n1", functions=WORK) as runner:

@@ -19,7 +19,7 @@ DEFECTS = (
         STATES,
         "        return Edit(checks, ops) if max(len(checks), len(ops)) <= MOST_WRITES else None\n",
         "        return Edit(checks, ops)\n",
-        of("plans/ends", "ends_of_dense_layers_fit_into_their_transactions_and_no_task_runs_twice", on="memory-1-30"),
+        of("plans/builder", "the_largest_end_is_within_what_a_transaction_may_have"),
     ),
     Defect(
         "Plans",
@@ -85,8 +85,8 @@ DEFECTS = (
         "Plans",
         "a worker that takes along what it makes ready never looks what comes first",
         "tasks/running/feeder.py",
-        "self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
-        "self._room()\n",
+        "            return self._room() if self._is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
+        "            return self._room()\n",
         of("plans/handing", "a_chain_does_not_keep_what_comes_first_waiting", on="memory"),
     ),
     Defect(

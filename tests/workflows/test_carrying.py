@@ -7,6 +7,7 @@ from latchwork.web import Role
 from latchwork.workflows.care import document_of, import_document, missing_bundles
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import as_yaml, read
 from latchwork.workflows.errors import DefinitionInvalid
@@ -36,6 +37,8 @@ def full(database_url):
         shop = {"url": "postgresql://etl@db/shop", "secret": "shop"}
         connection.execute(sa.insert(tables.connection).values(project="billing", name="shop", **shop))
         connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
+        limit = {"project": "billing", "max_running_tasks": 5, "admission": "fail"}
+        connection.execute(sa.insert(project_limit).values(**limit))
     accounts = DatabaseAccounts(made)
     accounts.create("eve", "a long password", by="test")
     accounts.set_role("eve", "billing", Role.EDITOR, by="test")
@@ -80,6 +83,7 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("environment", "test"): ("same",),
         ("connection", "billing/shop"): ("same",),
         ("task group", "db"): ("changed", "size"),
+        ("limit of project", "billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
     }
     assert document_of(other) == before

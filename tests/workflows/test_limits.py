@@ -129,6 +129,17 @@ def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage,
         assert stage.state(client.start("flow").id()) == "running"
 
 
+def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
+    stage.apply(a_workflow(tasks={"a": []}, serial="priority"))
+    client.set_limit("default", 1, "fail")
+    with stage.master():
+        first = client.start("flow").id()
+        with pytest.raises(WrongState, match="starts are refused meanwhile"):
+            client.start("flow").id()
+        assert stage.state(first) == "running"
+        assert not stage.commands_open()
+
+
 def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
     stage.apply(a_workflow(tasks={"a": []}))
     stage.apply(a_workflow("wide", tasks={"x": [], "y": [], "last": ["x", "y"]}))

@@ -6,7 +6,9 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.workflows import DateRange, WrongState
+from latchwork.workflows.database import definitions
 from latchwork.workflows.database.tables import instance
+from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.state import InstanceState, Outcome
 from latchwork.workflows.state.serial import Other, Turn, verdict
 from patience import eventually
@@ -172,6 +174,23 @@ def test_a_turn_that_nobody_told_of_is_found(stage, client, of):
             gone = sa.update(instance).where(instance.c.id == first)
             connection.execute(gone.values(state="stopped", active=False))
         stage.until(second, "running")
+
+
+def test_a_run_that_waits_and_that_no_version_can_start_fails_and_not_its_shard(stage, client, of, monkeypatch):
+    of("wait")
+    with stage.master():
+        first, second = (client.start("flow").id() for _ in range(2))
+        assert stage.state(second) == "serial_wait"
+    with stage.database.write() as connection:
+        gone = sa.update(instance).where(instance.c.id == first)
+        connection.execute(gone.values(state="stopped", active=False))
+
+    def refuse(*_of):
+        raise ValueError("from another time")
+
+    monkeypatch.setattr(definitions, "load", refuse)
+    with stage.master(poll_s=0.2, plans=Plans()):
+        stage.until(second, "failure")
 
 
 @pytest.mark.parametrize(

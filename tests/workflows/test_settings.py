@@ -250,6 +250,18 @@ def test_a_task_reads_what_is_stored_when_it_is_put_and_keeps_it(client, stage):
 
 
 @FILE
+def test_a_connection_that_only_an_environment_names_reaches_the_task(client, stage):
+    hand = stage.hand()
+    client.set_connection("shop", "sqlite:///shop.db")
+    client.set_environment("prod", {"DB": "${connection:shop}"})
+    version = client.apply(flow({"a": of("shell", script="true")}, environment="prod"))
+    with stage.master():
+        stage.start(version)
+        claim = hand.wait("a")
+        assert hand.spec(claim).connections == {"shop": {"url": "sqlite:///shop.db", "secret": ""}}
+
+
+@FILE
 def test_an_environment_that_is_removed_later_ends_the_attempt(client, stage):
     client.set_environment("prod", {"A": "b"})
     version = client.apply(flow({"a": of("shell", script="true")}, environment="prod"))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from latchwork.workflows.database import Database, definitions, tables
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.settings.checks import (
     ENVIRONMENT_NAME,
@@ -73,6 +74,14 @@ class CarriedGroup(_Record):
     size: int = Field(ge=1)
 
 
+class CarriedLimit(_Record):
+    """How many tasks of a project run at a time, and what a start does while it has as many."""
+
+    project: str = Field(max_length=100)
+    max_running_tasks: int = Field(ge=1, le=10_000)
+    admission: Literal["suspend", "fail", "precompute"] = "suspend"
+
+
 class CarriedAccount(_Record):
     """An account and its roles by project, without its password: an administrator gives it a new one."""
 
@@ -90,6 +99,7 @@ class Document(_Record):
     environments: list[CarriedEnvironment] = []
     connections: list[CarriedConnection] = []
     task_groups: list[CarriedGroup] = []
+    limits: list[CarriedLimit] = []
     accounts: list[CarriedAccount] = []
 
 
@@ -115,6 +125,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("environments", "environment", tables.environment, ("project", "name")),
     ("connections", "connection", tables.connection, ("project", "name")),
     ("task_groups", "task group", tables.task_group, ("name",)),
+    ("limits", "limit of project", project_limit, ("project",)),
 )
 
 

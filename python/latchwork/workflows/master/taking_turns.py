@@ -53,8 +53,8 @@ class Turns:
         """
         if dry:
             return False
-        waits = self._has_no_place(version, is_wanted=is_wanted, above=above, but=but)
-        return not self._has_room(version, is_wanted=is_wanted) or waits
+        has_room = self._has_room(version, is_wanted=is_wanted)  # first: one that is refused ends no others
+        return self._has_no_place(version, is_wanted=is_wanted, above=above, but=but) or not has_room
 
     def _has_no_place(self, version: Version, *, is_wanted: bool, above: Collection[int], but: int) -> bool:
         given = version.definition
@@ -125,11 +125,11 @@ class Turns:
 
     def is_next(self, stored: Stored, version: Version) -> bool:
         """Whether it is its turn: then it has to begin in this transaction."""
+        if not self._has_room(version, is_wanted=True):
+            return False
         serials.lock(self._connection, stored.code)
         most = places(version.definition.serial, version.definition.max_runs)
-        return stored.id in serials.next_of(self._connection, stored.code, most) and self._has_room(
-            version, is_wanted=True
-        )
+        return stored.id in serials.next_of(self._connection, stored.code, most)
 
     def left(self, written: Iterable[Stored], before: Mapping[int, Stored]) -> set[int]:
         """The shards whose runs wait for one that is over now."""

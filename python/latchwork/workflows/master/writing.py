@@ -355,8 +355,11 @@ class Writing:
             stored = self.stored(instance)
             if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
                 continue
-            version = self._plans.get(self._connection, stored.code, stored.version)
-            if self._turns.is_next(stored, version):
+            try:
+                is_next = self._turns.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
+            except (ValueError, UnknownWorkflow):
+                is_next = True  # no version can start it: it fails, and not its shard
+            if is_next:
                 self.advance(instance, [Begin()])
 
     def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
