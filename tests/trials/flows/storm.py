@@ -15,6 +15,7 @@ import latchwork
 from latchwork.workflows.care.doctor import Doctor
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
+from latchwork.workflows.database.policies import groups
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import open_logs
@@ -119,7 +120,8 @@ class Storm:
         self.store = opened.enter_context(latchwork.connect(self.stage.url(ROOT)))
         logs = open_logs(self.folder / "logs")
         logs.mark(join_store(self.database, self.store, self.keys).id)
-        self.store.put(self.keys.group_size(GROUP), str(GROUP_SIZE).encode())
+        with self.database.write() as connection:
+            groups.put(connection, GROUP, GROUP_SIZE)
         made = definitions(self.journal)
         self.after = written_after(made)
         self.began_at = time.time()
