@@ -20,7 +20,7 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
     try:
         apprise: Any = importlib.import_module("apprise")
     except ImportError:
-        raise NotSent(Answer.REFUSED, "apprise is missing where masters run; install latchwork[alerts]") from None
+        raise NotSent(Answer.REFUSED, "apprise is missing where masters run; run: pip install apprise") from None
     service = apprise.Apprise()
     if not service.add(options.url):
         raise NotSent(Answer.REJECTED, "apprise knows no service of this URL")
