@@ -179,4 +179,5 @@ def judge(handle, state, results, kept, before):
         assert entry is not None
         assert entry.token == entry.created or state is PlanState.COMPLETED, key
     again = [each for each in CALLS[len(before) :] if each == ("same", 5)]
-    assert len(again) <= 1
+    was_done = any(key.endswith(("/good", "/kept")) for key in kept)
+    assert len(again) <= (0 if was_done else 2)  # else whoever died may have begun it yet, and the other one runs it

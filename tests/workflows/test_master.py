@@ -1,5 +1,8 @@
 """A shard's master: what it puts, takes in, takes back and cancels, and what it finds when it comes anew."""
 
+import threading
+import time
+
 import pytest
 import sqlalchemy as sa
 
@@ -9,6 +12,8 @@ from latchwork.workflows.database.tables import attempt, definition_version, sha
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import adopt_store, join_store
 from latchwork.workflows.keys import x_of
+from latchwork.workflows.master import inputs
+from latchwork.workflows.master.sending import Sending
 from latchwork.workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -230,3 +235,44 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
         eventually(lambda: stage.count(attempt) == 2)
         eventually(lambda: stage.left() == [])
     assert stage.state(made) == "failure"
+
+
+# What comes before what
+
+
+def test_the_next_task_is_put_before_what_has_ended_is_tidied(stage, monkeypatch):
+    version = stage.apply(a_workflow())
+    hand, tidied, tidy = stage.hand(), threading.Event(), Sending.tidy
+
+    def late(*args):
+        tidied.wait(30.0)
+        tidy(*args)
+
+    monkeypatch.setattr(Sending, "tidy", late)
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("a"))
+        claim = hand.wait("b")
+        tidied.set()
+        hand.end(claim)
+        stage.until(made, "success")
+        eventually(lambda: stage.left() == [])
+
+
+def test_a_claim_alone_is_written_a_moment_later_and_with_its_end_if_that_comes_first(stage, monkeypatch):
+    version = stage.apply(a_workflow())
+    hand = stage.hand()
+    with stage.master():
+        monkeypatch.setattr(inputs, "CLAIMS_S", 60.0)
+        made = stage.start(version)
+        claim = hand.wait("a")
+        time.sleep(0.5)
+        assert stage.states(made)["a"] == "submitted"
+        hand.end(claim)
+        claim = hand.wait("b")
+        monkeypatch.setattr(inputs, "CLAIMS_S", 0.05)
+        stage.poke()
+        stage.until_task(made, b="running")
+        hand.end(claim)
+        stage.until(made, "success")
+    assert stage.attempts() == [(1, "first", "success", "hand", None)] * 2

@@ -15,6 +15,7 @@ import latchwork
 from latchwork.workflows.care.doctor import Doctor
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
+from latchwork.workflows.database.policies import groups
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import open_logs
@@ -119,7 +120,8 @@ class Storm:
         self.store = opened.enter_context(latchwork.connect(self.stage.url(ROOT)))
         logs = open_logs(self.folder / "logs")
         logs.mark(join_store(self.database, self.store, self.keys).id)
-        self.store.put(self.keys.group_size(GROUP), str(GROUP_SIZE).encode())
+        with self.database.write() as connection:
+            groups.put(connection, GROUP, GROUP_SIZE)
         made = definitions(self.journal)
         self.after = written_after(made)
         self.began_at = time.time()
@@ -259,7 +261,17 @@ class Storm:
                     break
         else:
             self.report.violations.append(f"not everything was over {GRACE_S:.0f} s after the last fault")
+            self._tell_where()
         self.report.settled_s = time.monotonic() - began
+
+    def _tell_where(self):
+        """What people need who look for the reason: where each thread stands, and all that is in the store."""
+        for process in self.processes.values():
+            if process.is_alive:
+                os.kill(process.pid, signal.SIGUSR1)
+        with contextlib.suppress(latchwork.LatchworkError):
+            found = [f"{each.token} {each.key} {each.value[:300]!r}" for each in self.store.list("", recursive=True)]
+            (self.folder / "store.txt").write_text("\n".join(found))
 
     def _has_caught_up(self):
         """Whether every schedule has started what was due; they are switched off then."""

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from latchwork.workflows.database import runs
 from latchwork.workflows.database.tables import definition, instance, task
+from latchwork.workflows.database.views import kin
 from workflows.web.seeds import apply, shell
 
 WINDOW = {"all": [{"workflow": "billing.close", "task": "send"}, {"workflow": "nightly", "window": "yesterday"}]}
@@ -92,7 +93,7 @@ def test_a_map_is_one_row_of_its_run_and_its_elements_have_pages_of_their_own(br
     shown = client.get(f"/runs/{family.id}").text
     assert "part[1]" not in shown
     assert "240 of 250 are done" in shown
-    assert "10 failure" in shown
+    assert "10 failed" in shown
     first = client.get(f"/tasks/{family.task('part')}").text
     assert ("part[0]" in first, "part[99]" in first, "part[100]" in first) == (True, True, False)
     assert f"/tasks/{family.task('part')}?after=99#elements-title" in first
@@ -114,3 +115,25 @@ def test_elements_are_listed_by_index_and_only_of_maps(ask, family):
     assert client.get(f"/api/v1/tasks/{family.task('end')}/elements").json() == []
     refused = client.get(f"/api/v1/tasks/{family.task('part', 3)}/elements")
     assert (refused.status_code, "elements of part" in refused.json()["detail"]) == (404, True)
+
+
+def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(family, seeds):
+    with seeds.database.write() as connection:
+        code = connection.execute(sa.select(definition.c.code).where(definition.c.name == "close")).scalar_one()
+        row = {"code": code, "version": 1, "shard": 0, "state": "success", "active": False, "priority": 2}
+        row |= {"params": {}, "schedule_time": 1.0, "created_at": 1.0}
+        connection.execute(sa.insert(instance), [row] * 3000)
+        connection.execute(sa.text("ANALYZE"))
+    plans = []
+
+    def explained(asking, cursor, statement, values, *_):
+        if statement.startswith("SELECT"):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+            plans.extend((step, statement) for *_, step in cursor.fetchall())
+
+    with seeds.database.read() as connection:
+        sa.event.listen(connection, "before_cursor_execute", explained)
+        assert kin.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
+        assert [each.id for each in kin.children_of(connection, family.id)] == [family.child]
+    assert len(plans) > 3
+    assert not [each for each in plans if each[0].startswith("SCAN instance")]

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from latchwork.workflows.database import definitions, families
-from latchwork.workflows.database.tables import instance
 from latchwork.workflows.database.views import kin
 from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.errors import UnknownWorkflow
@@ -42,7 +41,10 @@ def held(
     specs = {each.name: each for each in body.tasks}
     mine = [each for each in tasks if each.name in asked and base_of(each.name) in specs]
     chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
-    children = _children(connection, [each.id for each in chosen])
+    children = {
+        row: (each.id, InstanceState(each.state))
+        for row, each in kin.children(connection, [each.id for each in chosen]).items()
+    }
     found = {}
     for task in chosen:
         spec = specs[base_of(task.name)]
@@ -58,15 +60,6 @@ def _kind(spec: TaskSpec, name: str) -> str:
     if spec.map is not None and name == spec.name:
         return "map"
     return spec.type if spec.type in _LOGICAL else ""
-
-
-def _children(connection: sa.Connection, rows: Sequence[int]) -> dict[int, tuple[int, InstanceState]]:
-    found: dict[int, tuple[int, InstanceState]] = {}
-    for start in range(0, len(rows), 400):
-        chosen = sa.select(instance.c.parent_task, instance.c.id, instance.c.state)
-        chosen = chosen.where(instance.c.parent_task.in_(rows[start : start + 400]))
-        found.update((each.parent_task, (each.id, InstanceState(each.state))) for each in connection.execute(chosen))
-    return found
 
 
 def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec) -> list[tuple[Other, bool | None]]:

@@ -5,6 +5,7 @@ Of an attempt that nobody waits for any more (an earlier run, an instance that i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from latchwork.workflows.keys import attempt_of
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.state import Claimed, Ended, Event, Lost, Outcome
 from latchwork.workflows.state.records import IN_HANDS
+
+#: Seconds for which claims alone may wait.
+CLAIMS_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,33 @@ class Told:
     def tell(self, attempt: Attempt, event: Event) -> None:
         """An event more."""
         self.events.setdefault(attempt.instance, []).append(event)
+
+
+class Lull:
+    """Claims that nothing else came with are written a moment later: nobody waits for their rows.
+
+    The result of a short task comes meanwhile, and one transaction has both. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, what: Told, now: float) -> bool:
+        """Whether all of this may wait; the moment counts from the first claim."""
+        count = sum(map(len, what.events.values()))
+        if what.ended or what.lost or not what.claimed or count != len(what.claimed):
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since < CLAIMS_S
+
+    def left_s(self, now: float) -> float:
+        """Seconds for which they may wait still; infinite if there are none."""
+        return math.inf if self._since is None else self._since + CLAIMS_S - now
+
+    def end(self) -> None:
+        """They are written."""
+        self._since = None
 
 
 def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[str, int]) -> Told:

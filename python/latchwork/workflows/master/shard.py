@@ -24,7 +24,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
-from latchwork.workflows.master.inputs import Seen, missing, replaced, seen, told
+from latchwork.workflows.master.inputs import Lull, Seen, missing, replaced, seen, told
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import parcels_of
 from latchwork.workflows.master.plans import Plans
@@ -107,6 +107,7 @@ class ShardRun:
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
         self._sizes = GroupSizes(shard, self._sending)
+        self._lull = Lull()
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -232,6 +233,8 @@ class ShardRun:
             if found.strange:
                 self._tidy[1].extend(found.strange)
             return None
+        if not (due or has_commands or removed) and self._lull.lasts(what, self._clock.now()):
+            return None
         for attempt in removed.values():
             stored = self._book.instances.get(attempt.instance)
             if stored is not None:
@@ -260,6 +263,7 @@ class ShardRun:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
             self._claims.pop(x, None)
+        self._lull.end()
         self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
         return writing.written
 
@@ -313,12 +317,12 @@ class ShardRun:
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
         self._sizes.tell()
+        self._put()  # first: somebody waits for it, and for nothing else here
         ended, strange, seq = self._tidy
         if ended or strange:
             self._sending.tidy(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        self._put()
         for instance in list(self._book.to_settle):
             self._settle(instance)
         if self._abandoned:
@@ -384,7 +388,7 @@ class ShardRun:
 
     def _wait_s(self, now: float) -> float:
         """Seconds until somebody waits for something."""
-        until = [self._tools.poll_s - (self._clock.now() - self._polled_at)]
+        until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._lull.left_s(self._clock.now())]
         if self._book.next_wake is not None:
             until.append(self._book.next_wake - now)
         if self._next_fire is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -20,28 +20,43 @@ _CHILD = sa.select(
 
 def children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, Row]:
     """The run that each of these tasks started, by the id of the task; those that started none are missing."""
+    ids = _ids_of_children(connection, tasks)
+    return {row.parent_task: row for row in _by_id(connection, _CHILD, list(ids))}
+
+
+def _ids_of_children(connection: sa.Connection, tasks: Collection[int]) -> dict[int, int]:
+    """By the id of the child, the task that started it: what its index has, and no other column.
+
+    Hardly any run has a parent, and SQLite's statistics take these NULLs for one value that all rows share: asked for a
+    column more, it reads all runs instead.
+    """
     ids, found = sorted(tasks), {}
     for start in range(0, len(ids), 400):
-        chosen = _CHILD.where(instance.c.parent_task.in_(ids[start : start + 400]))
-        found.update({row.parent_task: row for row in connection.execute(chosen)})
+        chosen = sa.select(instance.c.id, instance.c.parent_task)
+        chosen = chosen.where(instance.c.parent_task.in_(ids[start : start + 400]))
+        found.update({row.id: row.parent_task for row in connection.execute(chosen)})
     return found
+
+
+def _by_id(connection: sa.Connection, chosen: sa.Select[Any], ids: Sequence[int]) -> Iterator[Row]:
+    for start in range(0, len(ids), 400):
+        yield from connection.execute(chosen.where(instance.c.id.in_(ids[start : start + 400])))
 
 
 def children_of(
     connection: sa.Connection, instance_id: int, *, before: int | None = None, most: int = 100
 ) -> list[Row]:
     """The runs that tasks of an instance started, of each of its runs; the newest first, with the tasks' names."""
-    started = sa.select(instance.c.id, task.c.name.label("task"), task.c.map_index, task.c.run)
-    started = started.join(task, task.c.id == instance.c.parent_task).where(task.c.instance == instance_id)
-    if before is not None:
-        started = started.where(instance.c.id < before)
-    chosen = started.order_by(instance.c.id.desc()).limit(most).subquery()
+    tasks = connection.execute(sa.select(task.c.id).where(task.c.instance == instance_id)).scalars().all()
+    ids = sorted(
+        (each for each in _ids_of_children(connection, tasks) if before is None or each < before), reverse=True
+    )
     named = sa.select(
         instance.c.id, instance.c.state, definition.c.project, definition.c.name,
-        instance.c.started_at, instance.c.ended_at, chosen.c.task, chosen.c.map_index, chosen.c.run,
+        instance.c.started_at, instance.c.ended_at, task.c.name.label("task"), task.c.map_index, task.c.run,
     )  # fmt: skip
-    named = named.join(chosen, chosen.c.id == instance.c.id).join(definition, definition.c.code == instance.c.code)
-    return list(connection.execute(named.order_by(instance.c.id.desc())).all())
+    named = named.join(definition, definition.c.code == instance.c.code).join(task, task.c.id == instance.c.parent_task)
+    return sorted(_by_id(connection, named, ids[:most]), key=lambda row: int(row.id), reverse=True)
 
 
 def plain_tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
