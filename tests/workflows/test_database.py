@@ -1,5 +1,6 @@
 """The database: its schema, its transactions, and the guard without which nothing of a run is written."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,12 @@ def test_the_migrations_make_the_tables(database):
         assert alert_tables.metadata is rule_tables.metadata is metadata
         assert compare_metadata(context, metadata) == []
     assert not needs_upgrade(database)
-    newest = max(each.name[1:5] for each in Path(versions.__file__).parent.glob("v0*.py"))
+    texts = [each.read_text() for each in Path(versions.__file__).parent.glob("v0*.py")]
+    made, before = (
+        {number for text in texts for number in re.findall(rf'^{name} = "(\d+)"', text, re.MULTILINE)}
+        for name in ("revision", "down_revision")
+    )
+    (newest,) = made - before  # one after the other, whatever their numbers
     assert upgrade(database) == newest
 
 
@@ -200,3 +206,11 @@ def test_a_connection_is_opened_while_somebody_else_writes(tmp_path):
             assert reading.exec_driver_sql("SELECT count(*) FROM about WHERE name = 'x'").scalar() == 0
     database.close()
     other.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_server_that_vanishes_is_noticed_by_the_connection_itself(database):
+    with database.read() as connection:
+        told = connection.connection.dbapi_connection.info.get_parameters()
+    assert told["tcp_user_timeout"] == "10000"
+    assert (told["keepalives_idle"], told["keepalives_interval"], told["keepalives_count"]) == ("5", "2", "3")

@@ -1,0 +1,67 @@
+"""`latchwork workflows connections`, `environments`, `parameters`: what each prints, and how it ends."""
+
+import pytest
+
+from latchwork.workflows.home import Home
+from latchwork.workflows.serve import Serve, ServeOptions
+from latchwork.workflows.worker import WorkerOptions
+from workflows.test_command_line import BAD, EVIL, flows
+
+assert flows  # a fixture: a command in this process, on the server below
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    options = ServeOptions(port=0, worker=WorkerOptions(slots=2, work_dir=tmp_path_factory.mktemp("work")))
+    with Serve(Home.of(tmp_path_factory.mktemp("home")), options) as serve:
+        yield serve
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind():
+    """The server's are the module's."""
+
+
+def test_connections_are_set_listed_tried_and_deleted(flows):
+    flows("connections", "set", "a", "postgresql://u:hunter2@db/x").refused(2, "url: it has a password")
+    assert "connection shop of all projects is new" in flows("connections", "set", "shop", "sqlite://").out
+    flows("connections", "set", "gone", "sqlite:////nowhere/x.db", "--secret", "none", "--project", "default")
+    assert flows("connections", "list", "--json").json["connections"] == [
+        {"project": "", "name": "shop", "url": "sqlite://", "secret": ""},
+        {"project": "default", "name": "gone", "url": "sqlite:////nowhere/x.db", "secret": "none"},
+    ]
+    assert "sqlite:////nowhere/x.db" in flows("connections", "list").out
+    good = flows("connections", "test", "shop")
+    assert (good.code, "a worker has opened it" in good.out) == (0, True), good.out + good.err
+    bad = flows("connections", "test", "gone", "--project", "default", "--json")
+    assert (bad.code, bad.json["ok"], "no secret 'none'" in bad.json["error"]) == (1, False, True)
+    flows("connections", "test", "nix").refused(1, "there is no connection nix of all projects")
+    assert flows("connections", "rm", "shop", "--json").json["missed_by"] == []
+    flows("connections", "rm", "shop").refused(1, "there is no connection shop")
+
+
+def test_environments_and_parameters_are_set_and_listed(flows):
+    flows("environments", "set", "prod", "A=1", "B=x=y", "--project", "billing")
+    flows("environments", "set", "prod", "C=2", "--unset", "A", "--project", "billing")
+    rows = flows("environments", "list", "--project", "billing", "--json").json["environments"]
+    assert rows == [{"project": "billing", "name": "prod", "variables": {"B": "x=y", "C": "2"}}]
+    flows("environments", "set", "prod", "nonsense").refused(2, "is no variable; write NAME=value")
+    flows("parameters", "set", "regions", '["eu", 1]')
+    assert flows("parameters", "list", "--json").json["parameters"] == [
+        {"project": "", "name": "regions", "value": ["eu", 1]}
+    ]
+    assert "was there already" in flows("parameters", "set", "regions", "text").out
+    assert (
+        flows("parameters", "rm", "regions").code
+        == flows("environments", "rm", "prod", "--project", "billing").code
+        == 0
+    )
+    assert "no parameters" in flows("parameters", "list").out
+
+
+def test_what_is_stored_moves_no_cursor(flows):
+    flows("parameters", "set", "evil", EVIL)
+    flows("environments", "set", "evil", f"A={EVIL}")
+    for kind in ("parameters", "environments"):
+        assert not BAD.search(flows(kind, "list").out.replace("\n", ""))
+    flows("parameters", "set", EVIL, "x").refused(2, "is no name of a variable")
