@@ -14,6 +14,7 @@ from latchwork.workflows.database.alerts.writing import put
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner
 from latchwork.workflows.installation import initialize, installation_of
+from latchwork.workflows.logs import open_logs
 from latchwork.workflows.secrets import Secrets
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
@@ -498,3 +499,27 @@ def test_alerts_of_a_database_are_read_by_their_columns(office):
     office.tell("ops")
     with office.database.read() as connection:
         assert connection.execute(sa.select(alert.c.kind)).scalar_one() == "failure"
+
+
+@pytest.mark.parametrize(("rows", "files"), [(2, 0), (20_000, 1)])
+def test_rows_of_a_query_come_as_a_table_and_above_64_kb_as_a_file(office, mail, tmp_path, rows, files):
+    logs = open_logs(tmp_path / "logs")
+    file = logs.create("1/1/1/1.1.rows")
+    text = "id,name\r\n" + "".join(f"{each},ä{each}\r\n" for each in range(rows))
+    file.append(text.encode())
+    file.end()
+    file.close()
+    office.mail_channel(mail)
+    said = {"mail": {"to": ["boss@example.org"], "subject": "Orders"}, "log_ref": "1/1/1/1.1.rows", "count_rows": rows}
+    office.tell("ops", kind="rows", task="orders", **said)
+    with office.sending(logs=logs):
+        office.until("sent")
+    (got,) = mail.mails
+    assert (got["Subject"], mail.envelopes) == ("Orders", [["boss@example.org"]])
+    attached = list(got.iter_attachments())
+    assert len(attached) == files
+    if files:
+        assert attached[0].get_filename() == "orders.csv"
+        assert attached[0].get_content().replace("\r\n", "\n") == text.replace("\r\n", "\n")
+    else:
+        assert "1   ä1" in got.get_body().get_content()

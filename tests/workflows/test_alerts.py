@@ -223,3 +223,19 @@ def test_a_run_that_a_defect_has_ended_is_told_with_the_reason(stage, monkeypatc
             stage.until(run, "failure")
     (told,) = alerts(stage)
     assert told.details["why"] == "RuntimeError: a defect"
+
+
+def test_rows_of_a_query_are_told_once_by_the_channel_of_the_task_with_their_place(stage):
+    mail = {"channel": "boss", "to": ["b@example.org"], "subject": "Orders"}
+    params = {"connection": "sqlite://", "statement": "SELECT 1", "mail": mail}
+    version = stage.apply(a_workflow(tasks={"a": {"type": "sql", "params": params}}))
+    hand = stage.hand()
+    with stage.master():
+        run = stage.start(version)
+        ended(stage, hand, Outcome.SUCCESS, outputs={"rows": 2}, log_ref="1/1/1/1.1.log")
+        stage.until(run, "success")
+    (told,) = alerts(stage)
+    assert (told.kind, told.task, told.details["count_rows"]) == ("rows", "a", 2)
+    assert told.details["log_ref"] == "1/1/1/1.1.rows"
+    with stage.database.read() as connection:
+        assert connection.execute(sa.select(delivery.c.channel)).scalars().all() == ["boss"]

@@ -206,3 +206,11 @@ def test_a_connection_is_opened_while_somebody_else_writes(tmp_path):
             assert reading.exec_driver_sql("SELECT count(*) FROM about WHERE name = 'x'").scalar() == 0
     database.close()
     other.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_server_that_vanishes_is_noticed_by_the_connection_itself(database):
+    with database.read() as connection:
+        told = connection.connection.dbapi_connection.info.get_parameters()
+    assert told["tcp_user_timeout"] == "10000"
+    assert (told["keepalives_idle"], told["keepalives_interval"], told["keepalives_count"]) == ("5", "2", "3")

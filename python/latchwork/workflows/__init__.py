@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
+    from latchwork.workflows.desk.alerts.seen import AlertSeen, ChannelSeen
     from latchwork.workflows.desk.groups import GroupSeen
     from latchwork.workflows.desk.limits import LimitSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
@@ -78,6 +79,7 @@ else:
             "latchwork.workflows.database.settings": ("SettingKind",),
             "latchwork.workflows.desk.groups": ("GroupSeen",),
             "latchwork.workflows.desk.limits": ("LimitSeen",),
+            "latchwork.workflows.desk.alerts.seen": ("AlertSeen", "ChannelSeen"),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -85,9 +87,11 @@ else:
     )
 
 __all__ = [
+    "AlertSeen",
     "Alerts",
     "BackfillRef",
     "BackfillSeen",
+    "ChannelSeen",
     "Command",
     "Cron",
     "DateRange",

@@ -28,7 +28,7 @@ from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.desk import limits as limits_desk
-from latchwork.workflows.desk.many import Backfills
+from latchwork.workflows.desk.alerts.part import Alerts
 from latchwork.workflows.desk.stored import StoredSettings
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
@@ -73,7 +73,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Backfills, StoredSettings):
+class WorkflowClient(Alerts, StoredSettings):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:

@@ -201,6 +201,11 @@ def shelf_of(order: Order, instance: int, instance_priority: int, task_priority:
     return f"{instance_priority:02d}{task_priority:02d}{int(submitted_at) // 60:09d}"
 
 
+def rows_ref(log: str) -> str:
+    """Where the rows of an attempt are that are to be mailed, by the place of its log."""
+    return f"{log.removesuffix('.log')}.rows"
+
+
 def log_ref(code: int, instance: int, x: str, claim: int) -> str:
     """Where the log of a run of an attempt is: nobody else ever writes there.
 

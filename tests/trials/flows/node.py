@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import signal
 import threading
@@ -46,6 +47,7 @@ def worker(wire, store_url, folder, node):
 
 
 def _log():
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where each thread stands, for whoever finds it wedged
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 

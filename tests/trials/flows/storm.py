@@ -261,7 +261,17 @@ class Storm:
                     break
         else:
             self.report.violations.append(f"not everything was over {GRACE_S:.0f} s after the last fault")
+            self._tell_where()
         self.report.settled_s = time.monotonic() - began
+
+    def _tell_where(self):
+        """What people need who look for the reason: where each thread stands, and all that is in the store."""
+        for process in self.processes.values():
+            if process.is_alive:
+                os.kill(process.pid, signal.SIGUSR1)
+        with contextlib.suppress(latchwork.LatchworkError):
+            found = [f"{each.token} {each.key} {each.value[:300]!r}" for each in self.store.list("", recursive=True)]
+            (self.folder / "store.txt").write_text("\n".join(found))
 
     def _has_caught_up(self):
         """Whether every schedule has started what was due; they are switched off then."""

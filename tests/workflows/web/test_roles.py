@@ -6,6 +6,8 @@ import pytest
 from fastapi.routing import APIRoute
 
 from latchwork.workflows.database import settings
+from latchwork.workflows.database.alerts import views
+from latchwork.workflows.database.alerts.writing import put
 from latchwork.workflows.database.policies import backfills
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
 
@@ -64,6 +66,12 @@ API = {
     "GET /api/v1/backfills/{backfill_id}": VIEW,
     "GET /api/v1/backfills/{backfill_id}/runs": VIEW,
     "POST /api/v1/backfills/{backfill_id}:stop": of("operator", 202),
+    "GET /api/v1/alerts": IN,
+    "POST /api/v1/deliveries/{delivery_id}:resend": of("editor", 202),
+    "GET /api/v1/channels": ADMIN,
+    "PUT /api/v1/channels/{name}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/channels/{name}": (401, *(403,) * 6, 204),
+    "POST /api/v1/channels/{name}:test": (401, *(403,) * 6, 202),
     "GET /api/v1/lineage": IN,
     "GET /api/v1/schedules": IN,
     "GET /api/v1/schedules:preview": IN,
@@ -110,6 +118,7 @@ PAGES = {
     "GET /workflows/{project}/{name}/start": VIEW,
     "GET /workflows/{project}/{name}/edit": VIEW,
     "GET /edit": (401, 403, 200, 403, 403, 200, 200, 200),
+    "GET /alerts": IN,
     "GET /backfills": IN,
     "GET /backfills/{backfill_id}": VIEW,
     "GET /workflows/{project}/{name}/backfill": VIEW,
@@ -136,6 +145,10 @@ FORMS = {
     "POST /backfills/{backfill_id}/stop": of("operator", 303),
     "POST /edit": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /edit/check": IN,
+    "POST /alerts/{delivery_id}/resend": of("editor", 303),
+    "POST /channels": (401, *(403,) * 6, 303),
+    "POST /channels/{name}/test": (401, *(403,) * 6, 303),
+    "POST /channels/{name}/remove": (401, *(403,) * 6, 303),
     "POST /settings/{kind}": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/{kind}/delete": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/connection/test": (401, 403, 403, 403, 403, 303, 303, 303),
@@ -190,7 +203,11 @@ def world(seeds):
         fields = {"shard": 0, "code": code, "version": 1, "created_at": 1.0}
         kinds = {"parallel": 1, "direction": "asc", "stop_on_failure": False}
         backfill = backfills.create(connection, {**fields, **kinds}, [1.0], {**fields, "params": {}, "priority": 2})
+        details = {"workflow": "default.nightly"}
+        told = put(connection, ["ops"], kind="failure", cause="1@1.0", now=1.0, details=details, run=half, code=code)
+        delivery = connection.exec_driver_sql(f"SELECT id FROM delivery WHERE alert = {told}").scalar()
     return {
+        "delivery": delivery,
         "backfill": backfill,
         "half": half,
         "good": good,
@@ -200,6 +217,7 @@ def world(seeds):
     }
 
 
+WEBHOOK = {"url": "http://127.0.0.1:9/"}
 VALUES = {
     "connection": {"url": "sqlite:///shop.db"},
     "environment": {"variables": {"A": "b"}},
@@ -208,6 +226,7 @@ VALUES = {
 BODIES = {
     **{f"PUT /api/v1/{kind}s/{{name}}": values for kind, values in VALUES.items()},
     "POST /api/v1/connections/{name}:test": {"group": "reports"},
+    "PUT /api/v1/channels/{name}": {"kind": "webhook", "options": WEBHOOK},
     "POST /api/v1/workflows": {"definition": NIGHTLY},
     "POST /api/v1/workflows:validate": {"definition": BILLING},
     "POST /api/v1/workflows/{project}/{name}:backfill": {"first": "2025-10-01", "last": "2025-10-02"},
@@ -226,7 +245,11 @@ def filled(route, world, seeds, name):
     method, path = route.split(" ")
     path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
     path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
-    path = path.replace("{backfill_id}", str(world["backfill"]))
+    path = path.replace("{backfill_id}", str(world["backfill"])).replace("{delivery_id}", str(world["delivery"]))
+    if "/channels/{name}" in path:
+        with seeds.database.write() as connection:
+            views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
+        path = path.replace("/channels/{name}", "/channels/ops")
     path = path.replace("{limited}", "nobody" if method == "DELETE" else "elsewhere")
     path = path.replace("{group}", "nobody" if method == "DELETE" else "few")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
@@ -314,6 +337,7 @@ def test_pages_show_each_role_what_the_table_says(route, seeds, started, ask):
 
 
 FIELDS = {
+    "POST /channels": {"name": "made", "kind": "webhook", "options": "url: http://127.0.0.1:9/"},
     "POST /settings/{kind}": {"name": "two", "project": "default", "url": "sqlite:///shop.db"},
     "POST /settings/{kind}/delete": {"name": "one", "project": "default"},
     "POST /settings/connection/test": {"name": "one", "project": "default"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.cli.options import group
-from latchwork.cli.workflows import care, define, groups, limits, many, nodes, operate, settings, watch
+from latchwork.cli.workflows import alerts, care, define, groups, limits, many, nodes, operate, settings, watch
 
 workflows_app = group(
     "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
@@ -30,6 +30,7 @@ workflows_app = group(
     recover=operate.recover,
     rerun=operate.rerun,
     workers=watch.workers,
+    alerts=alerts.alerts,
     limits=limits.limits,
     doctor=care.doctor,
     export=care.export,
@@ -37,6 +38,7 @@ workflows_app = group(
     upgrade=nodes.upgrade,
     **{"stop-backfill": many.stop_backfill, "adopt-store": nodes.adopt_store},
 )
+workflows_app.add_typer(alerts.channels_app, name="channels")
 workflows_app.add_typer(nodes.secrets_app, name="secrets")
 workflows_app.add_typer(settings.connections_app, name="connections")
 workflows_app.add_typer(settings.environments_app, name="environments")

@@ -39,7 +39,7 @@ def mail_of(message: Message, options: SmtpOptions, at: float) -> EmailMessage:
     made.set_content(message.text)
     for file, content in message.files:
         kind = "csv" if file.endswith(".csv") else "plain"
-        made.add_attachment(content, maintype="text", subtype=kind, filename=file)
+        made.add_attachment(content, maintype="text", subtype=kind, filename=file, params={"charset": "utf-8"})
     return made
 
 

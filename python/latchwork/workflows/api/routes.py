@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from latchwork.workflows.api import backfills, definitions, groups, instances, limits, lineage, people, rest, settings
+from latchwork.workflows.api import (
+    alerts,
+    backfills,
+    definitions,
+    groups,
+    instances,
+    limits,
+    lineage,
+    people,
+    rest,
+    settings,
+)
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
@@ -14,6 +25,7 @@ routers: tuple[APIRouter, ...] = (
     limits.router,
     definitions.router,
     lineage.router,
+    alerts.router,
     people.router,
     settings.router,
     rest.router,

@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from latchwork.workflows.alerts import ChannelInvalid, checked_channel
 from latchwork.workflows.database import Database, definitions, tables
+from latchwork.workflows.database.alerts.tables import channel
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.definitions.model import Definition
@@ -74,6 +76,15 @@ class CarriedGroup(_Record):
     size: int = Field(ge=1)
 
 
+class CarriedChannel(_Record):
+    """A channel of alerts, with the names of its secrets."""
+
+    name: str = Field(max_length=100)
+    kind: Literal["smtp", "webhook", "apprise"]
+    options: dict[str, JsonValue] = {}
+    enabled: bool = True
+
+
 class CarriedLimit(_Record):
     """How many tasks of a project run at a time, and what a start does while it has as many."""
 
@@ -99,6 +110,7 @@ class Document(_Record):
     environments: list[CarriedEnvironment] = []
     connections: list[CarriedConnection] = []
     task_groups: list[CarriedGroup] = []
+    channels: list[CarriedChannel] = []
     limits: list[CarriedLimit] = []
     accounts: list[CarriedAccount] = []
 
@@ -125,6 +137,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("environments", "environment", tables.environment, ("project", "name")),
     ("connections", "connection", tables.connection, ("project", "name")),
     ("task_groups", "task group", tables.task_group, ("name",)),
+    ("channels", "channel", channel, ("name",)),
     ("limits", "limit of project", project_limit, ("project",)),
 )
 
@@ -199,6 +212,11 @@ def _checked(document: Document, types: TaskTypes) -> list[Checked]:
     problems += [
         Problem("workflows", f"{key} is there twice") for key in sorted({k for k in keys if keys.count(k) > 1})
     ]
+    for number, way in enumerate(document.channels):
+        try:
+            checked_channel(way.name, way.kind, way.options)
+        except ChannelInvalid as error:
+            problems += [Problem(f"channels[{number}].{path}", why) for path, why in error.problems]
     problems += _stored(document)
     if problems:
         raise DefinitionInvalid(problems)
@@ -227,9 +245,14 @@ def _document(connection: sa.Connection) -> Document:
     made: dict[str, Any] = {"latchwork_workflows": FORMAT, "workflows": _workflows(connection)}
     for section, _, table, key in _PLAIN:
         rows = connection.execute(sa.select(table).order_by(*(table.c[each] for each in key)))
-        made[section] = [dict(row._mapping) for row in rows]  # noqa: SLF001 - public, in spite of its name
+        made[section] = [_plain(dict(row._mapping)) for row in rows]  # noqa: SLF001 - public, in spite of its name
     made["accounts"] = _accounts(connection)
     return Document.model_validate(made)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Without who changed it when: that is of this database."""
+    return {name: each for name, each in row.items() if name not in {"changed_at", "by"}}
 
 
 def _workflows(connection: sa.Connection) -> list[dict[str, Any]]:
@@ -315,7 +338,8 @@ def _write(
     for section, kind, table, key in _PLAIN:
         for record in getattr(document, section):
             if (kind, _name(record, key)) in todo:
-                _put(connection, table, key, record.model_dump(mode="json"))
+                changed = {"changed_at": time.time(), "by": by[:200]} if "changed_at" in table.c else {}
+                _put(connection, table, key, {**record.model_dump(mode="json"), **changed})
     for account in document.accounts:
         if ("account", account.name) in todo:
             _put_account(connection, account)

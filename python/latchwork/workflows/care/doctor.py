@@ -20,6 +20,8 @@ from latchwork.schedules import Cron
 from latchwork.store import Store
 from latchwork.types import Entry
 from latchwork.workflows.database import Database, schedules
+from latchwork.workflows.database.alerts import views
+from latchwork.workflows.database.alerts.deliveries import STUCK_S
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, instance, task
@@ -93,6 +95,8 @@ class Facts:
         commands: the oldest open ones: id, type, shard, when.
         late: schedules that owe a fire time: name, shard, since when.
         masters: those that live.
+        unnamed: channels that workflows name and nobody has made, each with these workflows.
+        undelivered: open deliveries whose time came a while ago: id, channel, state, when.
         groups: sizes of the task groups, as the database has them.
         told: the same, as the store has them.
     """
@@ -107,6 +111,8 @@ class Facts:
     commands: list[tuple[int, str, int, float]] = field(default_factory=list)
     late: list[tuple[str, int, float]] = field(default_factory=list)
     masters: Sequence[str] = ()
+    unnamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    undelivered: list[tuple[int, str, str, float]] = field(default_factory=list)
     groups: Mapping[str, int] = field(default_factory=dict)
     told: Mapping[str, int] = field(default_factory=dict)
 
@@ -123,7 +129,16 @@ def judge(facts: Facts, now: float) -> list[Finding]:
     for name, shard, at in facts.late:
         if at < now - PASSES_S:
             found.append(Finding("late schedule", name, shard, f"its fire time was {now - at:.0f} s ago"))
-    return found
+    return [*found, *_of_alerts(facts, now)]
+
+
+def _of_alerts(facts: Facts, now: float) -> Iterator[Finding]:
+    for name, workflows in sorted(facts.unnamed.items()):
+        why = f"{', '.join(sorted(workflows)[:5])} tells by it: make it with `latchwork workflows channels set {name}`"
+        yield Finding("no channel", name, None, why, can_mend=False)
+    for number, name, state, at in facts.undelivered:
+        why = f"it is {state} since {now - at:.0f} s, and no master sends it: look at the logs of masters"
+        yield Finding("stuck alert", f"delivery {number} by {name}", None, why, can_mend=False)
 
 
 def _of_masters(facts: Facts) -> Iterator[Finding]:
@@ -298,6 +313,10 @@ class Doctor:
             asked = sa.select(*columns).where(command.c.done_at.is_(None)).order_by(command.c.id).limit(1000)
             facts.commands = [tuple(row) for row in connection.execute(asked)]
             rows = schedules.rows(connection)
+            there = {each.name for each in views.channels(connection)}
+            facts.unnamed = {name: of for name, of in views.named(connection).items() if name not in there}
+            late = views.stuck(connection, now - STUCK_S)
+            facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
             of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
             facts.groups = {**groups.sizes(connection), **of_projects}
         for each in rows:

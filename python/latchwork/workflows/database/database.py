@@ -31,6 +31,15 @@ _POSTGRES = " ".join(
 )
 
 
+#: A server whose machine has gone, or a network that drops all, is noticed within some ten seconds and not in hours:
+#: the limits of the server's own end nothing then.
+_ALIVE = {
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 #: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
 _READ_ONLY = "25006"
 
@@ -130,7 +139,9 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
 
 def _postgres(url: sa.URL) -> sa.Engine:
-    return sa.create_engine(url, pool_pre_ping=True, connect_args={"options": _POSTGRES, "connect_timeout": 5})
+    return sa.create_engine(
+        url, pool_pre_ping=True, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from latchwork.words import printable
 
 #: What a reader gets at once, unless it asks for less.
 PART_BYTES = 65_536
-_REF = re.compile(r"\d{1,19}/\d{1,19}/\d{1,19}/\d{1,9}\.\d{1,19}\.log", re.ASCII)
+_REF = re.compile(r"\d{1,19}/\d{1,19}/\d{1,19}/\d{1,9}\.\d{1,19}\.(?:log|rows)", re.ASCII)
 _FILE = re.compile(r"[a-z]{1,20}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork.words import counted, reason
 from latchwork.workflows.database import Database, retention
+from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.policies import caches
 from latchwork.workflows.installation import installation_of
 from latchwork.workflows.logs import LogStore
@@ -33,7 +34,7 @@ class Retention:
     Attributes:
         runs_days: runs that are over, with their logs.
         keep_runs: the newest of each workflow, which stay however old they are.
-        commands_days: commands that are done; so long a repeated key is known.
+        commands_days: commands that are done, so long a repeated key is known; and tests of channels.
         fires_days: fire times that were started.
         audit_days: what people did, and what happened.
     Raises:
@@ -204,6 +205,8 @@ class Chores:
 
     def _commands(self) -> None:
         before, after = self._before(self._keep.commands_days), 0
+        while self._do(views.remove_tests, before):
+            pass
         while True:
             count, more = self._do(retention.remove_commands, before, after)
             self._gone.commands += count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
@@ -11,9 +11,9 @@ from latchwork.workflows.database.alerts import writing
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.errors import UnknownWorkflow
 from latchwork.workflows.master.plans import Plans, Version
-from latchwork.workflows.state import Instance
+from latchwork.workflows.state import Instance, TaskState, base_of
 from latchwork.workflows.state.alerting import told
-from latchwork.workflows.state.records import OVER
+from latchwork.workflows.state.records import IN_HANDS, OVER
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,28 @@ class Telling:
         self._plans = plans
         self._now = now
 
-    def saved(self, made: Stored, after: Instance, *, why: str = "") -> None:
+    def saved(self, before: Stored, made: Stored, after: Instance, *, why: str = "") -> None:
         """A run was written as ``after``; ``why``: what has ended it, if that was a defect."""
+        self._facts(made, after, why)
+        if before.known.run == after.run and not after.dry:
+            self._rows(before, made, after)
+
+    def _rows(self, before: Stored, made: Stored, after: Instance) -> None:
+        """Rows of queries that have succeeded now, and are to be mailed."""
+        was = before.known.tasks
+        ended = [
+            name
+            for name, task in after.tasks.items()
+            if task.state is TaskState.SUCCESS and name in was and was[name].state in IN_HANDS
+        ]
+        version = _version(self._plans, self._connection, made) if ended else None
+        for name in ended if version is not None else ():
+            task = version.tasks[base_of(name)] if version is not None else None
+            mail = task.params.get("mail") if task is not None and task.type == "sql" else None
+            if version is not None and isinstance(mail, Mapping):
+                writing.put_rows(self._connection, version.definition, made, name, mail, now=self._now)
+
+    def _facts(self, made: Stored, after: Instance, why: str) -> None:
         version = _version(self._plans, self._connection, made) if after.facts else None
         if version is None:
             return

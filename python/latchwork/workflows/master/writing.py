@@ -205,7 +205,7 @@ class Writing:
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
         self._holding.saved(stored, made, after)
-        self._telling.saved(made, after)
+        self._telling.saved(stored, made, after)
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
@@ -244,7 +244,7 @@ class Writing:
         made = self.written.instances[stored.id] = stored_after(stored, known, ids, {}, {})
         self._holding.saved(stored, made, known)
         self._holding.abandoned(stored)
-        self._telling.saved(made, known, why=why)
+        self._telling.saved(stored, made, known, why=why)
         self.tell(stored.id, "error", details={"error": why})
 
     def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:

@@ -53,12 +53,14 @@ class Command:
         stdin: what it reads; it is closed after that.
         env: variables besides those that every task gets.
         files: files to write into the attempt's folder before it starts, by name.
+        keeps: a file of the attempt's folder that is kept in the log store if it succeeds, for alerts; empty: none.
     """
 
     argv: tuple[str, ...]
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    keeps: str = ""
 
 
 @runtime_checkable

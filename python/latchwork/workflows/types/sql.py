@@ -16,12 +16,28 @@ from pydantic import Field, StringConstraints, field_validator
 from latchwork.workflows.types.base import Command, ParamsModel, RunInfo
 
 _CALL = "sql.json"
+#: The file that the rows to be mailed are written to.
+ROWS = "rows.csv"
 _BODY = Path(__file__).with_name("bodies") / "sql_body.py"
 Statement = Annotated[str, StringConstraints(min_length=1, max_length=200_000)]
 Procedure = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*){0,2}$", max_length=200)
 ]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
+Address = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,253}$")]
 Connection = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class SqlMail(ParamsModel):
+    """Attributes:
+    channel: of mail, by which the rows of the last statement are sent: as a table, or above 64 kB as a file of CSV.
+    to: addresses instead of the channel's.
+    subject: instead of one that names workflow and task.
+    """
+
+    channel: Name
+    to: Annotated[tuple[Address, ...], Field(max_length=100)] = ()
+    subject: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
 
 
 class SqlParams(ParamsModel):
@@ -33,6 +49,7 @@ class SqlParams(ParamsModel):
         output ``rows`` of ``load``.
     parameters: values for ``:name``, besides the parameters of the workflow.
     rows: of the last statement's rows the log shows so many.
+    mail: send all of them, up to 10 MB, when the task has succeeded; None: to nobody.
     """
 
     connection: Connection
@@ -40,6 +57,7 @@ class SqlParams(ParamsModel):
     statement: Statement | Annotated[tuple[Statement, ...], Field(min_length=1, max_length=100)]
     parameters: dict[str, Any] = Field(default_factory=dict)
     rows: Annotated[int, Field(ge=0, le=1000)] = 20
+    mail: SqlMail | None = None
 
     @field_validator("statement")
     @classmethod
@@ -86,7 +104,7 @@ class Sql:
         statements = [params.statement] if isinstance(params.statement, str) else list(params.statement)
         bound = {re.sub(r"[.-]", "_", name): value for name, value in run.values.items()}
         bound.update(params.parameters)
-        return _command(run, params, statements, bound, params.rows)
+        return _command(run, params, statements, bound, params.rows, keeps=ROWS if params.mail is not None else "")
 
 
 class StoredProcedure:
@@ -124,6 +142,8 @@ def _command(
     statements: list[str],
     bound: dict[str, Any],
     rows: int,
+    *,
+    keeps: str = "",
 ) -> Command:
     call = {
         "url": params.connection,
@@ -131,9 +151,11 @@ def _command(
         "statements": statements,
         "bound": bound,
         "rows": rows,
+        "csv": f"{run.folder}/{keeps}" if keeps else "",
     }
     return Command(
         (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
         env={"PYTHONUNBUFFERED": "1"},
         files={_CALL: json.dumps(call).encode()},
+        keeps=keeps,
     )

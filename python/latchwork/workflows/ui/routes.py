@@ -5,7 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from latchwork.web import Link, Role
-from latchwork.workflows.ui import attempts, backfills, editor, home, lineage, more, people, runs, settings, workflows
+from latchwork.workflows.ui import (
+    alerts,
+    attempts,
+    backfills,
+    editor,
+    home,
+    lineage,
+    more,
+    people,
+    runs,
+    settings,
+    workflows,
+)
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
@@ -14,6 +26,7 @@ NAVIGATION: tuple[Link, ...] = (
     Link("/runs", "Runs"),
     Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
+    Link("/alerts", "Alerts"),
     Link("/lineage", "Lineage"),
     Link("/settings", "Settings"),
     Link("/workers", "Workers"),
@@ -28,6 +41,7 @@ ui_routers: tuple[APIRouter, ...] = (
     workflows.router,
     runs.router,
     attempts.router,
+    alerts.router,
     lineage.router,
     more.router,
     settings.router,

@@ -19,7 +19,7 @@ from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
 from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, Leash
 from latchwork.workflows.exchange import Result, Spec
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, rows_ref
 from latchwork.workflows.logs import AttemptLog, Health, LogStore
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.worker.attempt import Attempt, Ending, code_of, failure_of, result_of
@@ -28,6 +28,8 @@ from latchwork.workflows.worker.outputs import MOST_BYTES, BadOutput, outputs_of
 from latchwork.workflows.worker.preparing import CannotRun, Prepared, Preparing
 
 _READ_BYTES = 65_536
+#: So many bytes of rows are kept for a mail.
+MOST_KEPT = 10_000_000
 
 
 class Performing:
@@ -118,8 +120,26 @@ class Performing:
             processes = "one process" if end.left == 1 else f"{end.left:,} processes"
             log.note(f"it had left {processes} behind, ended with it")
         if end.why == "exited":
-            return _exited(end, log, prepared)
+            return self._kept(attempt, prepared, _exited(end, log, prepared))
         return self._unless_released(attempt, context, end, log)
+
+    def _kept(self, attempt: Attempt, prepared: Prepared, ending: Ending) -> Ending:
+        """What a task leaves for alerts goes into the log store before anybody hears that it has succeeded."""
+        if not prepared.command.keeps or ending.outcome is not Outcome.SUCCESS:
+            return ending
+        try:
+            data = _output(prepared.folder / prepared.command.keeps, MOST_KEPT)
+            file = self._logs.create(rows_ref(attempt.log_ref))
+            try:
+                rest = memoryview(prepared.mask.whole(data[:MOST_KEPT]))
+                while rest:
+                    rest = rest[file.append(bytes(rest[:1_000_000])) :]
+                file.end()
+            finally:
+                file.close()
+        except (BadOutput, OSError) as error:
+            return Ending(Outcome.FAILURE, f"its rows could not be kept for a mail: {error}", ending.exit_code)
+        return ending
 
     def _spec(self, attempt: Attempt) -> Spec:
         body = self._store.get(self._keys.data(attempt.x)) if attempt.head.has_body else None
@@ -207,7 +227,7 @@ def _exited(end: ChildEnd, log: AttemptLog, prepared: Prepared) -> Ending:
         return Ending(Outcome.FAILURE, str(error), code)
 
 
-def _output(path: Path) -> bytes:
+def _output(path: Path, most: int = MOST_BYTES) -> bytes:
     """What the task wrote there, if it is a file still: we may be root, and it a link to anything."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -218,7 +238,7 @@ def _output(path: Path) -> bytes:
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadOutput("$LATCHWORK_OUTPUT is no file any more")
-        return file.read(MOST_BYTES + 1)
+        return file.read(most + 1)
 
 
 def _last_words(ending: Ending) -> str:

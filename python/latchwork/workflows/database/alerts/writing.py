@@ -16,6 +16,7 @@ from latchwork.workflows.database.alerts.tables import alert, delivery
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.database.tables import attempt, instance, task
 from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.keys import rows_ref
 from latchwork.workflows.state import FAILED, Fact, Instance
 from latchwork.workflows.state.alerting import DeliveryState
 
@@ -140,6 +141,49 @@ def put_takeover(
         details=details,
         run=first.id,
         code=first.code,
+    )
+
+
+def put_rows(
+    connection: sa.Connection, definition: Definition, run: Stored, name: str, mail: Mapping[str, Any], *, now: float
+) -> None:
+    """Write that the rows of a query are to be mailed; they are in the log store by now.
+
+    Args:
+        connection: the transaction in which its task succeeds.
+        definition: of the run.
+        run: with the ids of its tasks.
+        name: of the task.
+        mail: the channel, and what it says instead of the channel.
+        now: seconds since the epoch.
+    """
+    n = run.known.tasks[name].n
+    mine = sa.select(attempt.c.log_ref).where(attempt.c.task == run.ids[name], attempt.c.n == n)
+    ref = connection.execute(mine.order_by(attempt.c.claim.desc()).limit(1)).scalar()
+    if not ref:
+        return
+    outputs = run.outputs.get(name, {})
+    details = {
+        "workflow": definition.key,
+        "version": run.version,
+        "run": run.known.run,
+        "schedule_time": run.schedule_time,
+        "n": n,
+        "count_rows": outputs.get("rows"),
+        "log_ref": rows_ref(ref),
+        "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
+    }
+    cause = f"{run.ids[name]}.{n}"
+    put(
+        connection,
+        [str(mail.get("channel"))],
+        kind="rows",
+        cause=cause,
+        now=now,
+        details=details,
+        run=run.id,
+        code=run.code,
+        task_name=name,
     )
 
 

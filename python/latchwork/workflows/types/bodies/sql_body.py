@@ -7,6 +7,7 @@ Imports nothing of ours.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 #: Cells are shown up to so many characters.
 _CELL = 60
+#: So many characters of rows are kept for a mail, and a row more.
+_MOST_CSV = 9_000_000
 
 
 def main(path: str) -> int:
@@ -67,16 +70,30 @@ def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) ->
     first: dict[str, Any] = {}
     shown: list[list[str]] = []
     count = 0
+    file = kept(call, names)
     for row in result:
         count += 1
+        if file is not None and file.tell() < _MOST_CSV:
+            csv.writer(file).writerow(["" if each is None else each for each in row])
         if count == 1:
             first = dict(zip(names, row, strict=True))
         if len(shown) < call["rows"]:
             shown.append([cell(each) for each in row])
+    if file is not None:
+        file.close()
     print(f"{what}: {count} rows")
     for line in table(names, shown) if shown else []:
         print(line)
     return {"rows": count, "first": {name: value_of(each) for name, each in first.items()}}
+
+
+def kept(call: dict[str, Any], names: list[str]) -> Any:
+    """The file that the rows of this statement are written to, instead of those of one before; None: there is none."""
+    if not call.get("csv"):
+        return None
+    file = Path(call["csv"]).open("w", encoding="utf-8", newline="", errors="backslashreplace")  # noqa: SIM115
+    csv.writer(file).writerow(names)
+    return file
 
 
 def table(names: list[str], rows: list[list[str]]) -> list[str]:
