@@ -99,9 +99,9 @@ def test_a_task_for_a_member_alone_that_has_not_its_function_fails_by_name(runne
 
 
 def test_a_task_that_waits_for_its_member_waits_until_that_has_its_function(runners, pools, eventually):
-    old = runners("n1", functions=Functions())
+    old = runners("n1", functions=Functions(), unknown_after_s=0.5)
     future = pools().with_options(target=Member("n1", "wait")).submit(where)
-    time.sleep(0.5)
+    time.sleep(4.0)
     assert future.state().phase == "queued"
     old.close()
     runners("n1")

@@ -213,14 +213,6 @@ DEFECTS = (
     ),
     Defect(
         "Feeder",
-        "being told counts as a look",
-        "tasks/running/feeder.py",
-        "        until = self._looked_at + self._look_s\n",
-        "        until = self._clock.now() + self._look_s\n",
-        of("tasks/lining", "a_node_that_is_told_again_and_again_still_looks_after_its_time", on="memory"),
-    ),
-    Defect(
-        "Feeder",
         "a node that may take nothing takes what it is told",
         "tasks/running/lining.py",
         "    rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}\n",

@@ -109,8 +109,9 @@ def test_a_told_item_whose_owner_is_gone_is_left_and_told(store, connect):
         assert store.get("results/orphan") is None
 
 
-def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, connect):
+def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, connect, monkeypatch):
     """What no lane tells is found by the look: being told is none."""
+    monkeypatch.setattr("latchwork.tasks.running.feeder.TIDY_S", 300.0)
     system = System(lanes=["any", "quiet"])
     system.waits = lambda: ["any"]
     with Node(connect(), system, look_s=1.0):
