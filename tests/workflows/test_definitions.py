@@ -13,6 +13,7 @@ from latchwork.workflows.definitions.model import Definition, plan_of
 from latchwork.workflows.definitions.settings.naming import Settings
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import checked, validate
+from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.errors import DefinitionInvalid
 from latchwork.workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
@@ -244,6 +245,22 @@ def test_references_keep_types_alone_and_become_text_among_text():
     assert fill("${time:%Y-%m-%d,-1d}/${time:%H}", known, MOMENT) == "2026-02-28/04"
     with pytest.raises(KeyError, match="nobody"):
         fill("${nobody}", known, MOMENT)
+
+
+def test_a_script_has_an_output_by_the_name_of_its_task_and_its_own_wherever_it_has_that_word():
+    outputs = {"near": {"rows": 2, "sum": 9}, "far.off": {"rows": 1}, "beside": {"rows": 7}}
+
+    def found(script):
+        after = {"near": ["far.off"], "t": ["near"]}
+        tasks = [{"name": each, "type": "x", "after": after.get(each, [])} for each in ("far.off", "near", "beside")]
+        task = {"name": "t", "type": "x", "after": after["t"], "params": {"script": script}}
+        body = Definition(name="w", tasks=[*tasks, task])
+        values = values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, outputs)
+        return {name: value for name, value in values.items() if "." in name or name == "rows"}
+
+    assert found("echo\n$rows") == {"rows": 2}
+    assert found("echo\n${near_rows}-$far_off_rows") == {"rows": 2, "near.rows": 2, "far.off.rows": 1}
+    assert found("echo $beside_rows $near_rows_2") == {"rows": 2}
 
 
 def test_the_plan_has_the_rules_of_the_tasks():

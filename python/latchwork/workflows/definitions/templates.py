@@ -77,18 +77,29 @@ def _time(inner: str) -> Reference:
     return Reference("", form, timedelta(**{_UNITS[amount.group(2)]: int(amount.group(1))}))
 
 
-def names_in(value: object) -> Iterator[str]:
-    """All names that texts of plain JSON refer to; texts of a language of their own, that do not parse, have none."""
+def texts_in(value: object) -> Iterator[str]:
+    """All texts of plain JSON, but for the names of its mappings."""
     if isinstance(value, str):
-        if "${" in value:
-            with suppress(ValueError):
-                yield from [each.name for each in references(value) if each.name]
+        yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from names_in(each)
+            yield from texts_in(each)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from names_in(each)
+            yield from texts_in(each)
+
+
+def names_in(value: object) -> Iterator[str]:
+    """All names that texts of plain JSON refer to; texts of a language of their own, that do not parse, have none."""
+    for text in texts_in(value):
+        if "${" in text:
+            with suppress(ValueError):
+                yield from [each.name for each in references(text) if each.name]
+
+
+def variable_of(name: str) -> str:
+    """What a script calls it: ``extract.rows`` is ``$extract_rows``."""
+    return re.sub(r"[.-]", "_", name)
 
 
 def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:

@@ -7,7 +7,8 @@ is built in cannot be replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,7 +16,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.definitions.templates import fill, names_in
+from latchwork.workflows.definitions.templates import fill, names_in, texts_in, variable_of
+
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def values_of(
     known = {**run.shared, **run.environment_of(task), **own, **_before(run, task, outputs)}
     params = {**run.definition.params, **run.params}
     known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
-    return {**known, **_named(task, outputs), **ours}
+    return {**known, **_named(run, task, outputs), **ours}
 
 
 def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
@@ -140,15 +143,20 @@ def params_of(run: Run) -> dict[str, Any]:
 def _before(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Outputs of all tasks before this one by their own names; those of nearer ones count."""
     found: dict[str, Any] = {}
+    for each in _tasks_before(run, task) if outputs else ():
+        for name, value in outputs.get(each, {}).items():
+            found.setdefault(name, value)
+    return found
+
+
+def _tasks_before(run: Run, task: TaskSpec) -> Iterator[str]:
+    """The names of all tasks before this one, near ones first."""
     seen: set[str] = set()
-    level = list(task.after) if outputs else []
+    level = list(task.after)
     while level:
-        for each in level:
-            for name, value in outputs.get(each, {}).items():
-                found.setdefault(name, value)
+        yield from level
         seen.update(level)
         level = list(dict.fromkeys(name for each in level for name in run.tasks[each].after if name not in seen))
-    return found
 
 
 def built_in(run: Run, task: str, n: int) -> dict[str, Any]:
@@ -187,11 +195,19 @@ def _resolved(
     return found
 
 
-def _named(task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """``task.output`` of what the task refers to."""
+def _named(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """``task.output`` of what the task refers to, and of what a script of it may mean by ``$task_output``.
+
+    Not of all tasks before it: a thousand of them have up to 64 kB each.
+    """
     found: dict[str, Any] = {}
     for name in set(names_in([task.params, task.env, task.map])):
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]
+    words = {word for text in texts_in(task.params) for word in _WORD.findall(text)} if outputs else set()
+    for owner in _tasks_before(run, task) if words else ():
+        for output, value in outputs.get(owner, {}).items():
+            if variable_of(name := f"{owner}.{output}") in words:
+                found[name] = value
     return found

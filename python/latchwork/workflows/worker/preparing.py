@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from latchwork.errors import LatchworkError
 from latchwork.words import reason
 from latchwork.workflows.bundles import BadBundle, BundleCache
-from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill
+from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill, variable_of
 from latchwork.workflows.exchange import Spec
 from latchwork.workflows.logs import LogStore, Mask
 from latchwork.workflows.secrets import SecretMissing, Secrets
@@ -249,7 +249,7 @@ def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[di
     found: dict[str, str] = {}
     too_long: list[str] = []
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names count
-        variable = re.sub(r"[.-]", "_", name)
+        variable = variable_of(name)
         if not _VARIABLE.fullmatch(variable) or variable in base or _NEVER.fullmatch(variable):
             continue
         text = _text(values[name])
