@@ -143,6 +143,14 @@ DEFECTS = (
     ),
     Defect(
         "etcd watches",
+        "a watch waits for revisions that the server will write once more",
+        "backends/etcd/watching/watches.py",
+        "elif current and part.resumes and part.resume_at > response.header.revision + 1:",
+        "elif False:",
+        of("backends/etcd/faults", "a_watch_hears_of_a_server_that_has_gone_back_to_a_backup", on="3.5"),
+    ),
+    Defect(
+        "etcd watches",
         "what comes of a leaf before its first state is not held back",
         "backends/etcd/watching/parts.py",
         "self.held: list[Any] | None = [] if leaf else None\n",

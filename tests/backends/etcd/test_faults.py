@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -39,6 +40,28 @@ def test_watch_session_and_calls_go_on_after_kill_and_restart(own, opened, colle
     assert backend.get("w/bound", stale_ok=False).result(5).owner == session.id
     assert sum(isinstance(event, Snapshot) for event in seen.events) == 1, "it resumed by revision"
     assert not gone.is_set()
+
+
+def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, collector, raw_client, tmp_path):
+    backend = opened(own.url("faults", call_timeout_s=5))
+    seen, leaf = collector(), collector()
+    backend.commit([], [Put("w/kept", b"1"), Put("leaf", b"1")]).result(5)
+    own.kill()
+    shutil.copytree(own.data_dir, tmp_path / "backup")
+    own.restart()
+    backend.watch("w", seen)
+    backend.watch("leaf", leaf, leaf=True)
+    for number in range(20):
+        backend.commit([], [Put("w/lost", str(number).encode()), Put("leaf", b"2")]).result(5)
+    seen.wait_until(lambda it: it.values().get("w/lost") == b"19")
+    leaf.wait_until(lambda it: it.values() == {"leaf": b"2"})
+    own.kill()
+    shutil.rmtree(own.data_dir)
+    shutil.copytree(tmp_path / "backup", own.data_dir)
+    own.restart()
+    raw_client(own).put(b"/faults/w/new", b"1")
+    seen.wait_until(lambda it: it.values() == {"w/kept": b"1", "w/new": b"1"}, 5)
+    leaf.wait_until(lambda it: it.values() == {"leaf": b"1"}, 5)
 
 
 def test_calls_while_the_server_is_down_are_exact_and_on_time(own, opened):

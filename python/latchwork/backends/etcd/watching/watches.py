@@ -1,8 +1,10 @@
 """Watches: one stream to the server for all watches of a store, read by one thread.
 
 A watch is a few key ranges. Its life: read each, at a revision R of its own (Snapshot), then watch it from R + 1. After
-a disconnect each range goes on from the revision after its last event. When the server has compacted that away, or ends
-a watch for a reason of its own, the watch starts over with a Snapshot.
+a disconnect each range goes on from the revision after its last event. When the server has compacted that away, is not
+there yet, or ends a watch for a reason of its own, the watch starts over with a Snapshot. Not there yet is a member
+that lags, but also a server that was restored from a backup or has lost writes: what it writes until it is there again
+would be told to nobody.
 
 A server puts a watch that begins behind its newest revision aside, to be served by a loop that runs every 100 ms: with
 other clients writing, that hits most watches that begin after a read. A leaf, of which somebody waits for the end,
@@ -316,6 +318,9 @@ class WatchHub:
             self._ended(stream, part.watch, response)
         elif current and part.resumes and part.behind > _FAR_BEHIND:
             _log.info("a watch is %d revisions behind after a disconnect; reading again", part.behind)
+            self._restart(part.watch)
+        elif current and part.resumes and part.resume_at > response.header.revision + 1:
+            _log.info("a watch is ahead of revision %d, the server's newest; reading again", response.header.revision)
             self._restart(part.watch)
         elif current and part.watch.held is not None:
             self._read(part.watch)
