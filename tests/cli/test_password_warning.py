@@ -19,7 +19,7 @@ def commands(group, path=()):
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        elif any(parameter.name == "url" for parameter in command.params):
+        elif any("--url" in parameter.opts for parameter in command.params):
             required = ["json:dumps" for parameter in command.params if parameter.required]
             yield (*path, name, *required)
 

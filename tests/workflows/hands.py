@@ -74,7 +74,8 @@ class Hand:
     def end(self, claim, outcome=Outcome.SUCCESS, **fields):
         """How it ended."""
         item = Item.of(claim.item.id)
-        fields.setdefault("cache_key", Head.of(claim.value).cache_key)
+        if "cache_key" not in fields:
+            fields["cache_key"] = Head.of(claim.value).cache_key
         ended_at = time.time()
         started_at = ended_at - fields.pop("took_s", 0.0)
         result = Result(outcome, claim.fence.token, self.name, "host", started_at, ended_at, **fields)

@@ -253,7 +253,7 @@ def test_a_client_waits_follows_and_asks(served, nightly):
 def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
     told = flows("doctor")
     assert (told.code, told.out) == (0, "nothing is wrong\n")
-    item = "workflows/backlog/lanes/default/items/s1/" + Item(987654, 1, 0).id
+    item = "workflows/backlog/lanes/nobodys/items/s1/" + Item(987654, 1, 0).id
     with latchwork.connect(served.home.store) as store:
         store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')
         found = flows("doctor", "--json")

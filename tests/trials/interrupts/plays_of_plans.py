@@ -116,13 +116,13 @@ class _Ended:
     def __init__(self, store: Store, name: str) -> None:
         place = Place(store, name)
         _builder(store, name).start()
-        _, plan = run(place.plan("p"))
+        entry, plan = seen = run(place.plan("p"))
         progress = Progress(place)
-        run(progress.look("p", plan, ["t00000"]))
+        run(progress.look("p", seen, ["t00000"]))
         claim = next(each for each in place.backlog.try_take([LANE], limit=2) if each.item.id == "p~t00000")
         (task,) = run(place.tasks("p", ["t00000"]))
         outcome = Outcome(Payloads().encode(1, "one"))
-        self.end = End(claim, "p", "t00000", outcome, result_value(outcome.to_bytes()), plan, task)
+        self.end = End(claim, "p", "t00000", outcome, result_value(outcome.to_bytes()), plan, task, entry)
         self.ends = Ends(place, progress, None, Signal())  # type: ignore[arg-type]
         self.label = f"latchwork-plans-ends-{name}"
 

@@ -34,7 +34,7 @@ def test_a_start_is_a_command_and_no_run(ask, seeds):
     assert answer.status_code == 202
     found = rows(seeds, sa.select(command).where(command.c.id == answer.json()["command"]))[0]
     assert (found.type, found.by, found.done_at, found.instance) == ("start", "operator-of-default", None, None)
-    assert {**found.args, "code": 0} == {**given, "code": 0, "version": 1, "schedule_time": None}
+    assert {**found.args, "code": 0} == {**given, "code": 0, "version": 1, "schedule_time": None, "no_cache": False}
     assert len(rows(seeds, sa.select(instance.c.id))) == before
 
 
