@@ -90,8 +90,8 @@ DEFECTS = (
         "FlowFamilies",
         "a run waits for itself",
         HOLDING,
-        "        without = [stored.id, *families.above(self._connection, stored.parent)]\n",
-        "        without: list[int] = [0]\n",
+        "        return [stored.id, *families.above(self._connection, stored.parent)]\n",
+        "        return [0]\n",
         of(DEPENDENT, "a_run_never_counts_as_one_that_it_waits_for", on=MEMORY),
     ),
     Defect(

@@ -13,8 +13,8 @@ DEFECTS = (
         "FlowMaster",
         "a former owner writes",
         "workflows/database/shard.py",
-        "        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)\n",
-        "        mine = sa.update(shard).where(shard.c.id == self.id)\n",
+        "        return sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)\n",
+        "        return sa.update(shard).where(shard.c.id == self.id)\n",
         of("workflows/master", "a_master_of_before_writes_nothing_once_another_has_the_shard", on="memory"),
     ),
     Defect(
@@ -191,8 +191,8 @@ DEFECTS = (
         "FlowMaster",
         "a serial workflow runs twice at a time",
         "workflows/state/serial.py",
-        '    if policy == "parallel" or not there:\n',
-        '    if policy != "discard" or not there:\n',
+        "    if most is None or len(there) < most:\n",
+        '    if policy != "discard" or most is None or len(there) < most:\n',
         of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on=MEMORY),
     ),
     Defect(
@@ -207,8 +207,8 @@ DEFECTS = (
         "FlowMaster",
         "a run that is recovered goes beside another",
         "workflows/master/taking_turns.py",
-        "            if other.state in GOING:\n",
-        "            if False:\n",
+        "but=stored.id) if each.state in GOING]\n",
+        "but=stored.id) if False]\n",
         of("workflows/serial", "a_run_is_not_recovered_or_run_again_beside_another", on=MEMORY),
     ),
     Defect(

@@ -65,7 +65,7 @@ DEFECTS = (
         "FlowWorker",
         "slots of a task group are not freed",
         "workflows/worker/task_groups.py",
-        "return [] if found is None else [Delete(self._keys.slot(found[0], found[1]))]",
+        "return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]",
         "return []",
         of("workflows/worker", "tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers"),
     ),

@@ -65,8 +65,7 @@ class Shard:
 
     def give_up(self, connection: sa.Connection) -> None:
         """It is nobody's, if it is ours still: whoever comes next takes it over from nobody who died."""
-        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
-        connection.execute(mine.values(owner=""))
+        connection.execute(self._ours().values(owner=""))
 
     def guard(self, connection: sa.Connection) -> int:
         """The first statement of each transaction of an owner; the number of that transaction.
@@ -74,8 +73,11 @@ class Shard:
         Raises:
             NotOwner: it is no more; roll back.
         """
-        mine = sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
-        found = connection.execute(mine.values(seq=shard.c.seq + 1).returning(shard.c.seq)).first()
+        found = connection.execute(self._ours().values(seq=shard.c.seq + 1).returning(shard.c.seq)).first()
         if found is None:
             raise NotOwner(f"shard {self.id} is no more that of token {self.token}")
         return int(found.seq)
+
+    def _ours(self) -> sa.Update:
+        """A change of its row, if it is ours still."""
+        return sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
