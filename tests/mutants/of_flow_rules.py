@@ -141,14 +141,6 @@ DEFECTS = (
     ),
     Defect(
         "FlowRules",
-        "one place is given to all that wait",
-        SERIALS,
-        "        waiting = waiting.limit(free)\n",
-        "",
-        of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on=MEMORY),
-    ),
-    Defect(
-        "FlowRules",
         "a task of a group in a limited project takes the slot of the group alone",
         "workflows/worker/task_groups.py",
         "        names = slots_of(lane)\n",

@@ -79,10 +79,10 @@ DEFECTS = (
     ),
     Defect(
         "FlowSettings",
-        "an editor of one project changes what all have",
+        "an editor of everything changes what all have",
         DESK,
         "    return Role.EDITOR if project != ALL else Role.ADMIN\n",
-        "    return Role.EDITOR if project != ALL else Role.VIEWER\n",
+        "    return Role.EDITOR\n",
         of(
             "workflows/web/roles", "what_is_of_all_projects_is_changed_by_administrators_of_everything", on="connection"
         ),

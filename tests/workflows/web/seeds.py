@@ -63,8 +63,9 @@ class Seeds:
         self.accounts = DatabaseAccounts(database)
 
     def people(self):
-        """One account for each role in `default`, one for another project, one without any."""
+        """One account for each role in `default`, one for another project, one without any, two for everything."""
         self.accounts.ensure("admin", Role.ADMIN)
+        self.accounts.ensure("editor", Role.EDITOR)
         for role in Role:
             name = f"{role.word}-of-default"
             self.accounts.create(name, None, by="test")
@@ -74,7 +75,8 @@ class Seeds:
         self.accounts.create("stranger", None, by="test")
         self.accounts.set_role("stranger", "billing", Role.ADMIN, by="test")
         return {
-            name: self.token(name) for name in ("admin", "nobody", "stranger", *(f"{r.word}-of-default" for r in Role))
+            name: self.token(name)
+            for name in ("admin", "editor", "nobody", "stranger", *(f"{r.word}-of-default" for r in Role))
         }
 
     def token(self, name, **more):

@@ -165,7 +165,9 @@ class Taking:
     async def take_told(self, items: Sequence[BacklogItem], wish: Wish, session: Session) -> list[BacklogClaim]:
         """Take these as they were read; what is taken already is not lost by trouble with the others."""
         entries = [Entry(item.key, item.to_bytes(), item.version, 0, 0) for item in items]
-        return await self._surely(partial(self._take_of, entries, wish, session), session)
+        claims = await self._surely(partial(self._take_of, entries, wish, session), session)
+        places = {item.key: at for at, item in enumerate(items)}
+        return sorted(claims, key=lambda claim: places.get(claim.item.key, len(places)))
 
     async def _take_from_lanes(self, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
         await self._settle_doubts(wish, session, claims)
