@@ -71,7 +71,7 @@ DEFECTS = (
         "store/session.py",
         "        if self._home.is_foreign:\n            return\n        has_closed: list[bool] = []\n",
         "        has_closed: list[bool] = []\n",
-        of("conformance/forks", "closing_a_session_in_a_child_leaves_the_parents_alive", on="etcd35"),
+        of("conformance/forks", "closing_a_session_in_a_child_leaves_the_parents_alive", on="zookeeper"),
     ),
     Defect(
         "Session",
