@@ -8,7 +8,7 @@ is built in cannot be replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -95,13 +95,13 @@ def values_of(
     """
     if index >= 0:
         return _of_element(run, task, n, outputs, index)
-    ours = built_in(run, task.name, n)
+    ours, before = built_in(run, task.name, n), list(_tasks_before(run, task)) if outputs else []
     plain = (str, int, float, bool)
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
-    known = {**run.shared, **run.environment_of(task), **own, **_before(run, task, outputs)}
+    known = {**run.shared, **run.environment_of(task), **own, **_plain(before, outputs)}
     params = {**run.definition.params, **run.params}
     known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
-    return {**known, **_named(run, task, outputs), **ours}
+    return {**known, **_named(task, before, outputs), **ours}
 
 
 def items_of(run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]]) -> list[Any]:
@@ -140,10 +140,10 @@ def params_of(run: Run) -> dict[str, Any]:
     return _resolved(params, run.definition.params.keys() - run.params.keys(), known, run.moment)
 
 
-def _before(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Outputs of all tasks before this one by their own names; those of nearer ones count."""
     found: dict[str, Any] = {}
-    for each in _tasks_before(run, task) if outputs else ():
+    for each in before:
         for name, value in outputs.get(each, {}).items():
             found.setdefault(name, value)
     return found
@@ -195,7 +195,7 @@ def _resolved(
     return found
 
 
-def _named(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _named(task: TaskSpec, before: Collection[str], outputs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """``task.output`` of what the task refers to, and of what a script of it may mean by ``$task_output``.
 
     Not of all tasks before it: a thousand of them have up to 64 kB each.
@@ -205,8 +205,8 @@ def _named(run: Run, task: TaskSpec, outputs: Mapping[str, Mapping[str, Any]]) -
         owner, dot, output = name.rpartition(".")
         if dot and output in outputs.get(owner, {}):
             found[name] = outputs[owner][output]
-    words = {word for text in texts_in(task.params) for word in _WORD.findall(text)} if outputs else set()
-    for owner in _tasks_before(run, task) if words else ():
+    words = {word for text in texts_in(task.params) for word in _WORD.findall(text)} if before else set()
+    for owner in before:
         for output, value in outputs.get(owner, {}).items():
             if variable_of(name := f"{owner}.{output}") in words:
                 found[name] = value
