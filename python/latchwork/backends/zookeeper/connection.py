@@ -57,6 +57,10 @@ class Listener(Protocol):
         """A watch fired."""
         ...
 
+    def on_events_over(self) -> None:
+        """All events that have arrived together were told."""
+        ...
+
     def on_expired(self) -> bool:
         """The server ended the session. True: that was all; False: go on with a new one."""
         ...
@@ -309,6 +313,10 @@ class Connection:
     def event(self, kind: int, path: str) -> None:
         """A watch fired."""
         self._listener.on_event(kind, path)
+
+    def events_over(self) -> None:
+        """All events that have arrived together were told."""
+        self._listener.on_events_over()
 
     def _fail_unsent(self) -> None:
         with self._lock:

@@ -251,10 +251,12 @@ class Backlog(Records):
         )
         async with self._waits.begin(0.0) as (waiter, _):
             try:
-                return await self._taking.try_take(wish, waiter.session)
+                claims = await self._taking.try_take(wish, waiter.session)
             except LatchworkError as error:
                 self._waits.refuse_closed(waiter, error)
                 raise
+        self._waiting.taken(claims)
+        return claims
 
     @driven
     async def take_told(
@@ -292,10 +294,12 @@ class Backlog(Records):
         )
         async with self._waits.begin(0.0) as (waiter, _):
             try:
-                return await self._taking.take_told(told, wish, waiter.session)
+                claims = await self._taking.take_told(told, wish, waiter.session)
             except LatchworkError as error:
                 self._waits.refuse_closed(waiter, error)
                 raise
+        self._waiting.taken(claims)
+        return claims
 
     @driven
     async def wait_free(self, lane: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
@@ -321,7 +325,13 @@ class Backlog(Records):
 
     @driven
     async def wait_told(
-        self, lane: str, timeout_s: float | None = None, *, limit: int = 20, accept: Accept | None = None
+        self,
+        lane: str,
+        timeout_s: float | None = None,
+        *,
+        limit: int = 20,
+        accept: Accept | None = None,
+        stays: bool = False,
     ) -> list[BacklogItem] | None:
         """Wait like ``wait_free``, and return what is free: ``take_told`` takes it without a look.
 
@@ -330,6 +340,9 @@ class Backlog(Records):
             timeout_s: as for ``wait_free``.
             limit: of more than so many items none is returned.
             accept: as for ``try_take``.
+            stays: keep the place in the line, also when the time is over, and tell the next such call for this lane of
+                what is new since, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` soon, if you
+                have enough. One thread at a time for a lane.
         Returns:
             All items of the lane that were free, in order; empty when something is free, and has to be looked for with
             ``try_take``; None when the time is over.
@@ -338,14 +351,21 @@ class Backlog(Records):
         """
         if not check_whole(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        told = await self._wait(lane, timeout_s, accept)
-        return None if told is None else told.first(limit)
+        told = await self._wait(lane, timeout_s, accept, stays=stays)
+        return None if told is None else told.tell(limit)
 
-    async def _wait(self, lane: str, timeout_s: float | None, accept: Accept | None) -> IsFree | None:
+    def leave(self, lane: str) -> None:
+        """Give up the place in the line of a lane that ``wait_told`` kept, in the background; it may be none."""
+        self._waiting.leave(lane)
+
+    async def _wait(
+        self, lane: str, timeout_s: float | None, accept: Accept | None, *, stays: bool = False
+    ) -> IsFree | None:
         check_member(lane, "lane")
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        wait, kept = (self._waiting.stay, self._waiting.kept(lane)) if stays else (self._waiting.wait, None)
+        async with self._waits.begin(timeout_s, kept) as (waiter, patience):
             try:
-                told = await self._waiting.wait(lane, waiter, patience, accept or everything)
+                told = await wait(lane, waiter, patience, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise
@@ -356,6 +376,7 @@ class Backlog(Records):
     def close(self) -> None:
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
         self._waits.close()
+        self._waiting.close()
 
     def _check_lanes(self, lanes: Sequence[str]) -> None:
         if isinstance(lanes, str):
