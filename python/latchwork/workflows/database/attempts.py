@@ -19,7 +19,7 @@ from latchwork.workflows.database.tables import attempt, instance, task
 #: The outcome of a run whose worker died, or gave it back.
 LOST = "lost"
 _TOGETHER = 400
-_IDS = sa.bindparam("ids", expanding=True)
+_IDS: sa.BindParameter[int] = sa.bindparam("ids", expanding=True)
 _KNOWN = (
     sa.select(task.c.id, task.c.instance, instance.c.code)
     .join(instance, instance.c.id == task.c.instance)

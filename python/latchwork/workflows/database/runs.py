@@ -43,7 +43,9 @@ def _updating(*more: str) -> sa.Update:
     return sa.update(instance).where(mine).values(**{name: sa.bindparam(name) for name in names})
 
 
-_UPDATES = {more: _updating(*more) for more in ((), ("ended_at",), ("ended_at", "started_at"))}
+_UPDATES: dict[tuple[str, ...], sa.Update] = {
+    more: _updating(*more) for more in ((), ("ended_at",), ("ended_at", "started_at"))
+}
 
 
 @dataclass(frozen=True, slots=True)
