@@ -21,6 +21,11 @@ from latchwork.workflows.state.windows import Span
 
 #: The lock of PostgreSQL under which definitions are written that start others.
 _RINGS = 7_205_759_403
+_WHO_WAITS = (
+    sa.select(waiting.c.shard, waiting.c.code, waiting.c.target)
+    .where(waiting.c.code.in_(sa.bindparam("codes", expanding=True)))
+    .distinct()
+)
 
 
 class Place(NamedTuple):
@@ -209,14 +214,17 @@ def who_waits(
         over: codes of workflows of which a run is over.
         ended: by code, tasks that have ended.
     """
-    asked: list[sa.ColumnElement[bool]] = [waiting.c.code.in_(sorted(over))] if over else []
-    for code, names in ended.items():
-        if code not in over:
-            asked.append(sa.and_(waiting.c.code == code, waiting.c.target.in_(sorted({*names, "*"}))))
-    if not asked:
+    codes = sorted({*over, *ended})
+    if not codes:
         return []
-    chosen = sa.select(waiting.c.shard, waiting.c.code).where(sa.or_(*asked)).distinct()
-    return [(row.shard, row.code) for row in connection.execute(chosen.order_by(waiting.c.shard, waiting.c.code))]
+    found = connection.execute(_WHO_WAITS, {"codes": codes})
+    return sorted(
+        {
+            (row.shard, row.code)
+            for row in found
+            if row.code in over or row.target == "*" or row.target in ended.get(row.code, ())
+        }
+    )
 
 
 def waiting_for(connection: sa.Connection, shard: int, code: int) -> list[int]:
