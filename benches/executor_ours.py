@@ -51,7 +51,8 @@ def _say(log, line):
 
 
 def answer(**what):
-    print(json.dumps(what), flush=True)
+    sys.stdout.write(json.dumps(what) + "\n")  # one write: lines of several threads do not mix
+    sys.stdout.flush()
 
 
 def used_s():
