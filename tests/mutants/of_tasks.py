@@ -316,4 +316,23 @@ DEFECTS = (
         "    if False:\n",
         of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
     ),
+    Defect(
+        "Feeder",
+        "who gives an item back goes on until the session ends, and holds up all pauses and the close",
+        "tasks/running/endings.py",
+        "ops=self._hooks.at_end(claim), timeout_s=0.0)",
+        "ops=self._hooks.at_end(claim))",
+        (
+            *of("tasks/feeder", "close_tries_once_to_give_back_what_it_has_while_the_store_is_away", on="memory"),
+            *of("tasks/feeder", "what_cannot_be_given_back_holds_up_nothing_else_of_its_node", on="memory"),
+        ),
+    ),
+    Defect(
+        "GroupCommit",
+        "what was on its way when it was closed is tried as long as if it was not",
+        "tasks/group_commit.py",
+        "units if now >= self._ends_at else ",
+        "",
+        of("tasks/group_commit", "close_waits_no_longer_for_what_was_on_its_way_when_it_began", on="memory"),
+    ),
 )

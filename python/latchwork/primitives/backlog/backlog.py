@@ -197,6 +197,27 @@ class Backlog(Records):
             return False
         return True
 
+    @driven
+    async def bury(
+        self, item: BacklogItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()
+    ) -> bool:
+        """Make a dead letter of an item that was found and that nobody has, with writes of yours if you like.
+
+        Args:
+            item: as it was found; taken or given back since then it is another.
+            why: kept in the letter.
+            checks: must hold too.
+            ops: written in the same transaction.
+        Returns:
+            False: it is gone, or not as it was, or somebody has it, or one of your checks or writes did not hold;
+            nothing was changed.
+        Raises:
+            Unavailable: nothing was changed.
+            OutcomeUnknown: buried or not.
+        """
+        self._waits.check()
+        return await self._taking.bury(item.given_back(check_text(why, "the reason")), lambda _: (checks, ops))
+
     # Taking
 
     @driven

@@ -206,6 +206,7 @@ class Feeder(Starts):
             task.cut_short("its node closed")
         self._endings.hurry()
         self._line.give_back(math.inf, "its node closed")
+        until = self._clock.now() + timeout_s
         self.drain(timeout_s)
         with self._bell.mutex:
             self._ring_all()
@@ -213,7 +214,7 @@ class Feeder(Starts):
         for thread in self._threads:
             if not thread.is_mine:
                 thread.block()
-        self.drain(timeout_s)  # what came meanwhile
+        self.drain(max(0.0, until - self._clock.now()))  # what came meanwhile
         self._endings.close()
         with self._bell.mutex:
             self._is_over = True
