@@ -11,6 +11,7 @@ docs/design/0019 has the steps, the races, and why a lane is never read as a who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
@@ -25,7 +26,7 @@ from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import Steps, ask, driven
 from latchwork.store.store import Store
 from latchwork.types import Absent, Check, Create, Delete, Op
 
@@ -270,14 +271,7 @@ class Backlog(Records):
             on_refused,
             share or no_share,
         )
-        async with self._waits.begin(0.0) as (waiter, _):
-            try:
-                claims = await self._taking.try_take(wish, waiter.session)
-            except LatchworkError as error:
-                self._waits.refuse_closed(waiter, error)
-                raise
-        self._waiting.taken(claims)
-        return claims
+        return await self._take(partial(self._taking.try_take, wish))
 
     @driven
     async def take_told(
@@ -310,12 +304,13 @@ class Backlog(Records):
                     f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         told = [item for item in items if item.attempts < self._taking.most]
-        wish = Wish(
-            (), max(1, len(told)), accept or everything, extra or nothing_more, nothing_more, on_refused, no_share
-        )
+        wish = Wish((), max(1, len(told)), accept or everything, extra or nothing_more, on_refused=on_refused)
+        return await self._take(partial(self._taking.take_told, told, wish))
+
+    async def _take(self, take: Callable[[Session], Steps[list[BacklogClaim]]]) -> list[BacklogClaim]:
         async with self._waits.begin(0.0) as (waiter, _):
             try:
-                claims = await self._taking.take_told(told, wish, waiter.session)
+                claims = await take(waiter.session)
             except LatchworkError as error:
                 self._waits.refuse_closed(waiter, error)
                 raise
@@ -361,9 +356,8 @@ class Backlog(Records):
             timeout_s: as for ``wait_free``.
             limit: of more than so many items none is returned.
             accept: as for ``try_take``.
-            stays: keep the place in the line, also when the time is over, and tell the next such call for this lane of
-                what is new since, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` soon, if you
-                have enough. One thread at a time for a lane.
+            stays: keep the place in the line, also when the time is over; the next such call, of one thread, tells what
+                is new, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` when you have enough.
         Returns:
             All items of the lane that were free, in order; empty when something is free, and has to be looked for with
             ``try_take``; None when the time is over.
