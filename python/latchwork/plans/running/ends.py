@@ -37,6 +37,9 @@ _PLANS = 32
 _FIRST_LOOK, _LONGER = 2, 8
 #: Of so many tasks that have not ended one is chosen that others rely on.
 _WITNESSES = 64
+#: So many times so many seconds ends wait for others that are about to come: a round of many costs little more than one
+#: of one.
+_WAITS, _WAIT_S = 4, 0.001
 
 
 class Ends:
@@ -48,6 +51,7 @@ class Ends:
         alone: ends one task by itself, in whatever state it is found.
         stop: set when the worker closes.
         handing: takes along what becomes ready; None: nothing is.
+        comes: whether another end is to be expected in a moment.
     """
 
     def __init__(
@@ -57,8 +61,11 @@ class Ends:
         alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
         handing: Handing | None = None,
+        *,
+        comes: Callable[[], bool] = bool,
     ) -> None:
         self._place = place
+        self._comes = comes
         self._progress = progress
         self._alone = alone
         self._clock = place.store.clock
@@ -109,6 +116,7 @@ class Ends:
                 if landed:
                     continue
                 await self._bell.rung(rings, self._clock, None)
+                await self._gather()
                 continue
             by_plan: dict[tuple[str, int], list[End]] = {}
             for end in ends:
@@ -116,6 +124,12 @@ class Ends:
                 by_plan.setdefault((end.plan_id, turn), []).append(end)
             for (plan_id, _), some in by_plan.items():
                 await self._decide(plan_id, some)
+
+    async def _gather(self) -> None:
+        """Wait a moment for company, if some is to come."""
+        for _ in range(_WAITS):
+            if not self._comes() or await Pause(self._clock, self._stop, _WAIT_S):
+                return
 
     async def _decide(self, plan_id: str, ends: list[End]) -> None:
         """All of these, however long the store is away: what ran has run."""
