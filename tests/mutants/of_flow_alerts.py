@@ -84,7 +84,7 @@ DEFECTS = (
         MOVES,
         "        return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)\n",
         "        return (delivery.c.id > 0,)\n",
-        of(SENDING, "what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_changes_nothing"),
+        of(SENDING, "a_no_that_a_frozen_sender_hears_changes_nothing_once_another_has_sent_it"),
     ),
     Defect(
         "FlowAlerts",
