@@ -12,7 +12,7 @@ from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
-from latchwork.cli.workflows.operate import DryRun, Params, PriorityWord, params_of
+from latchwork.cli.workflows.operate import DryRun, NoCache, Params, PriorityWord, params_of
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def backfill(
     param: Params = None,
     priority: PriorityWord = None,
     dry_run: DryRun = False,
+    no_cache: NoCache = False,
     dependents: Annotated[
         bool, typer.Option("--dependents", help="Workflows that wait for runs of this one get a backfill too.")
     ] = False,
@@ -76,6 +77,7 @@ def backfill(
             params=params,
             priority=priority,
             dry_run=dry_run,
+            no_cache=no_cache,
             dependents=level,
             unique_key=unique_key,
         )
