@@ -18,7 +18,8 @@ _WIDTH = 1000
 #: A tick this near to the end has its text on its left.
 _EDGE = 45
 _TICK = Markup(
-    '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/><text class="tick" x="{0}" y="11" text-anchor="{3}">{2}</text>'
+    '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/>'
+    '<text class="tick" x="{0}" y="11" text-anchor="{3}">{2}</text>'
 )
 _STEPS_S = (
     0.1,

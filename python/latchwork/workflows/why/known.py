@@ -9,7 +9,7 @@ from typing import NamedTuple
 from latchwork.words import counted
 from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
-from latchwork.workflows.state.records import NOT_TAKEN
+from latchwork.workflows.state.records import NOT_TAKEN, OVER
 from latchwork.workflows.why.held import Held, why_held
 
 #: So much of an error is said; the log has all of it.
@@ -123,7 +123,7 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
         return _ended(known, task.retries)
     if state is TaskState.RUNNING:
         return f"It is running, attempt {known.n}{f', on worker {known.worker}' if known.worker else ''}."
-    if not known.owner:
+    if not known.owner and known.instance not in OVER:
         return "No master has its shard yet: start one, or see the page of workers."
     if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and known.wake_at is not None:
         return _later(known, max(0.0, known.wake_at - now))
@@ -203,7 +203,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def blamed(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
-    """For each task that is not done: the first failed task that it is somewhere behind of."""
+    """For each task that neither is done nor has failed: the first failed task that it is somewhere behind of."""
     behind: dict[str, list[str]] = {}
     for task in definition.tasks:
         for each in task.after:
@@ -213,7 +213,7 @@ def blamed(definition: Definition, states: Mapping[str, TaskState]) -> dict[str,
         left = [first]
         while left:
             for name in behind.get(left.pop(), ()):
-                if name not in found and states.get(name) not in DONE:
+                if name not in found and states.get(name) not in DONE | FAILED:
                     found[name] = first
                     left.append(name)
     return found
