@@ -23,6 +23,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+from executor_ours import TENTHS
 from executor_sides import CelerySide, DaskSide, Ours, PoolSide, RqSide, ours, processor_s
 
 import latchwork
@@ -102,7 +103,7 @@ def latency(arguments):
 
 
 def backlog(arguments):
-    """Many tasks queued before anybody runs one, then drained."""
+    """Many tasks queued before anybody runs one, then drained to the end: tenth by tenth."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=0) as side:
@@ -112,21 +113,56 @@ def backlog(arguments):
             with latchwork.connect(side.url) as store:
                 inspect(store, "bench")
             one["inspect_s"] = time.perf_counter() - looked
-            side.add(4)
-            child.say()
-            one.update(child.hear())
-            child.end()
-            tenth, marks = arguments.queued // 10, [0.0, *one["marks"]]
-            one["first_per_s"] = tenth * 2 / (marks[5] - marks[1])
-            one["last_per_s"] = tenth * 2 / (marks[19] - marks[15])
-            found[backend] = one
             print(
                 f"\n{backend}: {arguments.queued:,} tasks queued in {one['stored_s']:.1f} s, "
-                f"{one['bytes']:,.0f} bytes of the submitter for each; inspect {one['inspect_s'] * 1000:.0f} ms; "
-                f"drained in {marks[-1]:.1f} s, {one['first_per_s']:,.0f} a second of the second and third tenth, "
-                f"{one['last_per_s']:,.0f} of the eighth and ninth; load {os.getloadavg()[0]:.1f}"
+                f"{one['bytes']:,.0f} bytes of the submitter for each; inspect {one['inspect_s'] * 1000:.0f} ms",
+                flush=True,
             )
+            side.add(4, counts=True)
+            child.say()
+            one["tenths"] = drained(child, side, arguments.queued // TENTHS)
+            child.end()
+            found[backend] = one
     return found
+
+
+def drained(child, side, count):
+    """Of each tenth: tasks a second, milliseconds of processors for a task by who used them, calls of the nodes."""
+    print(
+        f"{'tenth':>8}{'tasks/s':>9} |{'submitter':>10}{'nodes':>7}{'server':>7} ms |"
+        f"{'commits':>8}{'refused':>8}{'lists':>7} a task | load",
+        flush=True,
+    )
+    tenths, before = [], spent(child, side, 0.0)
+    while "at_s" in (told := child.hear()):
+        now = spent(child, side, told["at_s"])
+        one = {name: (now[name] - before[name]) / count for name in now}
+        before = now
+        one["per_s"] = 1 / one.pop("at_s")
+        tenths.append(one)
+        times = "".join(f"{one[name] * 1000:{width}.2f}" for name, width in (("submitter", 10), ("nodes", 7)))
+        calls = "".join(f"{one[name]:{width}.3f}" for name, width in (("commit", 8), ("refused", 8), ("list", 7)))
+        print(
+            f"{len(tenths):8}{one['per_s']:9,.0f} |{times}{one['server'] * 1000:7.2f}    |{calls}        | "
+            f"{os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    return tenths
+
+
+def spent(child, side, at_s):
+    """What has been used by now."""
+    nodes = Counter()
+    for each in side.children:
+        each.say()
+        nodes.update(each.hear())
+    return {
+        "at_s": at_s,
+        "submitter": processor_s(child.pid),
+        "nodes": sum(processor_s(each.pid) for each in side.children),
+        "server": side.server_s(),
+        **{name: nodes[name] for name in ("commit", "refused", "list")},
+    }
 
 
 def detached(arguments):

@@ -13,14 +13,19 @@ import statistics
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import latchwork
+from latchwork.errors import Conflict
 from latchwork.executor import Executor, Member, Runner
+from latchwork.store import StoreObserver
 from latchwork.tasks import TaskContext, current_task, task
 
 NAME = "bench"
+#: Of a drain so many parts are told one by one; it has a multiple of so many tasks.
+TENTHS = 10
 
 
 @task(name="noop")
@@ -46,7 +51,8 @@ def _say(log, line):
 
 
 def answer(**what):
-    print(json.dumps(what), flush=True)
+    sys.stdout.write(json.dumps(what) + "\n")  # one write: lines of several threads do not mix
+    sys.stdout.flush()
 
 
 def used_s():
@@ -59,14 +65,27 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def node(url, slots=8, node_id=None, ttl_s=10.0):
-    """A runner, until its input ends."""
-    with latchwork.connect(url) as store:
+class Calls(StoreObserver):
+    """How many calls a process has made of its store, by their kinds; of commits also those that were refused."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    def called(self, info):
+        self.counts[info.call] += 1
+        self.counts["refused"] += isinstance(info.error, Conflict)
+
+
+def node(url, slots=8, node_id=None, ttl_s=10.0, counts=False):
+    """A runner, until its input ends; at each line of it the calls that it has made are told, if they are counted."""
+    calls = Calls()
+    with latchwork.connect(url, observers=[calls] if counts else []) as store:
         runner = Runner(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)
         with runner:
             runner.wait_ready(60)
             answer(ready=True, ttl_s=runner.health().session_remaining_s)
-            sys.stdin.read()
+            for _ in sys.stdin:
+                answer(**calls.counts)
             answer(**{name: value for name, value in vars_of(runner).items() if isinstance(value, int)})
 
 
@@ -123,21 +142,21 @@ def backlog(url, count):
         gc.collect()
         answer(bytes=(resident() - before) / count, stored_s=stored_s)
         sys.stdin.readline()
-        marks, done, lock = [], 0, threading.Lock()
+        done, lock = 0, threading.Lock()
         begun = time.perf_counter()
 
         def count_one(_future):
             nonlocal done
             with lock:
                 done += 1
-                if done % max(1, count // 20) == 0:
-                    marks.append(time.perf_counter() - begun)
+                if done * TENTHS % count == 0:
+                    answer(at_s=time.perf_counter() - begun)
 
         for future in futures:
             future.add_done_callback(count_one)
-        if [future.result(600) for future in futures] != list(range(count)):
+        if [future.result(3600) for future in futures] != list(range(count)):
             raise SystemExit("results are missing, or in another order")
-        answer(marks=marks)
+        answer(done=count)
 
 
 def detached(url, count, threads=16):

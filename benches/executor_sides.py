@@ -141,6 +141,7 @@ class Ours(Side):
         super().__init__()
         self.name, self.backend, self.nodes, self.slots, self.ttl_s = f"ours, {backend}", backend, nodes, slots, ttl_s
         self.children = []
+        self.server = None
 
     def start(self):
         if self.backend == "sqlite":
@@ -150,6 +151,10 @@ class Ours(Side):
             self.pids.append(self.server.pid)
             self.url = f"{self.server.url()}/{uuid.uuid4().hex[:8]}"
         self.add(self.nodes)
+
+    def server_s(self):
+        """Seconds of a processor that the server has used; 0 without one."""
+        return 0.0 if self.server is None else sum(processor_s(each) for each in below(self.server.pid))
 
     def add(self, count, **options):
         """So many runners more, once they take tasks."""

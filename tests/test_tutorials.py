@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
+from latchwork import executor
 from latchwork.jobs import inspect
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
@@ -45,6 +46,11 @@ class Terminal:
         if words[1] == "run":
             self._running = started
             self._wait_for(words[words.index("--node-id") + 1], words)
+        elif words[1:3] == ["executor", "run"]:
+            self._running = started
+            with latchwork.connect(self.url(words)) as store:
+                key = f"executor/functions/{words[words.index('--node-id') + 1]}"
+                eventually(lambda: store.get(key), WAIT_S)
         else:
             assert (started.wait(WAIT_S) != 0) == fails, command
 
@@ -137,6 +143,13 @@ def test_the_job_of_the_tutorial_runs_on_etcd_by_changing_the_url(reader):
     reader.walk("tutorial.md")
     with latchwork.connect(reader.terminal("first").url()) as store:
         assert inspect(store).nodes.keys() == {"n1"}
+
+
+def test_the_pool_of_the_tutorial_becomes_a_pool_of_machines_on_etcd(reader):
+    for block in reader.steps("tutorial-executor.md"):
+        if block.how == "walk=third":
+            with latchwork.connect(reader.terminal("third").url()) as store:
+                assert {each.id for each in executor.inspect(store).runners} == {"m1", "m2"}
 
 
 @pytest.mark.slow

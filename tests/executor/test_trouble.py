@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import QuotaExceeded, SessionLost
-from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks
+from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks, revive_task
 from latchwork.primitives import Backlog
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
@@ -63,13 +63,39 @@ def test_a_function_that_is_registered_nowhere_is_refused_at_submit_by_its_name(
     others_end(pool)
 
 
-def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners, pools):
-    lonely = Functions()
-    lonely.task(name="lonely")(square_of_text)
+LONELY = Functions()
+LONELY.task(name="lonely")(square_of_text)
+
+
+def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners, pools, store):
     runners(unknown_after_s=0.5)
     with pytest.raises(UnknownFunction, match="'lonely'"):
-        pools(functions=lonely).submit("lonely", "x").result(PATIENCE_S)
+        pools(functions=LONELY).submit("lonely", "x").result(PATIENCE_S)
+    (letter,) = dead_tasks(store)
+    assert letter.function == "lonely"
+    assert "'lonely'" in letter.why
     others_end(pools())
+
+
+def test_a_detached_task_whose_function_nobody_had_is_put_back_and_runs_once_somebody_has_it(runners, pools, store):
+    runners(unknown_after_s=0.5)
+    ref = pools(functions=LONELY).detached("lonely", "x", id="early")
+    with pytest.raises(UnknownFunction, match="'lonely'"):
+        ref.result(PATIENCE_S)
+    runners("new", functions=LONELY)
+    assert revive_task(store, dead_tasks(store)[0].letter) == "d.early"
+    assert ref.result(PATIENCE_S) == "x"
+
+
+def test_all_copies_of_a_task_whose_function_nobody_has_end_with_one_letter(runners, pools, store, eventually):
+    for name in ("n1", "n2"):
+        runners(name, unknown_after_s=0.5)
+    copies = pools(functions=LONELY).with_options(copies=2)
+    with pytest.raises(UnknownFunction, match="'lonely'"):
+        copies.submit("lonely", "x" * 5000).result(PATIENCE_S)
+    eventually(lambda: list_tasks(store) == [])
+    assert len(dead_tasks(store)) == 1
+    eventually(lambda: store.list("executor/data", recursive=True) == [])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, SessionLost, ValueTooLarge
 from latchwork.primitives import Backlog
 from latchwork.primitives.queue.stored import INLINE_BYTES
-from latchwork.types import Put
+from latchwork.types import Exists, Put
 
 TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
@@ -55,6 +55,21 @@ def test_an_item_that_kills_its_takers_becomes_a_dead_letter_with_the_callers_wr
     assert values(claims) == [b"s/good"]
     assert mine.dead_letters()[0].why == "taken 2 times, and never acknowledged"
     assert store.get("died/poison").value == b"2"
+
+
+def test_an_item_is_buried_with_the_callers_writes_only_while_nobody_has_it(backlog, store):
+    mine = backlog()
+    fill(mine, "s/1")
+    found = mine.find("any", "s", "1")
+    assert not mine.bury(found, checks=[Exists("nobody")])
+    (claim,) = take(mine)
+    assert not mine.bury(found), "it was taken since"
+    assert not mine.bury(mine.find("any", "s", "1")), "somebody has it"
+    claim.release(count=False)
+    assert mine.bury(mine.find("any", "s", "1"), "nobody wants it", ops=[Put("told", b"")])
+    assert store.get("told") is not None
+    assert not mine.bury(mine.find("any", "s", "1") or found)
+    assert [(letter.path, letter.why) for letter in mine.dead_letters()] == [("any/s/1", "nobody wants it")]
 
 
 def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):

@@ -22,6 +22,8 @@ from .feeding import PAYLOADS, Node, System, end_process, node_process, put, res
 from .test_children import eventually
 
 PATIENCE_S = 45.0
+#: For so long a claim goes on by itself to give an item back.
+RELEASES_FOR_S = 30.0
 
 
 def runs(node, *paths):
@@ -460,3 +462,27 @@ def test_close_ends_though_the_store_is_away(connect):
             assert node.feeder.close(0.5) in ([], ["any/s1/long"])
             node.commits.close(0.2)
             assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_close_tries_once_to_give_back_what_it_has_while_the_store_is_away(connect):
+    with FaultyStore(connect()) as store:
+        put(store, examples.waits, id="broken", broken=True)
+        with Node(store) as node:
+            eventually(node.feeder.running)
+            store.add(Fault("fail", op="commit", key="work/*", times=None))
+            begun = time.monotonic()
+            assert node.feeder.close(0.5) in ([], ["any/s1/broken"])
+            assert time.monotonic() - begun < RELEASES_FOR_S / 2
+
+
+def test_what_cannot_be_given_back_holds_up_nothing_else_of_its_node(connect):
+    with FaultyStore(connect()) as store:
+        for name in ("stuck", "free"):
+            put(store, examples.square, 1, id=name, broken=True)
+        with Node(store) as node:
+            eventually(lambda: len(node.feeder.running()) == 2)
+            store.add(Fault("fail", op="commit", key="work/*/stuck", times=None))
+            begun = time.monotonic()
+            eventually(lambda: node.feeder.stats().get("released"))
+            assert node.feeder.close(0.5) == ["any/s1/stuck"]
+            assert time.monotonic() - begun < RELEASES_FOR_S / 2

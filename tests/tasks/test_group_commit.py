@@ -20,6 +20,7 @@ from latchwork.errors import (
 )
 from latchwork.tasks import GroupCommit
 from latchwork.tasks.batching import MOST_CHECKS, MOST_OPS, Unit, blamed, gather, ops_of
+from latchwork.tasks.group_commit import TIMEOUT_S
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Fence, Put, SessionAlive
 
@@ -342,6 +343,25 @@ def test_close_does_not_wait_for_ever_for_a_store_that_is_away(counted):
     future = commits.submit([], [Create("k/1", b"")], never)
     commits.close(0.3)
     assert isinstance(future.exception(PATIENCE_S), (Unavailable, OutcomeUnknown))
+
+
+def test_close_waits_no_longer_for_what_was_on_its_way_when_it_began(counted):
+    counted.add(Fault("cut_before", op="*", key="k/*"))
+    counted.add(Fault("fail", op="*", key="k/*", times=None))
+    asked, closes = threading.Event(), threading.Event()
+
+    def has_landed(_error):
+        asked.set()
+        return not closes.wait(PATIENCE_S)
+
+    commits = GroupCommit(counted)
+    future = commits.submit([], [Create("k/1", b"")], has_landed)
+    assert asked.wait(PATIENCE_S)
+    begun = time.monotonic()
+    threading.Timer(0.3, closes.set).start()
+    commits.close(0.1)
+    assert time.monotonic() - begun < TIMEOUT_S / 2
+    assert isinstance(future.exception(0), OutcomeUnknown)
 
 
 def test_a_store_that_is_closed_answers_all(backend_url):

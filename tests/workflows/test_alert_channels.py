@@ -269,3 +269,21 @@ def test_a_test_of_a_channel_that_no_master_sends_is_said(told_by, parts):
     code, out, _ = told_by("channels", "test", "ops", "--timeout-s", "0")
     assert code == 1
     assert out == "channel ops: pending: no master has sent it yet\n"
+
+
+def test_a_test_of_a_channel_is_found_among_any_number_of_alerts(told_by, parts, monkeypatch):
+    desk.set_channel(parts, ADMIN, "ops", "webhook", {"url": "http://127.0.0.1:9/"})
+    asked = desk.test_channel
+
+    def and_many_more(*args):
+        number = asked(*args)
+        with parts.database.write() as connection:
+            rows = [
+                {"kind": "test", "cause": f"later {each}", "task": "", "at": 1.0, "details": {}} for each in range(1001)
+            ]
+            connection.execute(sa.insert(alert), rows)
+        return number
+
+    monkeypatch.setattr(desk, "test_channel", and_many_more)
+    code, out, _ = told_by("channels", "test", "ops", "--timeout-s", "0", "--json")
+    assert (code, json.loads(out)["deliveries"][0]["channel"]) == (1, "ops")

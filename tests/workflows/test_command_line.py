@@ -116,6 +116,26 @@ def test_a_definition_is_validated_with_every_problem_by_its_place(flows, tmp_pa
     flows("apply", "missing.yaml").refused(2, "missing.yaml cannot be read")
 
 
+def test_what_a_definition_needs_stored_is_told_by_validate_and_refused_by_apply(flows, tmp_path):
+    (tmp_path / "needs.yaml").write_text(
+        "name: needs\ntasks:\n"
+        "- {name: a, type: sql, params: {connection: shop, statement: 'SELECT :day', parameters: {day: '${dya}'}}}\n"
+        "- {name: b, type: shell, params: {script: 'true'}, env: {DAY: '${a.day}'}, after: [a]}\n"
+    )
+    told = flows("validate", "needs.yaml")
+    assert told.code == 0
+    assert told.out.splitlines() == [
+        "valid, if this is stored for its project:",
+        "tasks[0].params.parameters.day: '${dya}' is no parameter, and no task comes before 'a'",
+        "tasks[0].params.connection: connection 'shop'",
+    ]
+    assert [each["path"] for each in flows("validate", "needs.yaml", "--json").json["needs"]] == [
+        "tasks[0].params.parameters.day",
+        "tasks[0].params.connection",
+    ]
+    assert flows("apply", "needs.yaml").code == 2
+
+
 def test_a_workflow_is_applied_started_and_seen(flows, nightly):
     again = flows("apply", "nightly.yaml", "--json").json
     assert again["is_new"] is False

@@ -214,3 +214,25 @@ def test_a_server_that_vanishes_is_noticed_by_the_connection_itself(database):
         told = connection.connection.dbapi_connection.info.get_parameters()
     assert told["tcp_user_timeout"] == "10000"
     assert (told["keepalives_idle"], told["keepalives_interval"], told["keepalives_count"]) == ("5", "2", "3")
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_connection_that_the_server_has_closed_meanwhile_is_replaced_before_it_is_used(database, monkeypatch):
+    monkeypatch.setattr("latchwork.workflows.database.database._IDLE_S", 0.0)
+    other = Database(database.engine.url.render_as_string(hide_password=False))
+    with database.read() as connection:
+        before = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
+    with other.read() as connection:
+        connection.execute(sa.select(sa.func.pg_terminate_backend(before)))
+    with database.read() as connection:
+        assert connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one() != before
+    other.close()
+
+
+def test_the_dates_of_a_backfill_are_counted_by_an_index_that_has_all_that_is_asked(database):
+    text = "SELECT state, count(*) FROM instance WHERE backfill = 7 GROUP BY state"
+    with database.write() as connection:
+        if not database.is_sqlite:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
+        explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+        assert "ix_instance_backfill_state" in str(connection.exec_driver_sql(f"{explain} {text}").all())

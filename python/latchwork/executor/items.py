@@ -6,13 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import BadRecord
-from latchwork.executor.keys import DETACHED, Keys, item_id_of, task_id_of
+from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, task_id_of
 from latchwork.executor.placing.targets import Label, Member, Target, of_body, to_body
 from latchwork.records import Record, short
 from latchwork.tasks import BlobRef, Retry
+from latchwork.types import Delete
+
+if TYPE_CHECKING:
+    from latchwork.primitives import Backlog
 
 _MOST_COPIES = 1000
 _MOST_HEAD = 3000
@@ -202,3 +206,16 @@ def ref_of(value: bytes) -> BlobRef | None:
         return BlobRef.of(Record.of(value)) if value[:1] == b"{" else None
     except BadRecord:
         return None
+
+
+def other_copies(backlog: Backlog, item: TaskItem, keep: str) -> list[Delete]:
+    """The writes that delete all copies of a task but one, wherever they are by now: a copy may go to the lane of all.
+
+    Args:
+        backlog: where they are.
+        item: the task.
+        keep: the name of the copy that stays.
+    """
+    names = [(lane, item_id_of(item.id, copy)) for copy, lane in enumerate(item.lanes)]
+    places = [(place, name) for lane, name in names if name != keep for place in dict.fromkeys((lane, ANY))]
+    return [Delete(backlog.key(place, item.shelf, name)) for place, name in places]

@@ -10,6 +10,7 @@ docs/design/0020 has the races.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class GroupCommit:
         self._flying: list[Unit] = []
         self._thread: Background | None = None
         self._is_closed = False
+        self._ends_at = math.inf
         self._hurry = Signal()
 
     def __enter__(self) -> Self:
@@ -109,9 +111,7 @@ class GroupCommit:
             return
         with self._changed.mutex:
             self._is_closed = True
-            until = self._clock.now() + timeout_s
-            for unit in self._waiting:
-                unit.until = min(unit.until, until)
+            self._ends_at = min(self._ends_at, self._clock.now() + timeout_s)  # of what is on its way, too
             self._changed.ring()
             thread = self._thread
         if thread is not None and not thread.is_mine:
@@ -206,12 +206,11 @@ class GroupCommit:
     def _again(self, units: list[Unit], error: LatchworkError) -> None:
         """Put units back to the front, in order; answer those whose time is over."""
         now = self._clock.now()
-        left = [unit for unit in units if unit.until > now]
         with self._changed.mutex:
-            self._waiting[:0] = left
-        for unit in units:
-            if unit.until <= now:
-                _fail(unit, OutcomeUnknown(str(error)) if unit.is_doubtful else error)
+            over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
+            self._waiting[:0] = [unit for unit in units if unit not in over]
+        for unit in over:
+            _fail(unit, OutcomeUnknown(str(error)) if unit.is_doubtful else error)
 
 
 def _prefix_of(store: Store) -> str:

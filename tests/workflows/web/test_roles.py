@@ -9,7 +9,7 @@ from latchwork.workflows.database import settings
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.writing import put
 from latchwork.workflows.database.policies import backfills, groups, limits
-from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY
+from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
 #: the administrator of everything.
@@ -69,6 +69,7 @@ API = {
     "GET /api/v1/backfills/{backfill_id}/runs": VIEW,
     "POST /api/v1/backfills/{backfill_id}:stop": of("operator", 202),
     "GET /api/v1/alerts": IN,
+    "GET /api/v1/alerts/{alert_id}": VIEW,
     "POST /api/v1/deliveries/{delivery_id}:resend": of("editor", 202),
     "GET /api/v1/channels": ADMIN,
     "PUT /api/v1/channels/{name}": (401, *(403,) * 6, 204),
@@ -218,6 +219,7 @@ def world(seeds):
         delivery = connection.exec_driver_sql(f"SELECT id FROM delivery WHERE alert = {told}").scalar()
     return {
         "delivery": delivery,
+        "alert": told,
         "backfill": backfill,
         "half": half,
         "good": good,
@@ -256,6 +258,7 @@ def filled(route, world, seeds, name):
     path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
     path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
     path = path.replace("{backfill_id}", str(world["backfill"])).replace("{delivery_id}", str(world["delivery"]))
+    path = path.replace("{alert_id}", str(world["alert"]))
     if "/channels/{name}" in path:
         with seeds.database.write() as connection:
             views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
@@ -383,3 +386,23 @@ def test_forms_let_each_role_do_what_the_table_says(route, seeds, started, brows
         method, path = filled(route, started, seeds, name)
         answer = client.request(method, path, data=fields)
         assert answer.status_code == expected, (name, path, answer.text[:600])
+
+
+def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_refused_whole(seeds, world, ask):
+    waits = {"type": "dependent", "name": "ready", "params": {"on": {"workflow": "default.nightly"}}}
+    apply(seeds.database, {"name": "after", "project": "billing", "tasks": [waits]})
+    dates = {"first": "2025-10-01", "last": "2025-10-02", "dependents": "direct"}
+    path = "/api/v1/workflows/default/nightly:backfill"
+    asked = "SELECT count(*) FROM command WHERE type = 'backfill'"
+
+    def count():
+        with seeds.database.read() as connection:
+            return connection.exec_driver_sql(asked).scalar()
+
+    before = count()
+    for name in ("operator-of-default", "admin-of-default"):
+        answer = ask(name).post(path, json=dates)
+        assert (answer.status_code, count()) == (403, before), name
+        assert "no operator in project 'billing'" in answer.json()["detail"]
+    assert ask("admin").post(path, json=dates).status_code == 202
+    assert count() == before + 2

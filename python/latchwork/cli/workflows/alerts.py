@@ -133,7 +133,7 @@ def channels_test(
         number = client.test_channel(name)
         until = time.monotonic() + timeout_s
         while True:
-            seen = next(each for each in client.alerts(most=1000) if each.row.id == number)
+            seen = client.alert(number)
             row = seen.deliveries[0]
             if row.state in _OVER or row.error or time.monotonic() >= until:
                 break

@@ -26,14 +26,23 @@ Offline = Annotated[bool, typer.Option("--offline", help="It may not be started 
 
 @command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
 def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
-    """Name every problem of a definition, each by its place; exit code 1 if there are any. Opens no database."""
+    """Name every problem of a definition, each by its place; exit code 1 if there are any.
+
+    Opens no database: what has to be stored for the project is named, and `apply` refuses what is not.
+    """
     home_of(home)
-    from latchwork.workflows.definitions import problems_of
+    from latchwork.workflows.definitions import needs_of, problems_of
     from latchwork.workflows.types import TaskTypes
 
-    problems = problems_of(text_of(file), TaskTypes())
+    text, types = text_of(file), TaskTypes()
+    problems = problems_of(text, types)
+    needs = [] if problems else needs_of(text, types)
     if as_json:
-        say_json({"problems": [each._asdict() for each in problems]})
+        say_json({"problems": [each._asdict() for each in problems], "needs": [each._asdict() for each in needs]})
+    elif needs:
+        say("valid, if this is stored for its project:")
+        for each in needs:
+            show(Line(str(each), "yellow"))
     elif not problems:
         say("valid")
     else:

@@ -15,8 +15,8 @@ from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.items import TaskItem, may_run, task_of, type_name
-from latchwork.executor.keys import ANY, Keys, item_id_of, lane_of, member_of
+from latchwork.executor.items import TaskItem, may_run, other_copies, task_of, type_name
+from latchwork.executor.keys import ANY, Keys, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.interrupts import mutex
@@ -39,7 +39,7 @@ from latchwork.tasks import (
     UnknownFunction,
     after_failure,
 )
-from latchwork.types import Check, Create, Delete, Exists, Op
+from latchwork.types import Check, Create, Exists, Op
 
 _log = logging.getLogger(__name__)
 
@@ -346,15 +346,7 @@ class Lanes(FeederHooks):
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
         if item.blob:
             ops += self._blobs.delete_ops(BlobRef.of_body(item.blob))
-        return [*ops, *self._other_copies(item, keep)]
-
-    def _other_copies(self, item: TaskItem, keep: str) -> list[Op]:
-        ops: list[Op] = []
-        for copy, lane in enumerate(item.lanes):
-            name = item_id_of(item.id, copy)
-            if name != keep:
-                ops += [Delete(self._backlog.key(place, item.shelf, name)) for place in dict.fromkeys((lane, ANY))]
-        return ops
+        return [*ops, *other_copies(self._backlog, item, keep)]
 
 
 def _waits_for(item: TaskItem, member_id: str) -> bool:

@@ -11,20 +11,22 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, Conflict
-from latchwork.executor.items import TaskItem, task_of
+from latchwork.errors import BadRecord
+from latchwork.executor.items import TaskItem, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
 from latchwork.executor.placing.placing import read_functions
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
-from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
+from latchwork.tasks import PICKLED, BlobRef, Blobs, Outcome, UnknownFunction
 from latchwork.types import Create
 
 _log = logging.getLogger(__name__)
 
 #: So many tasks at the head of the lane of all are looked at.
 _LOOKED_AT = 200
+#: So much of a reason is kept in a dead letter.
+_MOST_WHY = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +156,12 @@ class Sweeper:
             return ""
         if item.function in known or await steps_of(self._backlog.holder)(stored) is not None:
             return ""
-        outcome = Outcome.failed(_unknown(item, known), is_final=True)
-        checks, ops = self._backlog.removal(stored)
-        try:
-            await ask(self._store.commit, checks, [*ops, Create(item.result_key(self._keys), outcome.to_bytes())])
-        except Conflict as error:
-            _log.info("task %s of %r is left: %s", item.id, item.function, error)
-            return ""
-        return item.id
+        error = _unknown(item, known)
+        told = Create(item.result_key(self._keys), Outcome.failed(error, is_final=True).to_bytes())
+        large = self._blobs.delete_ops(BlobRef.of_body(item.blob)) if item.blob else []
+        ops = [told, *large, *other_copies(self._backlog, item, stored.id)]
+        is_buried = await steps_of(self._backlog.bury)(stored, str(error)[:_MOST_WHY], (), ops)
+        return item.id if is_buried else ""
 
 
 def _unknown(item: TaskItem, known: set[str]) -> UnknownFunction:

@@ -290,18 +290,18 @@ class Taking:
         try:
             item = BacklogItem.of(entry)
         except BadRecord:
-            await self._bury(shown(entry), nothing_more)
+            await self.bury(shown(entry), nothing_more)
             return None
         if item.attempts >= self._held.most:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
-            await self._bury(item.given_back(why), wish.extra_dead)
+            await self.bury(item.given_back(why), wish.extra_dead)
             return None
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
         return Try(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
 
-    async def _bury(self, item: BacklogItem, extra: Extra) -> None:
+    async def bury(self, item: BacklogItem, extra: Extra) -> bool:
         """Make a dead letter of an item that nobody has: its takers died, or it is none and in everybody's way."""
         checks, ops = extra(item)
         letter = item.id
@@ -313,11 +313,11 @@ class Taking:
             except Conflict as error:
                 if not any(getattr(each, "key", None) == dead.key for each in error.failed):
                     _log.info("%s: item %s is no dead letter yet: %s", self._what, item.path, error)
-                    return
+                    return False
                 letter = other_letter(item.id)
             else:
                 _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, item.why)
-                return
+                return True
 
     async def _claim(self, batch: Sequence[Try], session: Session) -> list[BacklogClaim]:
         """Claim these, all or none."""

@@ -165,11 +165,11 @@ class Endings:
             why = ending.why or f"given back {claim.attempts} times"
             return self._bury(claim, Bury(why, tuple(self._hooks.at_last(claim, why))))
         why = self._hooks.why(claim, ending.why)
-        claim.release(why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim))
+        claim.release(why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim), timeout_s=0.0)
         return "released"
 
     def _bury(self, claim: BacklogClaim, ending: Bury) -> str:
-        claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)])
+        claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)], timeout_s=0.0)
         return "buried"
 
     # Done
@@ -212,6 +212,7 @@ class Endings:
     # Given back, or buried
 
     def _try(self, task: Taken, ending: Release | Bury) -> None:
+        """Try it once: the thread is that of all pauses, and a close waits for what it does."""
         task.tries += 1
         try:
             how = self._release(task.claim, ending) if isinstance(ending, Release) else self._bury(task.claim, ending)

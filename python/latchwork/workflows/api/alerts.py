@@ -87,6 +87,12 @@ def list_alerts(
     return [_alert(each) for each in found]
 
 
+@router.get("/alerts/{alert_id}")
+def show_alert(*, request: Request, who: Who, alert_id: m.Id) -> AlertRow:
+    """One alert: how far its deliveries are."""
+    return _alert(desk.find(parts_of(request), who, alert_id))
+
+
 @router.post("/deliveries/{delivery_id}:resend", status_code=202)
 def resend(*, request: Request, who: Who, delivery_id: m.Id) -> None:
     """Have it sent again, as another message."""

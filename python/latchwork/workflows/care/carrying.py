@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from latchwork.workflows.alerts import ChannelInvalid, checked_channel
-from latchwork.workflows.database import Database, definitions, tables
+from latchwork.workflows.database import Database, definitions, families, tables
 from latchwork.workflows.database.alerts.tables import channel
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies.tables import project_limit
@@ -167,6 +167,7 @@ def import_document(
     document = _read(given)
     found = _checked(document, types or TaskTypes())
     with database.write() as connection:
+        _check_rings(connection, found)
         changes = list(_changes(_document(connection), document, found))
         if not dry_run and any(each.what != "same" for each in changes):
             _write(connection, document, found, changes, by)
@@ -221,6 +222,13 @@ def _checked(document: Document, types: TaskTypes) -> list[Checked]:
     if problems:
         raise DefinitionInvalid(problems)
     return found
+
+
+def _check_rings(connection: sa.Connection, found: Sequence[Checked]) -> None:
+    wrong = enumerate(families.rings(connection, [each.definition for each in found]))
+    problems = [Problem(f"workflows[{number}].definition.{at}", why) for number, each in wrong for at, why in each]
+    if problems:
+        raise DefinitionInvalid(problems)
 
 
 def _stored(document: Document) -> Iterator[Problem]:

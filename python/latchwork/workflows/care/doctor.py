@@ -38,6 +38,7 @@ PASSES_S = 60.0
 BETWEEN_S = 2.0
 #: Of what is open, so many rows are looked at.
 _MOST = 100_000
+_NO_GROUP = "no such task group"
 
 
 class Finding(NamedTuple):
@@ -173,7 +174,7 @@ def _of_groups(facts: Facts) -> Iterator[Finding]:
     missing = {each.group for each in queued if each.group}
     for name in sorted(missing - facts.groups.keys()):
         why = f"tasks wait for a slot of it for ever: `latchwork workflows groups set {name} --size N`"
-        yield Finding("no such task group", name, None, why, can_mend=False)
+        yield Finding(_NO_GROUP, name, None, why, can_mend=False)
     for name in sorted(facts.groups.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
         if facts.groups.get(name) != facts.told.get(name):
             why = f"size {facts.groups.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
@@ -231,16 +232,21 @@ class Doctor:
             return [Finding("wrong store", self._store.url, None, str(error), can_mend=False)]
         first = judge(self._facts(), self._now())
         if not any(each.can_mend or each.kind == "unknown key" for each in first):
-            return [*first, *self._missing()]
+            return [*first, *self._missing(first)]
         self._wait(BETWEEN_S)
         second = judge(self._facts(), self._now())
         before = {(each.kind, each.subject) for each in first}
-        return [*(each for each in second if (each.kind, each.subject) in before), *self._missing()]
+        both = [each for each in second if (each.kind, each.subject) in before]
+        return [*both, *self._missing(both)]
 
-    def _missing(self) -> list[Finding]:
-        """What workflows name and is not there: their tasks will fail, or wait for ever."""
+    def _missing(self, told: Sequence[Finding]) -> list[Finding]:
+        """What workflows name and is not there: their tasks will fail, or wait for ever.
+
+        A group that queued tasks wait for is told of already.
+        """
+        groups_ = {each.subject for each in told if each.kind == _NO_GROUP}
         with self._database.read() as connection:
-            found = missing(connection)
+            found = [each for each in missing(connection) if each.group not in groups_]
         return [
             Finding("missing setting", f"{each.workflow} {each.path}", None, each.message, can_mend=False)
             for each in found

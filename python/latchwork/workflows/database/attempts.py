@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -18,6 +19,14 @@ from latchwork.workflows.database.tables import attempt, instance, task
 #: The outcome of a run whose worker died, or gave it back.
 LOST = "lost"
 _TOGETHER = 400
+_IDS: sa.BindParameter[int] = sa.bindparam("ids", expanding=True)
+_KNOWN = (
+    sa.select(task.c.id, task.c.instance, instance.c.code)
+    .join(instance, instance.c.id == task.c.instance)
+    .where(task.c.id.in_(_IDS), instance.c.shard == sa.bindparam("shard"))
+)
+_CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim).where(attempt.c.task.in_(_IDS))
+_ENDED = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,7 @@ def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> 
     found: dict[int, tuple[int, int]] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
-        rows = connection.execute(
-            sa.select(task.c.id, task.c.instance, instance.c.code)
-            .join(instance, instance.c.id == task.c.instance)
-            .where(task.c.id.in_(ids[start : start + _TOGETHER]), instance.c.shard == shard)
-        )
+        rows = connection.execute(_KNOWN, {"ids": ids[start : start + _TOGETHER], "shard": shard})
         found.update((row.id, (row.instance, row.code)) for row in rows)
     return found
 
@@ -98,22 +103,23 @@ def save(connection: sa.Connection, rows: Sequence[AttemptRow], now: float) -> N
     if not rows:
         return
     before = _claims(connection, {row.task for row in rows})
-    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(attempt)
     for ended in (False, True):
         values = [_values(row, before) for row in rows if (row.ended_at is not None) is ended]
-        if not values:
-            continue
-        if ended:
-            changed = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
-            upsert = insert.on_conflict_do_update(
-                index_elements=["task", "n", "claim"], set_={name: insert.excluded[name] for name in changed}
-            )
-        else:
-            upsert = insert.on_conflict_do_nothing(index_elements=["task", "n", "claim"])
-        connection.execute(upsert, values)
+        if values:
+            connection.execute(_upsert(connection.dialect.name, ended=ended), values)
     newer = [row for row in rows if any(n == row.n and claim < row.claim for n, claim in before.get(row.task, ()))]
     for row in newer:
         end_open(connection, row.task, row.n, now, before_claim=row.claim)
+
+
+@cache
+def _upsert(dialect: str, *, ended: bool) -> sa.Insert:
+    """A row, if it is not there yet; of one that has ended, how."""
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(attempt)
+    row = ["task", "n", "claim"]
+    if not ended:
+        return insert.on_conflict_do_nothing(index_elements=row)
+    return insert.on_conflict_do_update(index_elements=row, set_={name: insert.excluded[name] for name in _ENDED})
 
 
 def end_open(connection: sa.Connection, task_id: int, n: int, now: float, *, before_claim: int | None = None) -> None:
@@ -141,8 +147,7 @@ def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tu
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}
     for start in range(0, len(ids), _TOGETHER):
-        part = attempt.c.task.in_(ids[start : start + _TOGETHER])
-        for row in connection.execute(sa.select(attempt.c.task, attempt.c.n, attempt.c.claim).where(part)):
+        for row in connection.execute(_CLAIMS, {"ids": ids[start : start + _TOGETHER]}):
             found.setdefault(row.task, set()).add((row.n, row.claim))
     return found
 

@@ -50,18 +50,19 @@ _COLUMNS = (
     command.c.done_at,
     command.c.error,
 )
+_OPEN = sa.and_(command.c.shard == sa.bindparam("shard"), command.c.done_at.is_(None))
+_OPEN_OF = sa.select(*_COLUMNS).where(_OPEN).order_by(command.c.id).limit(sa.bindparam("most"))
+_ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
 def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
     """The open commands of a shard, the oldest first."""
-    chosen = sa.select(*_COLUMNS).where(command.c.shard == shard, command.c.done_at.is_(None))
-    return [CommandRow(*row) for row in connection.execute(chosen.order_by(command.c.id).limit(most))]
+    return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": most})]
 
 
 def is_any_open(connection: sa.Connection, shard: int) -> bool:
     """Whether a shard has open commands."""
-    chosen = sa.select(command.c.id).where(command.c.shard == shard, command.c.done_at.is_(None)).limit(1)
-    return connection.execute(chosen).first() is not None
+    return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
 
 
 def done(

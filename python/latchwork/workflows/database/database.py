@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+#: A connection that was not used for so many seconds is tried before it is used: each try is a round trip.
+_IDLE_S = 2.0
 #: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
 _READ_ONLY = "25006"
 
@@ -139,9 +142,23 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
 
 def _postgres(url: sa.URL) -> sa.Engine:
-    return sa.create_engine(
-        url, pool_pre_ping=True, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}
-    )
+    engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE})
+
+    @sa.event.listens_for(engine, "checkin")
+    def note(_: object, record: Any) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def check(connection: Any, record: Any, _: object) -> None:
+        used_at = record.info.get("used_at")
+        if used_at is None or time.monotonic() - used_at < _IDLE_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise sa.exc.InvalidatePoolError("the server has closed it") from error
+
+    return engine
 
 
 @contextmanager

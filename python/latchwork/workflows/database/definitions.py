@@ -105,15 +105,19 @@ def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, s
     )
 
 
+def meanings(key: str) -> list[tuple[str, str]]:
+    """Project and name of each workflow that a name may mean, the first that is there."""
+    project, dot, name = key.partition(".")
+    return [(project, name), ("default", key)] if dot else [("default", key)]
+
+
 def find(connection: sa.Connection, key: str) -> tuple[int, int, bool]:
     """Code, newest version and whether it is online, of ``project.name`` or of a name of the project ``default``.
 
     Raises:
         UnknownWorkflow: there is none.
     """
-    project, dot, name = key.partition(".")
-    names = [(project, name), ("default", key)] if dot else [("default", key)]
-    for project_, name_ in names:
+    for project_, name_ in meanings(key):
         row = connection.execute(
             sa.select(definition.c.code, definition.c.version, definition.c.online).where(
                 definition.c.project == project_, definition.c.name == name_

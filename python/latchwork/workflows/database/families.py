@@ -5,20 +5,27 @@ Who writes has the guard of the shard in the same transaction; parents and child
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.workflows.database import definitions
-from latchwork.workflows.database.tables import instance, task, waiting
-from latchwork.workflows.definitions.logical import full_name
+from latchwork.workflows.database.tables import definition, definition_version, instance, task, waiting
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.errors import Problem, UnknownWorkflow, WrongState
+from latchwork.workflows.errors import Problem, WrongState
 from latchwork.workflows.state import InstanceState, TaskState, element
 from latchwork.workflows.state.children import may_be_asked
 from latchwork.workflows.state.windows import Span
+
+#: The lock of PostgreSQL under which definitions are written that start others.
+_RINGS = 7_205_759_403
+_WHO_WAITS = (
+    sa.select(waiting.c.shard, waiting.c.code, waiting.c.target)
+    .where(waiting.c.code.in_(sa.bindparam("codes", expanding=True)))
+    .distinct()
+)
 
 
 class Place(NamedTuple):
@@ -103,45 +110,74 @@ def above(connection: sa.Connection, row: int | None) -> list[int]:
     return found
 
 
-def rings(connection: sa.Connection, wanted: Definition) -> list[Problem]:
-    """Sub-processes by which a definition, once it is written, would start itself; each by its place."""
-    found = []
-    bodies: dict[str, Definition | None] = {wanted.key: wanted}
+def rings(connection: sa.Connection, wanted: Sequence[Definition]) -> list[list[Problem]]:
+    """Sub-processes by which definitions, once they are written, would start themselves; of each by its place.
+
+    Who writes such tasks does so one after the other until their transactions end: of two that would make a ring
+    together, the second sees the first.
+    """
+    if not any(_starts(each) for one in wanted for each in one.tasks):
+        return [[] for _ in wanted]
+    if connection.dialect.name != "sqlite":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _RINGS})
+    bodies: dict[tuple[str, str], Definition | None] = {(each.project, each.name): each for each in wanted}
+    return [list(_rings_of(connection, bodies, each)) for each in wanted]
+
+
+def _rings_of(
+    connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], wanted: Definition
+) -> Iterator[Problem]:
     for index, each in enumerate(wanted.tasks):
-        way = _way(connection, bodies, _starts(each), wanted.key) if each.type == "sub_process" else None
+        way = _way(connection, bodies, name, wanted.key) if (name := _starts(each)) else None
         if way is not None:
             shown = " -> ".join([wanted.key, *way])
-            found.append(Problem(f"tasks[{index}].params.workflow", f"it would start itself, again and again: {shown}"))
-    return found
+            what = f"it would start itself, again and again: {shown}; let one of these start another workflow"
+            yield Problem(f"tasks[{index}].params.workflow", what)
 
 
 def _starts(spec: TaskSpec) -> str:
-    return full_name(str(spec.params.get("workflow", "")))
+    return str(spec.params.get("workflow", "")) if spec.type == "sub_process" else ""
 
 
-def _way(connection: sa.Connection, bodies: dict[str, Definition | None], start: str, goal: str) -> list[str] | None:
+def _way(
+    connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], start: str, goal: str
+) -> list[str] | None:
     """The workflows from one to another, by sub-processes; None: no way leads there."""
-    open_, seen = [[start]], {start}
+    open_: list[tuple[str, list[str]]] = [(start, [])]
+    seen: set[str] = set()
     while open_:
-        way = open_.pop()
-        if way[-1] == goal:
+        name, way = open_.pop()
+        body = _body(connection, bodies, name)
+        if body is None or body.key in seen:
+            continue
+        way = [*way, body.key]
+        if body.key == goal:
             return way
-        body = _body(connection, bodies, way[-1])
-        for each in body.tasks if body is not None else ():
-            if each.type == "sub_process" and (name := _starts(each)) not in seen:
-                seen.add(name)
-                open_.append([*way, name])
+        seen.add(body.key)
+        open_.extend((other, way) for each in body.tasks if (other := _starts(each)))
     return None
 
 
-def _body(connection: sa.Connection, bodies: dict[str, Definition | None], name: str) -> Definition | None:
-    if name not in bodies:
-        try:
-            code, version, _ = definitions.find(connection, name)
-            bodies[name] = definitions.load(connection, code, version)
-        except (UnknownWorkflow, ValueError):
-            bodies[name] = None  # it may come
-    return bodies[name]
+def _body(connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], name: str) -> Definition | None:
+    """What a name means when its task runs; None: nothing yet."""
+    for key in definitions.meanings(name):
+        if key not in bodies:
+            bodies[key] = _newest(connection, *key)
+        if bodies[key] is not None:
+            return bodies[key]
+    return None
+
+
+def _newest(connection: sa.Connection, project: str, name: str) -> Definition | None:
+    newest_ = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    chosen = sa.select(definition_version.c.body).join(definition, newest_)
+    body = connection.execute(chosen.where(definition.c.project == project, definition.c.name == name)).scalar()
+    try:
+        return None if body is None else Definition.model_validate_json(body)
+    except ValueError:
+        return None  # of another version of ours
 
 
 # Waiting for others
@@ -178,14 +214,17 @@ def who_waits(
         over: codes of workflows of which a run is over.
         ended: by code, tasks that have ended.
     """
-    asked: list[sa.ColumnElement[bool]] = [waiting.c.code.in_(sorted(over))] if over else []
-    for code, names in ended.items():
-        if code not in over:
-            asked.append(sa.and_(waiting.c.code == code, waiting.c.target.in_(sorted({*names, "*"}))))
-    if not asked:
+    codes = sorted({*over, *ended})
+    if not codes:
         return []
-    chosen = sa.select(waiting.c.shard, waiting.c.code).where(sa.or_(*asked)).distinct()
-    return [(row.shard, row.code) for row in connection.execute(chosen.order_by(waiting.c.shard, waiting.c.code))]
+    found = connection.execute(_WHO_WAITS, {"codes": codes})
+    return sorted(
+        {
+            (row.shard, row.code)
+            for row in found
+            if row.code in over or row.target == "*" or row.target in ended.get(row.code, ())
+        }
+    )
 
 
 def waiting_for(connection: sa.Connection, shard: int, code: int) -> list[int]:

@@ -19,6 +19,33 @@ from latchwork.workflows.state.records import OVER
 _NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
 #: Of the variables that SQLite takes in one statement.
 _TOGETHER = 500
+# Statements of every turn are made once: to make one anew costs several times what it costs to execute it.
+_INSTANCE = ("state", "active", "run", "ending", "warn_at", "wake_at", "dry", "fresh")
+_TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "changed_at")
+_NULL_JSON = sa.JSON(none_as_null=True)
+_CHANGE = (
+    sa.update(task)
+    .where(task.c.id == sa.bindparam("_id"))
+    .values(
+        **{name: sa.bindparam(name) for name in _TASK},
+        queue_key=sa.func.coalesce(sa.bindparam("_key", type_=sa.String()), task.c.queue_key),
+        outputs=sa.func.coalesce(sa.bindparam("_outputs", type_=_NULL_JSON), task.c.outputs),
+    )
+)
+_OUTPUTS = sa.update(task).where(task.c.id == sa.bindparam("_id")).values(outputs=sa.bindparam("_outputs"))
+_MAKE = sa.insert(task).returning(task.c.name, task.c.map_index, task.c.id)
+_TELL = sa.insert(event)
+
+
+def _updating(*more: str) -> sa.Update:
+    names = (*_INSTANCE, *more)
+    mine = instance.c.id == sa.bindparam("_id")
+    return sa.update(instance).where(mine).values(**{name: sa.bindparam(name) for name in names})
+
+
+_UPDATES: dict[tuple[str, ...], sa.Update] = {
+    more: _updating(*more) for more in ((), ("ended_at",), ("ended_at", "started_at"))
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,56 +177,72 @@ def save(
     """
     _save_instance(connection, before, after, now)
     changed = after.changed_since(before.known)
+    keys, ended = queue_keys or {}, outputs or {}
     is_new_run = after.run != before.known.run
     ids = {} if is_new_run else dict(before.ids)
     new = [name for name in (after.tasks if is_new_run else changed) if name not in ids]
+    old = [name for name in changed if name in ids]
     if new:
+        ids.update(_made(connection, before.id, after, new, now, keys))
+        if done := [{"_id": ids[name], "_outputs": ended[name]} for name in new if name in ended]:
+            connection.execute(_OUTPUTS, done)
+    if old:
         rows = [
             {
-                "instance": before.id,
-                "run": after.run,
-                "name": base_of(name),
-                "map_index": index_of(name),
+                "_id": ids[name],
+                "_key": keys.get(name),
+                "_outputs": ended.get(name),
                 **_columns(after.tasks[name], now),
             }
-            for name in new
+            for name in old
         ]
-        made = sa.insert(task).returning(task.c.name, task.c.map_index, task.c.id)
-        ids.update((element(each.name, each.map_index), each.id) for each in connection.execute(made, rows))
-    old = [name for name in changed if name not in set(new)]
-    if old:
-        columns = _columns(after.tasks[old[0]], now)
-        update = (
-            sa.update(task)
-            .where(task.c.id == sa.bindparam("_id"))
-            .values({each: sa.bindparam(each) for each in columns})
-        )
-        connection.execute(update, [{"_id": ids[name], **_columns(after.tasks[name], now)} for name in old])
-    for column, values in (("queue_key", queue_keys), ("outputs", outputs)):
-        if values:
-            write = sa.update(task).where(task.c.id == sa.bindparam("_id")).values({column: sa.bindparam("_value")})
-            connection.execute(write, [{"_id": ids[name], "_value": value} for name, value in values.items()])
+        connection.execute(_CHANGE, rows)
     _tell(connection, before.id, after, now)
     return ids
 
 
+def _made(  # noqa: PLR0917 - one caller
+    connection: sa.Connection, number: int, after: Instance, names: Iterable[str], now: float, keys: Mapping[str, str]
+) -> dict[str, int]:
+    """Rows of tasks that have none in this run; their ids, by name."""
+    rows = [
+        {
+            "instance": number,
+            "run": after.run,
+            "name": base_of(name),
+            "map_index": index_of(name),
+            "queue_key": keys.get(name),
+            **_columns(after.tasks[name], now),
+        }
+        for name in names
+    ]
+    return {element(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
+
+
 def _save_instance(connection: sa.Connection, before: Stored, after: Instance, now: float) -> None:
+    """The row of the instance, if anything of it has changed."""
     is_over = after.state in OVER
-    values: dict[str, Any] = {
-        "state": after.state.value,
-        "active": not is_over,
-        "run": after.run,
-        "ending": after.ending,
-        "warn_at": after.warn_at,
-        "wake_at": after.wake_at,
-        "dry": after.dry,
-        "fresh": after.fresh,
-    }
+    values = _values(after)
+    more: dict[str, Any] = {}
     if is_over and before.known.state not in OVER:
-        values["ended_at"] = now
+        more = {"ended_at": now}
     elif not is_over and after.state is not InstanceState.SERIAL_WAIT and before.known.state in _NOT_BEGUN:
-        values |= {"ended_at": None, "started_at": now}
-    connection.execute(sa.update(instance).where(instance.c.id == before.id).values(**values))
+        more = {"ended_at": None, "started_at": now}
+    if more or values != _values(before.known):
+        connection.execute(_UPDATES[tuple(more)], {"_id": before.id, **values, **more})
+
+
+def _values(known: Instance) -> dict[str, Any]:
+    return {
+        "state": known.state.value,
+        "active": known.state not in OVER,
+        "run": known.run,
+        "ending": known.ending,
+        "warn_at": known.warn_at,
+        "wake_at": known.wake_at,
+        "dry": known.dry,
+        "fresh": known.fresh,
+    }
 
 
 def _columns(known: Task, now: float) -> dict[str, Any]:
@@ -227,4 +270,4 @@ def _tell(connection: sa.Connection, instance_id: int, after: Instance, now: flo
         for fact in after.facts
     ]
     if rows:
-        connection.execute(sa.insert(event), rows)
+        connection.execute(_TELL, rows)

@@ -79,14 +79,14 @@ _COLUMNS = (
     schedule.c.enabled,
     schedule.c.cursor,
 )
+_ROWS = sa.select(*_COLUMNS).join(definition, definition.c.code == schedule.c.code).order_by(schedule.c.code)
+_OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
 
 
 def rows(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
     """The schedules of a shard, or all; by code."""
-    chosen = sa.select(*_COLUMNS).join(definition, definition.c.code == schedule.c.code).order_by(schedule.c.code)
-    if shard is not None:
-        chosen = chosen.where(schedule.c.shard == shard)
-    return [ScheduleRow(**row) for row in connection.execute(chosen).mappings()]
+    found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
+    return [ScheduleRow(**row) for row in found.mappings()]
 
 
 def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:

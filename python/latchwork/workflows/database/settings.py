@@ -20,6 +20,11 @@ SettingKind = Literal["connection", "environment", "parameter"]
 TABLES: Mapping[SettingKind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
 #: The project that stands for all.
 ALL = ""
+_PARAMETERS = (
+    sa.select(parameter.c.name, parameter.c.value)
+    .where(parameter.c.project.in_([ALL, sa.bindparam("project")]))
+    .order_by(parameter.c.project)
+)
 
 
 def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
@@ -71,8 +76,7 @@ def of_project(connection: sa.Connection, project: str) -> Settings:
 
 def parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
     """Values by name, as a project sees them."""
-    chosen = sa.select(parameter.c.name, parameter.c.value).where(_for(parameter, project))
-    return {row.name: row.value for row in connection.execute(chosen.order_by(parameter.c.project))}
+    return {row.name: row.value for row in connection.execute(_PARAMETERS, {"project": project})}
 
 
 def variables(

@@ -17,6 +17,8 @@ from latchwork.workflows.errors import NotOwner
 
 #: What notes of the store's marks are called in the table ``about``; the shard's number follows.
 NOTES = "high/"
+_OURS = sa.update(shard).where(shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))
+_GUARD = _OURS.values(seq=shard.c.seq + 1).returning(shard.c.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Shard:
 
     def give_up(self, connection: sa.Connection) -> None:
         """It is nobody's, if it is ours still: whoever comes next takes it over from nobody who died."""
-        connection.execute(self._ours().values(owner=""))
+        connection.execute(_OURS.values(owner=""), self._mine)
 
     def guard(self, connection: sa.Connection) -> int:
         """The first statement of each transaction of an owner; the number of that transaction.
@@ -73,11 +75,11 @@ class Shard:
         Raises:
             NotOwner: it is no more; roll back.
         """
-        found = connection.execute(self._ours().values(seq=shard.c.seq + 1).returning(shard.c.seq)).first()
+        found = connection.execute(_GUARD, self._mine).first()
         if found is None:
             raise NotOwner(f"shard {self.id} is no more that of token {self.token}")
         return int(found.seq)
 
-    def _ours(self) -> sa.Update:
-        """A change of its row, if it is ours still."""
-        return sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)
+    @property
+    def _mine(self) -> dict[str, int]:
+        return {"_id": self.id, "_token": self.token}

@@ -43,6 +43,7 @@ _ACTIVE = text("active")
 IS_ACTIVE = text("instance.active")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
+_OF_BACKFILLS = text("backfill IS NOT NULL")
 _PEOPLE = text("by <> ''")
 
 #: The row of ``about`` with the token of whoever sends alerts.
@@ -168,6 +169,14 @@ instance = Table(
     Index(None, "code", "id"),
     Index(None, "state", "id"),
     Index(None, "code", "state", "id"),
+    Index(
+        "ix_instance_backfill_state",
+        "backfill",
+        "state",
+        "schedule_time",
+        sqlite_where=_OF_BACKFILLS,
+        postgresql_where=_OF_BACKFILLS,
+    ),
 )
 
 #: One workflow for many moments, each of which is an instance of its shard.

@@ -104,6 +104,23 @@ def problems_of(text: str, types: TaskTypes) -> list[Problem]:
         return error.problems
 
 
+def needs_of(text: str, types: TaskTypes) -> list[Problem]:
+    """What has to be stored for the project of a definition, or its tasks will fail; of one that is valid.
+
+    Each by the place that names it: connections, environments, and names that are no parameters of the definition.
+
+    Raises:
+        DefinitionInvalid: with every problem.
+    """
+    found = checked(read(text), types)
+    nothing = Settings()
+    if found.definition.environment is None:  # else any name may be one of its variables
+        values = list(_references(found.definition, found.order, types, nothing))
+    else:
+        values = []
+    return [*values, *naming.needs(found.definition)]
+
+
 def _of_pydantic(error: Mapping[str, Any]) -> Problem:
     path = ""
     for each in error["loc"]:

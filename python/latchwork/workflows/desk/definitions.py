@@ -108,7 +108,7 @@ def apply(
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
-        wrong = [*families.rings(connection, wanted)]
+        wrong = [*families.rings(connection, [wanted])[0]]
         wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)

@@ -183,6 +183,14 @@ def _run(book: Book, attempt: Attempt) -> int:
     return book.instances[attempt.instance].known.run
 
 
+def in_mind(book: Book, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
+    """Instance and workflow of what was told, by the row of the task; and the rows that are not in the book."""
+    rows = {attempt_of(x) for x, _ in told.ended} | {(each.task, each.n) for each, _ in told.claimed}
+    found = {row: book.find(row, n) for row, n in rows}
+    known = {row: (each.instance, book.instances[each.instance].code) for row, each in found.items() if each}
+    return known, found.keys() - known.keys()
+
+
 def row_of(task: int, n: int, result: Result) -> AttemptRow:
     """The history of an attempt that has ended: how, as its worker told."""
     worker, host, ref, error = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
 from latchwork.errors import ValueTooLarge
-from latchwork.workflows.database import settings
+from latchwork.workflows.database import Database, settings
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import CONNECTION, names_in
@@ -15,43 +16,84 @@ from latchwork.workflows.definitions.values import Run
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.sending import Parcel, Place
-from latchwork.workflows.state import base_of, index_of
+from latchwork.workflows.state import Task, TaskState, base_of, index_of
 
 
-def parcels_of(
-    connection: sa.Connection, plans: Plans, shard: int, book: Book, attempts: Iterable[Attempt]
-) -> tuple[list[Parcel], list[tuple[Attempt, str]]]:
-    """What to put, and which attempts nobody can be given, with the reasons."""
-    made: list[Parcel] = []
-    failed: list[tuple[Attempt, str]] = []
-    known: dict[int, tuple[Version, Run]] = {}
-    for attempt in attempts:
-        stored = book.instances[attempt.instance]
-        try:
-            if stored.id not in known:
-                version = plans.get(connection, stored.code, stored.version)
-                known[stored.id] = version, run_of(connection, version, stored)
-            made.append(_parcel(plans, shard, stored, attempt, *known[stored.id]))
-        except KeyError as error:
-            failed.append((attempt, f"nothing has the name {error.args[0]!r}, which a parameter refers to"))
-        except (ValueError, ValueTooLarge) as error:
-            failed.append((attempt, str(error)))
-    return made, failed
+class Parcels:
+    """What the workers of one shard are given. For one thread.
+
+    Args:
+        database: where runs, and what is stored for their projects, are read.
+        plans: the versions that are known.
+        shard: which.
+    """
+
+    def __init__(self, database: Database, plans: Plans, shard: int) -> None:
+        self._database = database
+        self._plans = plans
+        self._shard = shard
+        self._runs: dict[int, tuple[Version, Run]] = {}
+
+    def read(self, connection: sa.Connection, written: Iterable[Stored]) -> None:
+        """Read what items of these will be made of, in the transaction that wrote them: ``make`` needs none then."""
+        self._runs = {}
+        self._read(connection, [each for each in written if any(map(_is_queued, each.known.tasks.values()))])
+
+    def _read(self, connection: sa.Connection, runs: Iterable[Stored]) -> dict[int, str]:
+        """Of those that cannot be read, the reason."""
+        failed: dict[int, str] = {}
+        parameters: dict[str, Mapping[str, Any]] = {}
+        for stored in runs:
+            try:
+                version = self._plans.get(connection, stored.code, stored.version)
+                project = version.definition.project
+                if project not in parameters:
+                    parameters[project] = settings.parameters(connection, project)
+                self._runs[stored.id] = version, run_of(connection, version, stored, parameters[project])
+            except ValueError as error:
+                failed[stored.id] = str(error)
+        return failed
+
+    def make(self, book: Book, attempts: Collection[Attempt]) -> tuple[list[Parcel], list[tuple[Attempt, str]]]:
+        """What to put, and which attempts nobody can be given, with the reasons."""
+        unread = self._read_rest(book, {each.instance for each in attempts})
+        made: list[Parcel] = []
+        failed = [(each, unread[each.instance]) for each in attempts if each.instance in unread]
+        for attempt in (each for each in attempts if each.instance not in unread):
+            try:
+                made.append(self._parcel(book.instances[attempt.instance], attempt))
+            except KeyError as error:
+                failed.append((attempt, f"nothing has the name {error.args[0]!r}, which a parameter refers to"))
+            except (ValueError, ValueTooLarge) as error:
+                failed.append((attempt, str(error)))
+        self._runs = {}
+        return made, failed
+
+    def _read_rest(self, book: Book, instances: set[int]) -> dict[int, str]:
+        rest = [book.instances[each] for each in sorted(instances - self._runs.keys())]
+        if not rest:
+            return {}
+        with self._database.read() as connection:
+            return self._read(connection, rest)
+
+    def _parcel(self, stored: Stored, attempt: Attempt) -> Parcel:
+        version, run = self._runs[stored.id]
+        task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
+        key = self._plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
+        place = (self._shard, stored.code, stored.version)
+        spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
+        value, body = spec.to_bytes()
+        return Parcel(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard), value, body)
 
 
-def _parcel(  # noqa: PLR0917 - one caller
-    plans: Plans, shard: int, stored: Stored, attempt: Attempt, version: Version, run: Run
-) -> Parcel:
-    task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
-    key = plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
-    place = (shard, stored.code, stored.version)
-    spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
-    value, body = spec.to_bytes()
-    return Parcel(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, shard), value, body)
+def _is_queued(task: Task) -> bool:
+    return task.state is TaskState.SUBMITTED
 
 
-def run_of(connection: sa.Connection, version: Version, stored: Stored) -> Run:
-    """An instance, as values follow from it: with what is stored for its project now."""
+def run_of(
+    connection: sa.Connection, version: Version, stored: Stored, parameters: Mapping[str, Any] | None = None
+) -> Run:
+    """An instance, as values follow from it: with what is stored for its project now; its parameters may be given."""
     project = version.definition.project
     environments = settings.variables(connection, project, version.environments) if version.environments else {}
     return Run(
@@ -59,7 +101,7 @@ def run_of(connection: sa.Connection, version: Version, stored: Stored) -> Run:
         stored.id,
         stored.schedule_time,
         stored.params,
-        settings.parameters(connection, project),
+        settings.parameters(connection, project) if parameters is None else parameters,
         environments,
         _connections(connection, project, version, environments),
     )

@@ -26,7 +26,7 @@ from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.inputs import Lull, Seen, missing, replaced, seen, told
 from latchwork.workflows.master.mending import mend
-from latchwork.workflows.master.parcels import parcels_of
+from latchwork.workflows.master.parcels import Parcels
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.policies.group_sizes import GroupSizes
 from latchwork.workflows.master.sending import PASSING, Place, Sending
@@ -106,6 +106,7 @@ class ShardRun:
         self._noted_at = -1e18
         self._abandoned: list[str] = []
         self._pokes: set[int] = set()
+        self._parcels = Parcels(tools.database, tools.plans, shard)
         self._sizes = GroupSizes(shard, self._sending)
         self._lull = Lull()
         self._schedules: list[schedules.ScheduleRow] = []
@@ -259,6 +260,7 @@ class ShardRun:
                 writing.do_commands()
                 writing.begin(self._turns)
             writing.finish()
+            self._parcels.read(connection, writing.written.instances.values())
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
@@ -334,8 +336,7 @@ class ShardRun:
         if not waiting:
             return
         self._is_busy = len(self._book.to_put) > MOST_PUTS
-        with self._tools.database.read() as connection:
-            made, failed = parcels_of(connection, self._tools.plans, self._id, self._book, waiting)
+        made, failed = self._parcels.make(self._book, waiting)
         for x in self._sending.put(made):
             self._book.to_put.pop(x, None)
         if failed:

@@ -28,7 +28,7 @@ from latchwork.workflows.master import orders
 from latchwork.workflows.master.backfilling import Backfills
 from latchwork.workflows.master.book import Book, stored_after
 from latchwork.workflows.master.holding import Holding
-from latchwork.workflows.master.inputs import Told, row_of
+from latchwork.workflows.master.inputs import Told, in_mind, row_of
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.policies.recalling import Recalling
 from latchwork.workflows.master.policies.untaken import untaken
@@ -109,8 +109,8 @@ class Writing:
             self.advance(instance, events, outputs=outputs)
 
     def _history(self, told: Told) -> dict[int, dict[str, Mapping[str, Any]]]:
-        ids = {attempt_of(x)[0] for x, _ in told.ended} | {attempt.task for attempt, _ in told.claimed}
-        known = attempts.known_tasks(self._connection, self._shard, ids) if ids else {}
+        known, rest = in_mind(self._book, told)
+        known |= attempts.known_tasks(self._connection, self._shard, rest)
         rows: list[AttemptRow] = []
         outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
         for attempt, runs_ in told.claimed:

@@ -50,6 +50,11 @@ def newest(
     return list(connection.execute(chosen if before is None else chosen.where(alert.c.id < before)).all())
 
 
+def find_alert(connection: sa.Connection, number: int) -> Row | None:
+    """An alert with the name of its workflow; None: there is none."""
+    return connection.execute(_ALERT.where(alert.c.id == number)).first()
+
+
 def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
     """The deliveries of each of these alerts, by channel."""
     found: dict[int, list[Row]] = {each: [] for each in alerts}

@@ -19,6 +19,8 @@ ADMISSIONS = ("suspend", "fail", "precompute")
 #: So many tasks of a project run at a time at most: each has a key of its own. As many is what the store has of one
 #: that is limited no more.
 MOST_TASKS = 10_000
+_FIND = sa.select(project_limit).where(project_limit.c.project == sa.bindparam("project"))
+_FIND_LOCKED = _FIND.with_for_update()
 
 
 class Limit(NamedTuple):
@@ -38,8 +40,7 @@ class Limit(NamedTuple):
 
 def find(connection: sa.Connection, project: str, *, lock: bool = False) -> Limit | None:
     """The limit of a project; None: it has none. Locked, nobody else asks for it until the end of the transaction."""
-    chosen = sa.select(project_limit).where(project_limit.c.project == project)
-    row = connection.execute(chosen.with_for_update() if lock else chosen).first()
+    row = connection.execute(_FIND_LOCKED if lock else _FIND, {"project": project}).first()
     return None if row is None else Limit(row.project, row.max_running_tasks, row.admission)
 
 

@@ -36,12 +36,10 @@ def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dic
     """How many instances of each of these backfills are in each state."""
     if not numbers:
         return {}
-    # An expression: for the column itself SQLite, whose statistics know few backfills, reads the index of all states.
-    state = instance.c.state.concat("").label("state")
-    counted = sa.select(instance.c.backfill, state, sa.func.count().label("count"))
-    rows = connection.execute(counted.where(instance.c.backfill.in_(numbers)).group_by(instance.c.backfill, state))
+    by = (instance.c.backfill, instance.c.state)
+    counted = sa.select(*by, sa.func.count().label("count")).where(instance.c.backfill.in_(numbers)).group_by(*by)
     found: dict[int, dict[str, int]] = {number: {} for number in numbers}
-    for row in rows:
+    for row in connection.execute(counted):
         found[row.backfill][row.state] = row[2]
     return found
 

@@ -11,7 +11,6 @@ from latchwork.workflows.database import settings
 from latchwork.workflows.database.tables import definition, definition_version, task_group
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.settings.naming import Settings, problems
-from latchwork.workflows.errors import Problem
 
 #: What workflows that try a connection are called, before its name; they go when they fail.
 TRIES = "_connection."
@@ -24,11 +23,13 @@ class Missing(NamedTuple):
         workflow: ``project.name``.
         path: where, such as ``tasks[3].params.connection``.
         message: what is missing, and what to do.
+        group: the task group, if it is one that is missing.
     """
 
     workflow: str
     path: str
     message: str
+    group: str = ""
 
 
 def missing(connection: sa.Connection, project: str | None = None) -> list[Missing]:
@@ -49,7 +50,8 @@ def missing(connection: sa.Connection, project: str | None = None) -> list[Missi
             continue
         if row.project not in known:
             known[row.project] = settings.of_project(connection, row.project)
-        found += [Missing(body.key, *each) for each in (*problems(body, known[row.project]), *_groups(body, groups))]
+        found += [Missing(body.key, *each) for each in problems(body, known[row.project])]
+        found += _groups(body, groups)
     return found
 
 
@@ -60,9 +62,8 @@ def _read(body: str) -> Definition | None:
         return None  # of another version of ours
 
 
-def _groups(body: Definition, groups: frozenset[str]) -> Iterator[Problem]:
+def _groups(body: Definition, groups: frozenset[str]) -> Iterator[Missing]:
     for index, task in enumerate(body.tasks):
         if task.task_group is not None and task.task_group not in groups:
-            yield Problem(
-                f"tasks[{index}].task_group", f"there is no task group {task.task_group!r}: set its size first"
-            )
+            why = f"there is no task group {task.task_group!r}: set its size first"
+            yield Missing(body.key, f"tasks[{index}].task_group", why, task.task_group)

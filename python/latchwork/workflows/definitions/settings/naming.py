@@ -49,21 +49,29 @@ def connections_of(definition: Definition) -> frozenset[str] | None:
 
 def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
     """Connections and environments that are named and not there, each by its place."""
+    for path, kind, name in _named_places(definition):
+        there = settings.connections if kind == "connection" else settings.environments
+        if name not in there:
+            yield Problem(path, f"there is no {kind} {name!r:.110} {_of(definition, there)}")
+
+
+def needs(definition: Definition) -> Iterator[Problem]:
+    """Connections and environments that a definition names, each by its place: where nobody can say what is stored."""
+    for path, kind, name in _named_places(definition):
+        yield Problem(path, f"{kind} {name!r:.110}")
+
+
+def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
+    """Place, kind and name of each."""
     if definition.environment is not None:
-        yield from _environment("environment", definition.environment, definition, settings)
+        yield "environment", "environment", definition.environment
     for index, task in enumerate(definition.tasks):
         path = f"tasks[{index}]"
         if task.environment is not None:
-            yield from _environment(f"{path}.environment", task.environment, definition, settings)
+            yield f"{path}.environment", "environment", task.environment
         for name in _connections(task):
-            if "${" not in name and name not in settings.connections:
-                where = f"{path}.params.connection" if _named(task) == name else path
-                yield Problem(where, f"there is no connection {name!r:.110} {_of(definition, settings.connections)}")
-
-
-def _environment(path: str, name: str, definition: Definition, settings: Settings) -> Iterator[Problem]:
-    if name not in settings.environments:
-        yield Problem(path, f"there is no environment {name!r} {_of(definition, settings.environments)}")
+            if "${" not in name:
+                yield f"{path}.params.connection" if _named(task) == name else path, "connection", name
 
 
 def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) -> str:

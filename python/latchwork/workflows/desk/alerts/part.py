@@ -27,6 +27,11 @@ class Alerts(Backfills):
         with told():
             return desk.listed(self._parts, self._who, state=state, run=run, before=before, most=most)
 
+    def alert(self, number: int) -> desk.AlertSeen:
+        """One alert with its deliveries. Raises UnknownWorkflow: there is none of this number."""
+        with told():
+            return desk.find(self._parts, self._who, number)
+
     def resend(self, delivery: int) -> None:
         """Have a delivery sent again, from the beginning: who got it gets another message.
 

@@ -73,6 +73,15 @@ def listed(
     return [AlertSeen(row, found[row.id]) for row in rows]
 
 
+def find(parts: Parts, who: Identity, number: int) -> AlertSeen:
+    """One alert. Raises Problem: 404, there is none that they may see."""
+    with parts.database.read() as connection:
+        row = views.find_alert(connection, number)
+        if row is None or not who.may(Role.VIEWER, row.project or ""):
+            raise Problem(404, f"there is no alert {number}")
+        return AlertSeen(row, views.deliveries_of(connection, [number])[number])
+
+
 def resend(parts: Parts, who: Identity, number: int) -> None:
     """Have a delivery sent again, from the beginning, whatever became of it: who got it gets another message.
 

@@ -1,0 +1,103 @@
+"""Workflows that would start themselves by others: refused when the one is written that closes the ring."""
+
+import threading
+import uuid
+from contextlib import suppress
+
+import pytest
+
+import latchwork
+from latchwork.workflows.care import document_of, import_document
+from latchwork.workflows.client import WorkflowClient
+from latchwork.workflows.database import definitions
+from latchwork.workflows.errors import DefinitionInvalid
+from latchwork.workflows.installation import initialize
+from workflows.hands import Stage, a_workflow
+
+
+@pytest.fixture
+def stage(database_url):
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
+        made = Stage(database_url, store)
+        initialize(made.database, shards=1)
+        yield made
+        made.close()
+
+
+on_file = pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file")], indirect=True)
+
+
+def starts(*others):
+    return {f"t{n}": {"type": "sub_process", "params": {"workflow": each}} for n, each in enumerate(others)}
+
+
+def plain(name, *others, **fields):
+    return a_workflow(name, tasks=starts(*others) or {"a": []}, **fields).definition.model_dump(mode="json")
+
+
+def test_the_second_of_two_that_start_each_other_is_refused_with_the_way(stage, client):
+    client.apply(plain("a", "b"))
+    with pytest.raises(DefinitionInvalid) as refused:
+        client.apply(plain("b", "x", "a"))
+    ((path, why),) = refused.value.problems
+    assert path == "tasks[1].params.workflow"
+    assert "again and again: default.b -> default.a -> default.b" in why
+    client.apply(plain("b", "x"))
+    client.apply(plain("a"))
+    client.apply(plain("b", "a"))
+
+
+@on_file
+def test_a_ring_is_found_through_others_through_dots_in_names_and_in_other_projects(client):
+    client.apply(plain("first.step", "etl.second"))
+    client.apply(plain("second", "third", project="etl"))
+    with pytest.raises(DefinitionInvalid, match=r"third -> default.first.step -> etl.second -> default.third"):
+        client.apply(plain("third", "first.step"))
+
+
+@on_file
+def test_a_workflow_of_the_same_name_in_another_project_closes_no_ring(client):
+    client.apply(plain("a", "etl.b"))
+    client.apply(plain("b", "a"))
+    client.apply(plain("b", project="etl"))
+
+
+def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(stage, monkeypatch):
+    """Neither is there when the other looks, unless one of them waits."""
+    both, write = threading.Barrier(2), definitions.apply
+
+    def slowly(*args, **kwargs):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)  # both have looked for rings: the race is lost
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(definitions, "apply", slowly)
+    ends = []
+
+    def work(name, other):
+        with WorkflowClient.local(stage.database, stage.store) as client:
+            try:
+                ends.append(client.apply(plain(name, other)).number)
+            except DefinitionInvalid as error:
+                ends.append(str(error))
+
+    threads = [threading.Thread(target=work, args=each, name="writer") for each in (("a", "b"), ("b", "a"))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(isinstance(each, int) for each in ends) == [False, True], ends
+    assert any("would start itself" in str(each) for each in ends)
+
+
+@on_file
+def test_a_document_with_a_ring_is_refused_whole(stage, client):
+    client.apply(plain("a", "b"))
+    document = document_of(stage.database)
+    ring = {"definition": plain("b", "a"), "online": True, "scheduled": True}
+    for dry_run in (True, False):
+        with pytest.raises(DefinitionInvalid, match=r"workflows\[1\].definition.tasks\[0\].params.workflow: it would"):
+            import_document(
+                stage.database, {**document, "workflows": [*document["workflows"], ring]}, by="eve", dry_run=dry_run
+            )
+    assert document_of(stage.database) == document
