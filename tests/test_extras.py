@@ -78,7 +78,7 @@ def test_all_has_every_extra_but_the_one_whose_library_is_unmaintained():
 
 def test_no_extra_brings_the_command_line_but_its_own_and_all():
     bring = {extra for extra in EXTRAS if COMMAND_LINE & needed([f"latchwork[{extra}]"])}
-    assert bring == {"cli", "workflows", "workflows-postgres", "all"}  # that of workflows is theirs, too
+    assert bring == {"alerts", "cli", "workflows", "workflows-postgres", "all"}  # that of workflows is theirs, too
 
 
 @pytest.mark.parametrize("command", [(), ("--version",), ("status", "--url", "sqlite:///app.db")])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 
 import pytest
 
 import latchwork
-from latchwork.executor import Executor
+from latchwork.cli.systems.progress import told
+from latchwork.executor import Executor, TaskState
 from latchwork.primitives import Backlog
 from latchwork.tasks import Functions
 
@@ -146,6 +151,29 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
 def test_a_task_that_ends_late_is_cancelled_by_who_waits_for_it(executor, store):
     executor("submit", "mytasks:square", "[2]", "--wait", "--timeout-s", "0.5").refused(1, "within 0.5 s", "cancelled")
     assert executor("tasks").out == "no tasks\n"
+
+
+def test_who_waits_at_a_terminal_sees_what_the_task_does_and_a_pipe_gets_the_value_alone(cli, executor, node):
+    node()
+    ours, theirs = pty.openpty()
+    command = [cli.program, "executor", "submit", "mytasks:sleep", "--wait", "--timeout-s", "20", "--url", URL]
+    waits = subprocess.Popen(command, cwd=cli.folder, env=cli.env(), stdout=subprocess.PIPE, stderr=theirs)
+    shown = b""
+    while b"mytasks:sleep running on n1" not in shown and waits.poll() is None:
+        shown += os.read(ours, 65536) if select.select([ours], [], [], 0.1)[0] else b""
+    assert b"mytasks:sleep running on n1" in shown
+    waits.send_signal(signal.SIGINT)
+    said, _ = waits.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (waits.returncode, said) == (130, b"")
+    assert executor("tasks").out == "no tasks\n"
+
+
+def test_what_a_task_does_is_told_in_a_line():
+    assert told("t", TaskState("queued")) == "t queued"
+    state = TaskState("running", ("n1", "n2"), attempts=2, why="its node died")
+    assert told("t", state) == "t running on n1, n2, taken 2 times: its node died"
 
 
 def test_what_cannot_be_done_with_tasks_is_one_line(executor, store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import CancelledError
 
 import pytest
@@ -140,3 +141,19 @@ def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):
     for act in (revive_task, drop_task):
         with pytest.raises(NoSuchTask, match="no dead letter"):
             act(store, dead.letter)
+
+
+def test_an_idle_runner_writes_nothing(runners, pool, store, eventually):
+    runners()
+    assert pool.submit(square, 2).result(PATIENCE_S) == 4
+    pool.shutdown()
+
+    def versions():
+        return {(entry.key, entry.version) for entry in store.list("executor", recursive=True)}
+
+    seen = [versions(), set()]
+    while seen[0] != seen[1]:  # what a runner has left to tidy
+        time.sleep(2.5)
+        seen = [versions(), seen[0]]
+    time.sleep(6.0)
+    assert versions() == seen[0]

@@ -116,8 +116,8 @@ DEFECTS = (
         "FlowCare",
         "what passes is told",
         DOCTOR,
-        "        return [*(each for each in second if (each.kind, each.subject) in before), *self._missing()]\n",
-        "        return first\n",
+        "        both = [each for each in second if (each.kind, each.subject) in before]\n",
+        "        both = first\n",
         of("workflows/doctor", "what_is_gone_at_the_second_look_was_only_passing", on="memory"),
     ),
     Defect(

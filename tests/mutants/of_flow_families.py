@@ -140,4 +140,28 @@ DEFECTS = (
             on=MEMORY,
         ),
     ),
+    Defect(
+        "FlowFamilies",
+        "a ring is closed by two at once",
+        "workflows/database/families.py",
+        '    if connection.dialect.name != "sqlite":\n',
+        "    if False:\n",
+        of("workflows/rings", "of_two_that_are_written_at_once_and_start_each_other_one_is_refused", on="postgres"),
+    ),
+    Defect(
+        "FlowFamilies",
+        "a dot in a name hides a ring",
+        "workflows/database/definitions.py",
+        '    return [(project, name), ("default", key)] if dot else [("default", key)]\n',
+        '    return [(project, name)] if dot else [("default", key)]\n',
+        of("workflows/rings", "a_ring_is_found_through_others_through_dots_in_names_and_in_other_projects", on="file"),
+    ),
+    Defect(
+        "FlowFamilies",
+        "a ring is imported",
+        "workflows/care/carrying.py",
+        "        _check_rings(connection, found)\n",
+        "",
+        of("workflows/rings", "a_document_with_a_ring_is_refused_whole", on="file"),
+    ),
 )

@@ -2,12 +2,14 @@
 
 import itertools
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
 import sqlalchemy as sa
 
 from latchwork.workflows.alerts.sender import Sender
+from latchwork.workflows.alerts.sending import NotSent
 from latchwork.workflows.database.alerts import deliveries
 from latchwork.workflows.database.alerts.tables import alert, channel, delivery
 from latchwork.workflows.database.alerts.writing import put
@@ -16,6 +18,7 @@ from latchwork.workflows.errors import NotOwner
 from latchwork.workflows.installation import initialize, installation_of
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.secrets import Secrets
+from latchwork.workflows.state.alerting import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
 
@@ -278,6 +281,27 @@ def test_what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_cha
     assert office.rows()[0].doubts == 1
 
 
+def test_a_no_that_a_frozen_sender_hears_changes_nothing_once_another_has_sent_it(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops")
+    frozen, go = threading.Event(), threading.Event()
+
+    def send(*_):
+        frozen.set()
+        assert go.wait(30)
+        raise NotSent(Answer.REFUSED, "no")
+
+    with office.sending(ways={"smtp": send}) as former:
+        assert frozen.wait(30)
+        with office.sending():
+            eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+            go.set()
+            eventually(lambda: former._mine == set())
+            office.later()
+            former._news.set()
+    assert (office.states(), len(mail.mails)) == (["sent"], 1)
+
+
 @both_databases
 def test_of_two_senders_at_a_time_one_sends_each_mail(office, mail):
     office.mail_channel(mail)
@@ -296,6 +320,82 @@ def test_of_two_senders_at_a_time_one_sends_each_mail(office, mail):
             each.join()
     assert len({each["Message-ID"] for each in mail.mails}) == 10
     assert len(mail.mails) <= 11
+
+
+@both_databases
+def test_a_sender_with_an_older_hold_does_not_begin(office, mail):
+    office.mail_channel(mail)
+    with office.sending(token=2):
+        office.tell("ops", cause="first")
+        office.until("sent")
+        office.tell("ops", cause="second")
+        with pytest.raises(NotOwner), office.database.write() as connection:
+            office.sender(token=1)._sending.own(connection)
+        office.until("sent", "sent")
+    assert len(mail.mails) == 2
+
+
+def test_what_a_slow_channel_has_in_hand_is_no_stray_of_its_own_sender(office, mail, hook):
+    office.mail_channel(mail)
+    office.hook_channel(hook)
+    office.tell("ops", "chat")
+    slow, go = threading.Event(), threading.Event()
+
+    def send(*_):
+        slow.set()
+        assert go.wait(30)
+        return ""
+
+    with office.sending(ways={"smtp": send, "webhook": lambda *_: ""}):
+        assert slow.wait(30)
+        office.until("sending", "sent")
+        with office.database.write() as connection:  # what another one had in hand when it died
+            connection.execute(
+                sa.update(delivery).where(delivery.c.channel == "chat").values(state="sending", token=0, next_at=NOW)
+            )
+        eventually(lambda: office.rows()[1].doubts == 1)
+        assert (office.rows()[0].state, office.rows()[0].doubts) == ("sending", 0)
+        go.set()
+        eventually(lambda: office.states()[0] == "sent")
+
+
+def test_nothing_is_begun_once_the_hold_is_not_certain(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops")
+    left = [0.0]
+    looks = itertools.count()
+    with office.sending(remaining_s=lambda: next(looks) and left[0]):
+        eventually(lambda: next(looks) > 20)
+        assert office.states() == ["pending"]
+        left[0] = 10.0
+        office.until("sent")
+
+
+def test_a_delivery_that_was_put_off_meanwhile_is_not_taken(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops")
+    sending = office.sender()._sending
+    with office.database.write() as connection:
+        sending.own(connection)
+        connection.execute(sa.update(delivery).values(next_at=NOW + 60.0))  # by another sender, after we had looked
+        assert sending.take(connection, office.rows()[0].id, NOW) is None
+        assert sending.take(connection, office.rows()[0].id, NOW + 60.0) is not None
+
+
+def test_a_channel_that_refuses_one_alert_is_left_alone_with_the_others_for_a_while(office, hook):
+    hook.answer = 500
+    office.hook_channel(hook)
+    for each in range(3):
+        office.tell("chat", cause=str(each))
+    with office.sending() as sender:
+        eventually(lambda: office.rows()[0].tries == 1)
+        for _ in range(5):
+            sender._news.set()
+            time.sleep(0.02)
+        assert len(hook.posts) == 1
+        hook.answer = 200
+        eventually(lambda: office.later(60.0) or office.states() == ["sent"] * 3)
+    assert len(hook.posts) == 4
 
 
 def _ignoring_newer(sender):

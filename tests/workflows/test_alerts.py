@@ -3,8 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
+from latchwork.workflows.database import definitions, runs
 from latchwork.workflows.database.alerts.tables import alert, delivery
-from latchwork.workflows.state import Outcome
+from latchwork.workflows.database.alerts.writing import put_fact
+from latchwork.workflows.state import Fact, Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -81,6 +83,21 @@ def test_a_run_that_is_recovered_or_run_again_and_fails_again_is_told_again(stag
             eventually(lambda count=count: len(alerts(stage)) == count)
         stage.until(run, "failure")
     assert len({each.cause for each in alerts(stage)}) == 3
+
+
+def test_the_same_end_written_again_is_one_alert(stage):
+    version = stage.apply(a_workflow(tasks={"a": []}, alerts=ALERTS))
+    hand = stage.hand()
+    with stage.master():
+        run = stage.start(version)
+        ended(stage, hand)
+        stage.until(run, "failure")
+    with stage.database.write() as connection:
+        stored = runs.load(connection, [run])[run]
+        said = definitions.load(connection, version.code, version.number)
+        for now in (1.0, 2.0):
+            put_fact(connection, said, stored, stored.known, Fact("failure"), now=now)
+    assert len(alerts(stage)) == 1
 
 
 def test_a_dry_run_tells_nothing(stage):

@@ -13,6 +13,7 @@ import typer
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.outcome import attempted
+from latchwork.cli.systems.progress import waiting
 from latchwork.cli.systems.tasks import Name, refuse_own_error, run, say_value, submit
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
@@ -187,7 +188,8 @@ def result(
     with open_store(url, of_cluster=False) as store, Executor(store, name, functions=Functions()) as pool:
         ref = pool.ref(task_id)
         try:
-            value = ref.result(timeout_s or None)
+            with waiting(task_id, ref.state):
+                value = ref.result(timeout_s or None)
         except TimeoutError as error:
             raise LatchworkError(str(error)) from None
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import sys
@@ -15,6 +16,7 @@ import typer
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging, quiet_logs
 from latchwork.cli.probe import served
+from latchwork.cli.systems.progress import waiting
 from latchwork.cli.systems.runner_probe import answer
 from latchwork.cli.target import import_module
 from latchwork.cli.text import say_json, told
@@ -159,7 +161,7 @@ def submit(
         str, typer.Argument(metavar="FUNCTION", help="The name of a function: MODULE:NAME, or what @task gave it.")
     ],
     arguments: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="Its arguments: a list, or an object of arguments by name.")
+        str, typer.Argument(metavar="JSON", help="Its arguments: a list, or an object of arguments by name.")
     ] = "[]",
     *,
     modules: Imports = None,
@@ -239,14 +241,15 @@ def _own_mistakes() -> Iterator[None]:
 def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
     """The value of a call; whatever ends the wait cancels it."""
     try:
-        return future.result(timeout_s or None)
+        with waiting(function, future.state):
+            return future.result(timeout_s or None)
     except BaseException as error:
         if future.done():
             refuse_own_error(error, function)
             raise
         with suppress(LatchworkError):
             future.cancel(interrupt=True)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, (TimeoutError, concurrent.futures.TimeoutError)):  # one and the same from Python 3.11 on
             raise LatchworkError(f"task of {function!r} did not end within {timeout_s:g} s; it was cancelled") from None
         raise
 

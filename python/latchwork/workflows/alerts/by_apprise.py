@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from latchwork.workflows.alerts.channels import AppriseOptions
 from latchwork.workflows.alerts.messages import Message
 from latchwork.workflows.alerts.sending import NotSent
 from latchwork.workflows.state.alerting import Answer
+
+_MOST_TOLD = 500
 
 
 def send(message: Message, options: AppriseOptions, _at: float) -> str:
@@ -20,10 +26,42 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
     try:
         apprise: Any = importlib.import_module("apprise")
     except ImportError:
-        raise NotSent(Answer.REFUSED, "apprise is missing where masters run; run: pip install apprise") from None
-    service = apprise.Apprise()
-    if not service.add(options.url):
-        raise NotSent(Answer.REJECTED, "apprise knows no service of this URL")
-    if not service.notify(body=message.text, title=message.subject):
-        raise NotSent(Answer.REFUSED, "the service did not take it; the log of apprise may say why")
+        why = 'apprise is missing where masters run; run: pip install "latchwork[alerts]"'
+        raise NotSent(Answer.REFUSED, why) from None
+    with _heard() as told:
+        service = apprise.Apprise()
+        if not service.add(options.url):
+            raise NotSent(Answer.REJECTED, f"apprise can do nothing with this URL{_said(told)}")
+        if len(service) != 1:  # one says no, and all others are told twice
+            raise NotSent(Answer.REJECTED, "this is more than one URL; make a channel of each")
+        if not service.notify(body=message.text, title=message.subject):
+            raise NotSent(Answer.REFUSED, f"the service did not take it{_said(told)}")
     return ""
+
+
+class _Listener(logging.Handler):
+    """Keeps what one thread's calls are warned of. Nothing else: what is logged for debugging has URLs in it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._thread = threading.get_ident()
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self.told.append(record.getMessage())
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What Apprise warns of meanwhile: it says why in its log, and nowhere else."""
+    listener, logger = _Listener(), logging.getLogger("apprise")
+    logger.addHandler(listener)
+    try:
+        yield listener.told
+    finally:
+        logger.removeHandler(listener)
+
+
+def _said(told: list[str]) -> str:
+    return f": {' '.join(told)[:_MOST_TOLD]}" if told else ""

@@ -141,7 +141,7 @@ class WebhookOptions(_Options):
 
 
 class AppriseOptions(_Options):
-    """Any service that Apprise knows; needs ``pip install apprise`` on the masters.
+    """Any service that Apprise knows; needs ``latchwork[alerts]`` where masters run.
 
     Attributes:
         url: one of Apprise's; the tokens in it are named: ``slack://${secret:SLACK}``.

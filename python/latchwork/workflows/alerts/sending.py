@@ -65,4 +65,7 @@ class Deadline:
 
 def tls_of(ca_file: str) -> ssl.SSLContext:
     """What a server is known by. Raises OSError, with the file."""
-    return ssl.create_default_context(cafile=ca_file or None)
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:  # OpenSSL's words do not name it
+        raise OSError(f"certificates of {ca_file or 'this machine'} cannot be read: {error}") from error
