@@ -210,8 +210,8 @@ DEFECTS = (
         "FlowAlerts",
         "a task has succeeded though its rows were not kept",
         "workflows/worker/performing.py",
-        '            return Ending(Outcome.FAILURE, f"its rows could not be kept for a mail: {error}", ending.exit_code)\n',
-        "            pass\n",
+        '            return Ending(Outcome.FAILURE, f"its rows could not',
+        '            print(Outcome.FAILURE, f"its rows could not',
         of("workflows/mailed_rows", "rows_that_cannot_be_kept_fail_their_task_and_say_so", on="memory"),
     ),
     Defect(
