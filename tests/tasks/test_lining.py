@@ -123,3 +123,47 @@ def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, c
             result_of(store, f"i{n}")
             n += 1
             assert time.monotonic() < until
+
+
+# Staying in the line
+
+
+def test_a_node_whose_calls_end_at_once_stays_first_in_the_line(store, connect):
+    """One item after the other costs it no place, so nothing but what claims and ends them."""
+    with Node(connect(), look_s=300.0) as node:
+        waits(store)
+        place = list(store.children("work/takers/any"))
+        for n in range(5):
+            put(store, examples.square, n, id=f"i{n}")
+            assert result_of(store, f"i{n}").result(PAYLOADS) == n * n
+            eventually(lambda: node.feeder.running() == [])
+        assert list(store.children("work/takers/any")) == place
+
+
+def test_what_comes_while_a_node_runs_something_is_left_to_the_next(store, connect):
+    """A call that lasts costs it its place: of two that last each node has one."""
+    with Node(connect(), name="n1", look_s=300.0) as one, Node(connect(), name="n2", look_s=300.0) as two:
+        eventually(lambda: len(store.children("work/takers/any")) == 2)
+        put(store, examples.waits, id="first")
+        eventually(lambda: one.feeder.running() or two.feeder.running())
+        first, other = (one, two) if one.feeder.running() else (two, one)
+        time.sleep(0.5)
+        put(store, examples.waits, id="second")
+        eventually(lambda: other.feeder.running() == ["any/s1/second"])
+        assert first.feeder.running() == ["any/s1/first"]
+
+
+def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store, connect, monkeypatch):
+    """Two that come one right after the other: the second is its own, the third is the next one's."""
+    monkeypatch.setattr("latchwork.tasks.running.lining.STAY_S", 300.0)
+    with Node(connect(), name="n1", look_s=300.0, slots=4) as one:
+        waits(store)
+        put(store, examples.waits, id="a")
+        eventually(one.feeder.running)
+        with Node(connect(), name="n2", look_s=300.0, slots=4) as two:
+            eventually(lambda: len(store.children("work/takers/any")) == 2)
+            put(store, examples.waits, id="b")
+            eventually(lambda: len(one.feeder.running()) == 2)
+            time.sleep(0.3)
+            put(store, examples.waits, id="c")
+            eventually(lambda: two.feeder.running() == ["any/s1/c"])

@@ -25,6 +25,9 @@ class Deaf:
     def on_event(self, kind, path):
         pass
 
+    def on_events_over(self):
+        pass
+
     def on_expired(self):
         return False
 

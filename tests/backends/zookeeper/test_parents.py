@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from latchwork.backends.zookeeper.layout import bucket
 from latchwork.backends.zookeeper.writing import states, writes
 from latchwork.backends.zookeeper.writing.recent import Recent
 from latchwork.backends.zookeeper.writing.states import Parents
 from latchwork.errors import Conflict, InvalidKey
-from latchwork.types import Absent, Create, Delete, Exists, Put
+from latchwork.types import Absent, At, Create, Delete, Exists, Put
 
 WAIT_S = 15
 
@@ -127,6 +128,57 @@ def test_stores_that_make_and_sweep_the_same_parents_lose_no_key(backend, other)
         list(pool.map(rounds, (backend, other), "ab"))
     assert all(there(backend, f"in/p/{name}{number}/x") for name in "ab" for number in range(40))
     assert all(there(other, f"in/p/t{each}/{name}39") for name in "ab" for each in range(4))
+
+
+def test_a_parent_that_is_emptied_and_used_again_is_neither_removed_nor_made_again(backend, readings, raw, root):
+    create(backend, "in/p/t1/a")
+    made = raw.exists(f"/{root}/in/p/t1").czxid
+    for _ in range(5):
+        backend.commit([], [Delete("in/p/t1/a")]).result(WAIT_S)
+        create(backend, "in/p/t1/a")
+    assert raw.exists(f"/{root}/in/p/t1").czxid == made
+    assert len(readings) == 1
+
+
+def test_parents_that_are_empty_are_removed_when_the_store_is_closed(connect, raw, root):
+    mine = connect()
+    create(mine, "in/p/t1/a")
+    mine.commit([], [Delete("in/p/t1/a")]).result(WAIT_S)
+    mine.close()
+    assert raw.exists(f"/{root}/in") is None
+
+
+def test_a_new_key_that_is_put_beside_others_that_were_new_is_not_read_before(backend, readings):
+    for number in range(5):
+        backend.commit([], [Put(f"in/k{number}", b"v"), Put("beside", b"")]).result(WAIT_S)
+    assert len(readings) == 1
+    assert all(there(backend, f"in/k{number}") for number in range(5))
+
+
+def test_a_key_taken_for_new_that_another_store_has_put_is_overwritten(backend, other, readings):
+    backend.commit([], [Put("in/k1", b"v"), Put("beside", b"")]).result(WAIT_S)
+    before = other.commit([], [Put("in/k2", b"theirs")]).result(WAIT_S).entries[0]
+    del readings[:]
+    done = backend.commit([], [Put("in/k2", b"ours"), Put("beside", b"")]).result(WAIT_S)
+    assert (done.entries[0].value, done.entries[0].created) == (b"ours", before.created)
+    assert len(readings) == 1
+    backend.commit([], [Put("in/k3", b"ours"), Put("beside", b"")]).result(WAIT_S)
+    assert len(readings) == 2  # the last one was there, so this one was not taken for new
+
+
+def test_a_version_that_is_checked_again_and_again_is_read_once_for_each_deletion_in_its_bucket(backend, readings):
+    """A deletion of another key moves the bucket's guard: what was read of it since then is remembered."""
+    entry = backend.commit([], [Put("lasting", b"")]).result(WAIT_S).entries[0]
+    near = next(f"n{n}" for n in range(10_000) if bucket(f"n{n}") == bucket("lasting"))
+    create(backend, near)
+    backend.commit([], [Delete(near)]).result(WAIT_S)
+    del readings[:]
+    for number in range(5):
+        create(backend, f"k{number}", checks=[At(entry)])
+    assert len(readings) == 1
+    backend.commit([], [Put("lasting", b"written since")]).result(WAIT_S)
+    with pytest.raises(Conflict):
+        create(backend, "k9", checks=[At(entry)])
 
 
 def test_only_a_parent_beside_one_that_was_missing_is_taken_for_new():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import threading
@@ -41,7 +42,8 @@ _log = logging.getLogger(__name__)
 
 _OPEN_ACL = ((31, "world", "anyone"),)
 _CREATOR_ACL = ((31, "auth", ""),)
-_SWEEP_S = 0.2
+#: A parent that has been empty for so many seconds is removed; when the store is closed, at once, for so long at most.
+_SWEEP_S, _LAST_SWEEP_S = 2.0, 0.25
 _SERVER_WORD_S = 1.0
 _MAY_LOSE_DATA = (
     "ZooKeeper %s at %s may lose confirmed writes when its leader changes; upgrade to 3.8.4, 3.9.4 or newer"
@@ -63,7 +65,7 @@ class ZooKeeperBackend(Backend):
         self._sessions: dict[str, ZooKeeperSession] = {}
         self._readying: Future[int] | None = None
         self._preparing = OncePerThread()  # a signal handler would wait for what its thread has only begun
-        self._emptied: set[str] = set()
+        self._emptied: dict[str, float] = {}
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._timer = Timer(clock, "latchwork-zk-timer")
@@ -178,6 +180,7 @@ class ZooKeeperBackend(Backend):
             self._closed = True
             sessions = list(self._sessions.values())
         self._hub.close()
+        self._sweep_last()
         end = self._main.finish(self._clock.now() + _FAREWELL_S, discard=False)
         goodbyes: tuple[Future[Any], ...] = (*(session.close() for session in sessions), end)
         deadline = self._clock.now() + _FAREWELL_S
@@ -195,6 +198,13 @@ class ZooKeeperBackend(Backend):
                 _log.error("a ZooKeeper connection thread did not end; please report this")
         self._timer.close()
 
+    def _sweep_last(self) -> None:
+        with self._lock:
+            keys, self._emptied = list(self._emptied), {}
+        if keys and self._main.up:
+            with contextlib.suppress(FutureTimeout):
+                self._sweep_now(keys).exception(_LAST_SWEEP_S)
+
     # Told by the main connection.
 
     def on_up(self) -> None:
@@ -205,6 +215,10 @@ class ZooKeeperBackend(Backend):
     def on_event(self, kind: int, path: str) -> None:
         """A watch fired."""
         self._hub.on_event(kind, path)
+
+    def on_events_over(self) -> None:
+        """All events that have arrived together were told."""
+        self._hub.on_events_over()
 
     def on_expired(self) -> bool:
         """Nothing is bound to it: the next one serves as well."""
@@ -301,19 +315,31 @@ class ZooKeeperBackend(Backend):
         return readying
 
     def _sweep_later(self, keys: Iterable[str]) -> None:
-        """Remove empty parents soon, many at once."""
+        """Remove parents that have been empty for a while, many at once: one that is used again is there still."""
+        due = self._clock.now() + _SWEEP_S
         with self._lock:
             begin = not self._emptied
-            self._emptied.update(keys)
+            self._emptied.update(dict.fromkeys(keys, due))
             if not begin or not self._emptied or self._closed:
                 return
         self._timer.call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
+        now = self._clock.now()
         with self._lock:
-            keys, self._emptied = self._emptied, set()
-        if keys and not self._closed:
-            drive(sweep(self._reader, self._main, keys, self._main.deadline()))
+            keys = [key for key, due in self._emptied.items() if due <= now]
+            for key in keys:
+                del self._emptied[key]
+            left_s = min(self._emptied.values(), default=now) - now
+            again = bool(self._emptied) and not self._closed
+        if again:
+            self._timer.call_later(max(left_s, _SWEEP_S / 4), self._sweep)
+        if not self._closed:
+            self._sweep_now(keys)
+
+    def _sweep_now(self, keys: Sequence[str]) -> Future[None]:
+        self._writer.memory.parents.emptied(keys)
+        return drive(sweep(self._reader, self._main, keys, self._main.deadline()))
 
 
 def _kazoo_options(url: StoreURL) -> dict[str, Any]:

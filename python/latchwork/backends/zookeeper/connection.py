@@ -54,8 +54,10 @@ class Listener(Protocol):
         ...
 
     def on_event(self, kind: int, path: str) -> None:
-        """A watch fired."""
+        """A watch fired; ``on_events_over`` follows all that have arrived together."""
         ...
+
+    def on_events_over(self) -> None: ...  # noqa: D102 - see above
 
     def on_expired(self) -> bool:
         """The server ended the session. True: that was all; False: go on with a new one."""
@@ -96,12 +98,10 @@ class Connection:
         self._number = self._epoch = 0
         self.up = False
         self.evidence: str | None = None
-        self.ttl_s = ttl_s
-        self.zk_session = 0
-        self.opened_at = 0.0
+        self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
         self.first_up: Future[None] = Outcome()
         self._link = Link(settings.hosts, ttl_s, options=settings.options, owner=self, clock=settings.clock, name=name)
-        self.ask_server = self._link.ask_server
+        self.ask_server, self.events_over = self._link.ask_server, listener.on_events_over
 
     # Asking.
 

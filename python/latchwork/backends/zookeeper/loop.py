@@ -67,6 +67,10 @@ class LinkOwner(Protocol):
         """A watch fired."""
         ...
 
+    def events_over(self) -> None:
+        """All that has arrived together was told."""
+        ...
+
 
 class Loop(ConnectionHandler):  # type: ignore[misc]
     """The connection's thread. ``Link`` starts it; ``send_now`` and ``cut`` may be called by any thread.
@@ -88,6 +92,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._unsent = bytearray()  # what such a thread could not send without waiting
         self._arrivals = select.poll()
         self._xid = 0
+        self._has_events = False
         self._patience_s = _HANDSHAKE_S
         self.trouble = ""
         self.was_refused = False
@@ -258,6 +263,9 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
                     return CLOSE_RESPONSE
         finally:
             del unread[:at]
+        if self._has_events:
+            self._has_events = False
+            self._owner.events_over()
         return None
 
     def _receive(self) -> None:
@@ -280,6 +288,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             self.ping_outstanding.clear()
         elif xid == WATCH_XID:
             kind, _ = EVENT_HEAD.unpack_from(frame, 16)
+            self._has_events = True
             self._owner.event(kind, parse_text(frame, 24)[0])
         elif xid != AUTH_XID:
             return self._take_reply(xid, Reply(error, zxid, frame[16:]))

@@ -165,6 +165,9 @@ class ZooKeeperSession:
     def on_event(self, kind: int, path: str) -> None:
         """No watch is set on this connection."""
 
+    def on_events_over(self) -> None:
+        """Likewise."""
+
     def on_expired(self) -> bool:
         """Never go on with another ZooKeeper session."""
         _log.info("session %s was ended by the server", self.id)

@@ -11,6 +11,7 @@ docs/design/0019 has the steps, the races, and why a lane is never read as a who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
@@ -25,7 +26,7 @@ from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import Steps, ask, driven
 from latchwork.store.store import Store
 from latchwork.types import Absent, Check, Create, Delete, Op
 
@@ -270,12 +271,7 @@ class Backlog(Records):
             on_refused,
             share or no_share,
         )
-        async with self._waits.begin(0.0) as (waiter, _):
-            try:
-                return await self._taking.try_take(wish, waiter.session)
-            except LatchworkError as error:
-                self._waits.refuse_closed(waiter, error)
-                raise
+        return await self._take(partial(self._taking.try_take, wish))
 
     @driven
     async def take_told(
@@ -308,15 +304,18 @@ class Backlog(Records):
                     f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
         told = [item for item in items if item.attempts < self._taking.most]
-        wish = Wish(
-            (), max(1, len(told)), accept or everything, extra or nothing_more, nothing_more, on_refused, no_share
-        )
+        wish = Wish((), max(1, len(told)), accept or everything, extra or nothing_more, on_refused=on_refused)
+        return await self._take(partial(self._taking.take_told, told, wish))
+
+    async def _take(self, take: Callable[[Session], Steps[list[BacklogClaim]]]) -> list[BacklogClaim]:
         async with self._waits.begin(0.0) as (waiter, _):
             try:
-                return await self._taking.take_told(told, wish, waiter.session)
+                claims = await take(waiter.session)
             except LatchworkError as error:
                 self._waits.refuse_closed(waiter, error)
                 raise
+        self._waiting.taken(claims)
+        return claims
 
     @driven
     async def wait_free(self, lane: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
@@ -342,7 +341,13 @@ class Backlog(Records):
 
     @driven
     async def wait_told(
-        self, lane: str, timeout_s: float | None = None, *, limit: int = 20, accept: Accept | None = None
+        self,
+        lane: str,
+        timeout_s: float | None = None,
+        *,
+        limit: int = 20,
+        accept: Accept | None = None,
+        stays: bool = False,
     ) -> list[BacklogItem] | None:
         """Wait like ``wait_free``, and return what is free: ``take_told`` takes it without a look.
 
@@ -351,6 +356,8 @@ class Backlog(Records):
             timeout_s: as for ``wait_free``.
             limit: of more than so many items none is returned.
             accept: as for ``try_take``.
+            stays: keep the place in the line, also when the time is over; the next such call, of one thread, tells what
+                is new, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` when you have enough.
         Returns:
             All items of the lane that were free, in order; empty when something is free, and has to be looked for with
             ``try_take``; None when the time is over.
@@ -359,14 +366,21 @@ class Backlog(Records):
         """
         if not check_whole(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        told = await self._wait(lane, timeout_s, accept)
-        return None if told is None else told.first(limit)
+        told = await self._wait(lane, timeout_s, accept, stays=stays)
+        return None if told is None else told.tell(limit)
 
-    async def _wait(self, lane: str, timeout_s: float | None, accept: Accept | None) -> IsFree | None:
+    def leave(self, lane: str) -> None:
+        """Give up the place in the line of a lane that ``wait_told`` kept, in the background; it may be none."""
+        self._waiting.leave(lane)
+
+    async def _wait(
+        self, lane: str, timeout_s: float | None, accept: Accept | None, *, stays: bool = False
+    ) -> IsFree | None:
         check_member(lane, "lane")
-        async with self._waits.begin(timeout_s) as (waiter, patience):
+        wait, kept = (self._waiting.stay, self._waiting.kept(lane)) if stays else (self._waiting.wait, None)
+        async with self._waits.begin(timeout_s, kept) as (waiter, patience):
             try:
-                told = await self._waiting.wait(lane, waiter, patience, accept or everything)
+                told = await wait(lane, waiter, patience, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise
@@ -377,6 +391,7 @@ class Backlog(Records):
     def close(self) -> None:
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
         self._waits.close()
+        self._waiting.close()
 
     def _check_lanes(self, lanes: Sequence[str]) -> None:
         if isinstance(lanes, str):

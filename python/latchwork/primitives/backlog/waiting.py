@@ -1,7 +1,8 @@
 """Waiting until something is free in a lane of a backlog: only the first in the line watches the lane.
 
 What it was told is enough to take it: its watch has all of the lane, so what is free there, and in which order, is
-known without a look. It leaves the line in the background then; the next one sees the lane as it is.
+known without a look. It leaves the line in the background then; the next one sees the lane as it is. Or it stays: then
+its next wait goes on by the same watch, is told of what is new, and costs nothing.
 
 Who waits with ``accept`` and sees a free item that it does not accept says so in its ticket: then those behind it do
 not wait for it, because one of them may accept the item.
@@ -9,8 +10,13 @@ not wait for it, because one of them may accept the item.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
 from latchwork.errors import BadRecord
-from latchwork.primitives.backlog.claim import Holding
+from latchwork.interrupts import mutex
+from latchwork.primitives.backlog.claim import BacklogClaim, Holding
 from latchwork.primitives.backlog.items import BacklogItem, Names, place_of
 from latchwork.primitives.backlog.pages import Pages
 from latchwork.primitives.backlog.taking import Accept
@@ -18,13 +24,30 @@ from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_b
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.store.steps import ask
+from latchwork.store.steps import OnInterrupt, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
 _PASSES = "passes"
 #: Pages that are looked at before a wait.
 _PAGES = 3
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """The head of a line, as long as somebody is there. One thread at a time.
+
+    Attributes:
+        place: its ticket.
+        waiter: who is there, with the watch of the lane.
+        look: what that has told.
+        is_watching: whether the watch was opened.
+    """
+
+    place: Place
+    waiter: Waiter
+    look: IsFree
+    is_watching: bool = False
 
 
 class Waiting:
@@ -36,6 +59,10 @@ class Waiting:
         self._what = what
         self._label = label
         self._lines: dict[str, TicketQueue] = {}
+        self._lock = mutex()
+        self._posts: dict[str, Post] = {}
+        self._looks: dict[str, IsFree] = {}
+        self._is_closed = False
 
     def line(self, lane: str) -> TicketQueue:
         """The tickets of those that wait for a lane."""
@@ -45,32 +72,111 @@ class Waiting:
     async def wait(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
         """Wait until an item that will do is free; what it was told. None when time is over or called off."""
         if await waiter.keep_trying(lambda: self._is_free(lane, accept), patience):
-            return IsFree(self._held.names, lane, accept)
+            return self._look(lane, accept)
         if patience.is_over:
             return None
-        line = self.line(lane)
-        place = await take_turn(line, waiter, patience, blocks=_blocks)
+        place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks)
         if place is None:
             return None
-        look: IsFree | None = None
+        found = False
+        post = Post(place, waiter, self._look(lane, accept))
         try:
-            look = await self._told(lane, place, waiter, patience, accept)
+            found = await self._told(lane, post, patience)
         finally:
-            if look is None:
-                await line.leave(place)
+            if found:
+                self.line(lane).leave_later(place)
             else:
-                line.leave_later(place)
-        return look
+                await self.line(lane).leave(place)
+        return post.look if found else None
 
-    async def _told(self, lane: str, place: Place, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
-        look = IsFree(self._held.names, lane, accept)
-        if not await waiter.follow(self._held.names.lane(lane), look, patience):
-            return None
-        if look.is_found:
-            return look
-        await waiter.keep_trying(lambda: self._let_pass(place), patience)
-        look = IsFree(self._held.names, lane, accept, is_told=True)
-        return look if await waiter.follow(self._held.names.lane(lane), look, patience) else None
+    # Staying
+
+    def kept(self, lane: str) -> Waiter | None:
+        """Who has kept a place in the line of a lane."""
+        post = self._posts.get(lane)
+        return None if post is None else post.waiter
+
+    def _kept_by(self, lane: str) -> Post | None:
+        with self._lock:
+            return self._posts.pop(lane, None)
+
+    def taken(self, claims: Iterable[BacklogClaim]) -> None:
+        """We have these: whoever stays in the line of their lane is not told of them."""
+        for claim in claims:
+            item = claim.item
+            look = self._looks.get(item.lane)
+            if look is not None:
+                look.ours[item.shelf, item.id] = item.version
+
+    async def stay(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+        """As ``wait``, without a look before; the place is kept, also when time is over, but not once called off.
+
+        Args:
+            lane: where.
+            waiter: who waits: who has kept a place, if somebody has.
+            patience: how long.
+            accept: whether an item will do.
+        """
+        is_kept, post = False, None
+        await OnInterrupt(partial(self.leave, lane))
+        try:
+            post = self._kept_by(lane)
+            if post is None:
+                place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks)
+                if place is None:
+                    return None
+                post = Post(place, waiter, self._look(lane, accept))
+                self._looks[lane] = post.look
+            found = await self._told(lane, post, patience)
+            is_kept = self._keep(lane, post)
+        finally:
+            if post is not None and not is_kept:
+                self._looks.pop(lane, None)
+                await self.line(lane).leave(post.place)
+        return post.look if found else None
+
+    def _keep(self, lane: str, post: Post) -> bool:
+        with self._lock:
+            if self._is_closed or post.waiter.is_off or post.look.lets_pass:
+                return False
+            self._posts[lane] = post
+            post.waiter.is_kept = True
+            return True
+
+    def leave(self, lane: str) -> None:
+        """Give up the place that was kept in a line, in the background; nothing if there is none."""
+        post = self._kept_by(lane)
+        if post is not None:
+            self._looks.pop(lane, None)
+            self.line(lane).leave_later(post.place)
+            post.waiter.close()
+
+    def close(self) -> None:
+        """Keep no place, and give up those that are kept. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            lanes = list(self._posts)
+        for lane in lanes:
+            self.leave(lane)
+
+    # At the head
+
+    def _look(self, lane: str, accept: Accept) -> IsFree:
+        return IsFree(self._held.names, lane, accept)
+
+    async def _told(self, lane: str, post: Post, patience: Patience) -> bool:
+        """Wait until the watch tells of something that will do; False when time is over or called off."""
+        waiter, look = post.waiter, post.look
+        while True:
+            if post.is_watching:
+                is_done = await waiter.go_on(look, patience)
+            else:
+                post.is_watching = True
+                is_done = await waiter.follow(self._held.names.lane(lane), look, patience)
+            if not is_done or look.is_found:
+                return is_done
+            await waiter.keep_trying(lambda: self._let_pass(post.place), patience)
+            look.lets_pass = True
 
     async def _is_free(self, lane: str, accept: Accept) -> bool:
         """Whether the first pages have something: then there is nothing to wait for."""
@@ -91,33 +197,41 @@ class IsFree:
 
     Attributes:
         is_found: whether one is. It may also be done because one is free that will not do, before those behind know.
+        lets_pass: those behind know of what is free and will not do: they do not wait for it.
+        ours: versions of items that we took: on a server that tells of a take key by key such an item comes before its
+            claim, and looks free.
     """
 
-    def __init__(self, names: Names, lane: str, accept: Accept, *, is_told: bool = False) -> None:
+    def __init__(self, names: Names, lane: str, accept: Accept) -> None:
         self._items = names.items(lane)
         self._claims = names.claims(lane)
         self._accept = accept
-        self._is_told = is_told
         self._suits: dict[tuple[str, str], bool] = {}
         self._entries: dict[tuple[str, str], Entry] = {}
         self._claimed: set[tuple[str, str]] = set()
         self._good: set[tuple[str, str]] = set()
         self._bad: set[tuple[str, str]] = set()
         self.is_found = False
+        self.lets_pass = False
+        self.ours: dict[tuple[str, str], Hashable] = {}
 
     def __call__(self, batch: Batch) -> bool:
         """Take note of changes; whether that is enough."""
         for change in batch:
             self._note(change)
         self.is_found = bool(self._good)
-        return self.is_found or (bool(self._bad) and not self._is_told)
+        return self.is_found or (bool(self._bad) and not self.lets_pass)
 
-    def first(self, most: int) -> list[BacklogItem]:
-        """What is free and will do, in order; none when it is more than that, or when it was not told what it is."""
-        if len(self._good) > most:
+    def tell(self, most: int) -> list[BacklogItem]:
+        """What is free and will do, in order; none when it is more than that, or when it was not told what it is.
+
+        It is told once: again only when it has changed.
+        """
+        told, self._good = sorted(self._good), set()
+        if len(told) > most:
             return []
         try:
-            return [BacklogItem.of(self._entries[place]) for place in sorted(self._good)]
+            return [BacklogItem.of(self._entries[place]) for place in told]
         except BadRecord:  # who looks makes a dead letter of it
             return []
 
@@ -133,12 +247,17 @@ class IsFree:
         elif change.entry is None:
             self._suits.pop(place, None)
             self._entries.pop(place, None)
+            self.ours.pop(place, None)
         else:
             self._suits[place] = _suits(change.entry, self._accept)
             self._entries[place] = change.entry
-        suits, is_free = self._suits.get(place), place not in self._claimed
+        suits, is_free = self._suits.get(place), place not in self._claimed and not self._is_ours(place)
         (self._good.add if suits and is_free else self._good.discard)(place)
         (self._bad.add if suits is False and is_free else self._bad.discard)(place)
+
+    def _is_ours(self, place: tuple[str, str]) -> bool:
+        entry = self._entries.get(place)
+        return entry is not None and place in self.ours and self.ours[place] == entry.version
 
 
 def _suits(entry: Entry, accept: Accept) -> bool:

@@ -83,6 +83,14 @@ class Waiter:
         """
         watch = self._store.watch(prefix, leaf=leaf, beside=beside)
         self._replace(watch)
+        return await self._follow(watch, is_done, patience)
+
+    async def go_on(self, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
+        """``follow`` on, by the watch of the last wait: what has changed since its last batch."""
+        watch = self._watch
+        return watch is not None and await self._follow(watch, is_done, patience)
+
+    async def _follow(self, watch: Watch, is_done: Callable[[Batch], bool], patience: Patience) -> bool:
         try:
             while not self.is_off:
                 if is_done(await steps_of(watch.next)(patience.left_s())):

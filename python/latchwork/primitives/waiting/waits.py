@@ -59,9 +59,14 @@ class Waits:
         return self._closed
 
     @asynccontextmanager
-    async def begin(self, timeout_s: float | None) -> AsyncIterator[tuple[Waiter, Patience]]:
+    async def begin(
+        self, timeout_s: float | None, kept: Waiter | None = None
+    ) -> AsyncIterator[tuple[Waiter, Patience]]:
         """Wait inside the ``with``: gives the waiter, and how long it may wait.
 
+        Args:
+            timeout_s: seconds to wait; None for ever.
+            kept: the waiter of a wait before, which goes on.
         Raises:
             Closed, ForkedProcess, SessionLost: the object or the session cannot be used, or ended meanwhile.
             LatchworkError: this is a callback, and not a single try.
@@ -70,7 +75,8 @@ class Waits:
         self.check()
         refuse_in_callback(self._what, timeout_s)
         patience = Patience(self._store.clock, timeout_s)
-        waiter = Waiter(self._store, await self._open_session(patience))
+        waiter = Waiter(self._store, await self._open_session(patience)) if kept is None else kept
+        waiter.is_kept = False
         await OnInterrupt(partial(self._forget, waiter))
         with self._waiting(waiter):
             try:

@@ -100,7 +100,10 @@ class Feeder(Starts):
         self._looked_at, self._counts = -math.inf, Counter[str]()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = Choosing(hooks, self._clock, node_id)
-        self._lines = Lines(backlog, self._clock, self._bell, self._stop, accept=self._choosing.accept, node_id=node_id)
+        accept = self._choosing.accept
+        self._lines = Lines(
+            backlog, self._clock, self._bell, self._stop, accept=accept, runs=self._runs, node_id=node_id
+        )
         self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
         self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
@@ -275,6 +278,9 @@ class Feeder(Starts):
             share=partial(share_of, self._hooks, self._arrivals),
         )
         return claims
+
+    def _runs(self) -> bool:
+        return any(task.outcome is None for task in self._tasks.values())
 
     def _room(self) -> int:
         """How many to take now."""

@@ -4,6 +4,9 @@ Only the first in the line of a lane is told of an item, by a watch that has all
 claimed at once, in one transaction, where a look would read index, items and claims first. A look is better when there
 is more than the node has room for (then others are told soon, and shares keep nodes from wanting the same items), and
 for what is not to be taken as a matter of course.
+
+A node that has nothing to run stays where it is, and is told of the next item too: a call that ends at once costs no
+place in the line, neither it nor others. While it runs something it leaves the next item to others.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: Of more items than these none is told: a look is better.
 MOST_TOLD = 20
+#: A node that runs something is so many seconds later not the first in the line any more.
+STAY_S = 0.02
 
 
 def worth_claiming(told: Sequence[BacklogItem], lanes: Sequence[str], room: int) -> list[BacklogItem]:
@@ -54,6 +59,7 @@ class Lines:
         bell: of the node: rung when something was told. Its mutex is for all of this, too.
         stop: set when the node closes.
         accept: whether an item is one for the node.
+        runs: whether the node runs something; called with the mutex of the bell.
         node_id: the node, for messages.
     """
 
@@ -65,6 +71,7 @@ class Lines:
         stop: Signal,
         *,
         accept: Callable[[BacklogItem], bool],
+        runs: Callable[[], bool],
         node_id: str,
     ) -> None:
         self._backlog = backlog
@@ -72,10 +79,12 @@ class Lines:
         self._bell = bell
         self._stop = stop
         self._accept = accept
+        self._runs = runs
         self._node_id = node_id
         self.news = Bell(bell.mutex)
         self.is_hungry = False
         self._told: dict[str, list[BacklogItem]] = {}
+        self._first_in: set[str] = set()
         self._is_poked = False
         self._takes = True
         self._looks = self._last_found = self._asks_until = 0
@@ -122,26 +131,53 @@ class Lines:
                 if self._stop.is_set():  # looked at with the rings: a close in between is a ring more
                     return
             if not is_hungry:
+                self._leave(lane)
                 await self.news.rung(rings, self._clock, None)
                 continue
             try:
-                told = await ask(self._backlog.wait_told, lane, limit=MOST_TOLD, accept=self._accept)
+                told = await self._wait_told(lane)
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
                 _log.info("node %s cannot wait for lane %s, and will again: %s", self._node_id, lane, error)
                 await Pause(self._clock, self._stop, backoff.next_s())
                 continue
-            self._note(lane, told or [])
+            if told is None:
+                continue
+            self._note(lane, told)
+            if self._is_running():
+                self._leave(lane)
             if await self._has_looked(looks):
                 backoff = Backoff()
             else:  # what is free is not for us after all, or another was faster
+                self._leave(lane)
                 await Pause(self._clock, self._stop, backoff.next_s())
+
+    async def _wait_told(self, lane: str) -> list[BacklogItem] | None:
+        """What is new in a lane; None when others were let go first, or there is nothing new yet."""
+        is_first, runs = lane in self._first_in, self._is_running()
+        self._first_in.discard(lane)
+        stay_s = STAY_S if is_first and runs else None
+        told: list[BacklogItem] | None = await ask(
+            self._backlog.wait_told, lane, stay_s, limit=MOST_TOLD, accept=self._accept, stays=True
+        )
+        self._first_in.add(lane)
+        if told is None and self._is_running():
+            self._leave(lane)
+        return told
+
+    def _leave(self, lane: str) -> None:
+        self._first_in.discard(lane)
+        self._backlog.leave(lane)
+
+    def _is_running(self) -> bool:
+        with self._bell.mutex:
+            return self._runs()
 
     def _note(self, lane: str, told: list[BacklogItem]) -> None:
         with self._bell.mutex:
             if told:
-                self._told[lane] = told
+                self._told.setdefault(lane, []).extend(told)
                 self._bell.ring()
             else:
                 self.poke()

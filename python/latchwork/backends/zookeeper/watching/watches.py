@@ -157,7 +157,7 @@ class WatchHub:
         self._leaves.on_up()
 
     def on_event(self, kind: int, path: str) -> None:
-        """A key changed: look at it again."""
+        """A key changed: look at it again, once all that arrived with it was told."""
         self._leaves.on_event(kind, path)
         if not self._watches:
             return
@@ -170,6 +170,9 @@ class WatchHub:
                     self._dirty.add(key)
                 else:
                     watch.dirty.add(key)
+
+    def on_events_over(self) -> None:
+        """What one transaction changed mostly arrives together, and is one read then instead of one for each key."""
         self._kick()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:

@@ -45,7 +45,6 @@ def compile_plan(
     known: Known,
     *,
     session_id: str | None = None,
-    tidy: bool = True,
 ) -> Plan:
     """The multi for these checks and operations.
 
@@ -60,7 +59,7 @@ def compile_plan(
         compiler.check(each)
     for op in sorted(ops, key=_deletes_first):
         compiler.op(op)
-    return compiler.finish(tidy=tidy)
+    return compiler.finish()
 
 
 def _deletes_first(op: Op) -> bool:
@@ -348,10 +347,7 @@ class _Compiler:
 
     # Together.
 
-    def finish(self, *, tidy: bool) -> Plan:
-        if tidy and self.known.fresh:
-            for key in sorted(self.plan.emptied, key=len, reverse=True):
-                self._tidy(key)
+    def finish(self) -> Plan:
         plan = self.plan
         for number, gen in self.guards.items():
             if number not in self.bumps:
@@ -371,23 +367,3 @@ class _Compiler:
                 planned.at += len(plan.parts)
         plan.parts.extend(self.body)
         return plan
-
-    def _tidy(self, key: str) -> None:
-        """Remove implied parents that the operations leave without children."""
-        while key:
-            node = self.nodes.get(key) or (self._node(key) if key in self.known.nodes else None)
-            seen = node.seen if node is not None else None
-            if node is None or seen is None or not node.exists or node.is_key or node.children > 0 or seen.leaf:
-                return
-            if key in self.touched:
-                return  # its version changes in this multi: the sweep finds it
-            try:
-                self._guard(key, seen)
-            except NeedStates:
-                return  # created in this multi, or in a bucket seen at two versions: the sweep finds it
-            self._bump(key)
-            self._emit("tidy", key, wire.delete(self.layout.path(key), seen.data))
-            node.exists = False
-            self._count(key, -1)
-            self.plan.emptied.discard(key)
-            key = parent(key)

@@ -47,7 +47,7 @@ class Known:
 
 
 class Part(NamedTuple):
-    """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op, parent or tidy."""
+    """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op or parent."""
 
     role: str
     key: str

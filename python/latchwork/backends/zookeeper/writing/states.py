@@ -23,7 +23,7 @@ from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
 from latchwork.backends.zookeeper.writing.plan import Known, Plan
 from latchwork.backends.zookeeper.writing.recent import Recent
-from latchwork.types import At, Delete, Entry, Exists, Op, SessionAlive, SimpleCheck
+from latchwork.types import At, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
 _MISSING = Znode(exists=False)
@@ -100,6 +100,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._versions: Recent[Version] = Recent(_REMEMBERED)
+        self._new: Recent[bool] = Recent(_REMEMBERED)  # parents of which the key that was put unseen last was missing
         self.kept: set[str] = set()
         self.parents = Parents()
 
@@ -135,14 +136,23 @@ class Memory:
                 if version is not None:
                     nodes[each.key] = known_key(version)
         for check in checks:
-            if isinstance(check, At) and isinstance(check.version, Version):
+            if isinstance(check, At) and isinstance(check.version, Version) and not self._is_newer(check):
                 nodes[check.key] = known_key(check.version)
         for op in ops:
-            if not isinstance(op, Delete) and op.key not in nodes:
+            if isinstance(op, Put) and op.key not in nodes and parent(op.key) in self._new:
+                nodes[op.key] = _MISSING  # it is created, and refused if it is there
+            if not isinstance(op, Delete) and (op.key not in nodes or nodes[op.key] is _MISSING):
                 above = self.parents.missing(op.key, connection)
                 if above is not None and above not in nodes:
                     nodes[above] = _MISSING
         return Known(nodes)
+
+    def _is_newer(self, check: At) -> bool:
+        """The version checked for is remembered with a later state of its bucket's guard."""
+        before, seen = self._versions.get(check.key), check.version
+        if before is None or not isinstance(seen, Version) or before != seen:
+            return False
+        return (before.gen - seen.gen) % 2**32 < 2**31  # 32 bits, which come round
 
     def with_coming(
         self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
@@ -159,10 +169,20 @@ class Memory:
         }
         return replace(known, nodes={**known.nodes, **coming}) if coming else known
 
-    def learn(self, known: Known, checks: Sequence[SimpleCheck]) -> None:
+    def _saw_put(self, key: str, known: Known) -> None:
+        node = known.nodes.get(key)
+        if node is not None and not node.exists:
+            self._new.note(parent(key), True)
+        else:
+            self._new.forget([parent(key)])
+
+    def learn(self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
         """Remember of a fresh reading what the next transaction of its kind relies on: checked keys, and parents."""
+        for op in ops:
+            if isinstance(op, Put):
+                self._saw_put(op.key, known)
         for check in checks:
-            if isinstance(check, Exists):
+            if isinstance(check, (At, Exists)):
                 node = known.nodes[check.key]
                 if node.version is not None:
                     self._note(check.key, node.version)

@@ -17,7 +17,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors, parent
 from latchwork.backends.zookeeper.lists import Lister
-from latchwork.backends.zookeeper.wire import MULTI, NO_AUTH, OK, Reply
+from latchwork.backends.zookeeper.wire import MULTI, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import compile_plan
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
 from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Plan, entries_of
@@ -51,10 +51,10 @@ class Writer:
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.known(checks, ops, task.connection)
         extra: frozenset[str] = frozenset()
-        tidy, cleared = True, False
+        cleared = False
         for attempt in count():
             try:
-                plan = compile_plan(layout, checks, ops, known, session_id=session_id, tidy=tidy)
+                plan = compile_plan(layout, checks, ops, known, session_id=session_id)
             except NeedStates as need:
                 extra |= need.keys
             except HasDescendants as found:
@@ -73,7 +73,7 @@ class Writer:
                 result = wire.parse_multi(reply)
                 if result.error == OK:
                     return self._done(plan, result.results, reply.zxid, gens)
-                tidy = self._judge(task, plan, result, tidy=tidy)
+                self._judge(task, plan, result)
             known = yield from self._fresh(task, checks, ops, extra, attempt)
         raise AssertionError("unreachable")
 
@@ -97,7 +97,7 @@ class Writer:
                 continue
             at_any = [self._reader.layout.guard(key) for key, node in known.nodes.items() if node.gen == ANY]
             if not at_any:
-                self.memory.learn(known, checks)
+                self.memory.learn(known, checks, ops)
                 if attempt:  # whom it has misled once sees to its parents itself
                     return known
                 return self.memory.with_coming(known, checks, ops, task.connection)
@@ -145,14 +145,13 @@ class Writer:
         for above in plan.makes:
             parents.made(above)
         parents.ended(plan)  # by now they count as there
-        parents.emptied(plan.emptied)
         emptied = plan.emptied - self.memory.kept
         if emptied:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
-    def _judge(self, task: Task, plan: Plan, result: wire.MultiReply, *, tidy: bool) -> bool:
-        """Raise what reading again cannot help with; else whether to tidy in the next attempt."""
+    def _judge(self, task: Task, plan: Plan, result: wire.MultiReply) -> None:
+        """Raise what reading again cannot help with."""
         self.memory.parents.ended(plan)
         if result.failed == len(plan.parts):
             task.judge_evidence(result)
@@ -161,15 +160,12 @@ class Writer:
                 raise session_lost(task.session_id, task.what)
             if result.error in FINAL_CODES:
                 raise task.refusal(result.error, plan.parts[-1].key)
-            return tidy
+            return
         part = plan.parts[result.failed]
-        if part.role == "tidy" and result.error == NO_AUTH:
-            return False
         if part.role == "probe" and result.error == wire.EPHEMERAL_PARENT:
-            return tidy  # nothing can be there, but that has to be guarded in another way
+            return  # nothing can be there, but that has to be guarded in another way
         if result.error not in _STALE_CODES:
             raise task.refusal(result.error, part.key or plan.parts[-1].key)
-        return tidy
 
     def delete_tree(self, task: Task, prefix: str) -> Steps[int]:
         """Delete what is there now, the deepest first, in transactions of some keys each."""
