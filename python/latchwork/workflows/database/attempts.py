@@ -70,10 +70,12 @@ class Last(NamedTuple):
     Attributes:
         outcome: in a word.
         cached_from: the run whose outputs it has, if it did not run itself.
+        error: what was said of it.
     """
 
     outcome: str
     cached_from: int | None = None
+    error: str = ""
 
 
 def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -133,11 +135,11 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
     found: dict[int, Last] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
-        chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from).where(
+        chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from, attempt.c.error).where(
             attempt.c.task.in_(ids[start : start + _TOGETHER]), attempt.c.outcome.is_not(None)
         )
         for row in connection.execute(chosen.order_by(attempt.c.n, attempt.c.claim)):
-            found[row.task] = Last(row.outcome, row.cached_from)
+            found[row.task] = Last(row.outcome, row.cached_from, row.error or "")
     return found
 
 
