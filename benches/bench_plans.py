@@ -37,7 +37,11 @@ from latchwork.plans import Plans, PlanState, PlanWorker
 from latchwork.tasks import Functions
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
-SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
+SERVERS = {
+    "etcd34": lambda: EtcdServer(version="3.4"),
+    "etcd35": lambda: EtcdServer(version="3.5"),
+    "zookeeper": ZooKeeperServer,
+}
 FUNCTIONS = Functions()
 LAYER, DEPS, CHAIN = 100, 10, 50
 WAIT_S = 600.0

@@ -84,7 +84,7 @@ DEFECTS = (
         MOVES,
         "        return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)\n",
         "        return (delivery.c.id > 0,)\n",
-        of(SENDING, "what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_changes_nothing"),
+        of(SENDING, "a_no_that_a_frozen_sender_hears_changes_nothing_once_another_has_sent_it"),
     ),
     Defect(
         "FlowAlerts",
@@ -204,5 +204,30 @@ DEFECTS = (
         "        if len(service) != 1:",
         "        if False:",
         of(SERVICES, "of_several_urls_none_is_told"),
+    ),
+    # Rows that are mailed
+    Defect(
+        "FlowAlerts",
+        "a task has succeeded though its rows were not kept",
+        "workflows/worker/performing.py",
+        '            return Ending(Outcome.FAILURE, f"its rows could not',
+        '            print(Outcome.FAILURE, f"its rows could not',
+        of("workflows/mailed_rows", "rows_that_cannot_be_kept_fail_their_task_and_say_so", on="memory"),
+    ),
+    Defect(
+        "FlowAlerts",
+        "secrets are mailed in rows",
+        "workflows/worker/performing.py",
+        "            rest = memoryview(prepared.mask.whole(data[:MOST_KEPT]))\n",
+        "            rest = memoryview(data[:MOST_KEPT])\n",
+        of("workflows/mailed_rows", "secrets_are_masked_in_rows", on="memory"),
+    ),
+    Defect(
+        "FlowAlerts",
+        "a part of the rows is mailed as all of them",
+        "workflows/alerts/rows.py",
+        'if _count(data) < int(told.details.get("count_rows") or 0) else ""',
+        'if len(data) >= MOST_BYTES else ""',
+        of("workflows/mailed_rows", "of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told", on="memory"),
     ),
 )

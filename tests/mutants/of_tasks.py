@@ -47,6 +47,14 @@ DEFECTS = (
         of("tasks/outcomes", "no_code_of_a_class_runs_when_its_exception_is_made"),
     ),
     Defect(
+        "Children",
+        "what has forked away from a command whose supervisor was killed stays",
+        "tasks/children/child.py",
+        "left=end_marked(self._mark))",
+        "left=0)",
+        of("tasks/children", "a_daemon_of_a_child_whose_supervisor_is_killed_ends_with_it"),
+    ),
+    Defect(
         "Blobs",
         "who lives is asked before it is seen who has left something",
         "tasks/blobs.py",

@@ -13,11 +13,12 @@ from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import result_value
+from latchwork.plans.running.company import Company
 from latchwork.plans.running.end import End
 from latchwork.plans.running.ends import Ends
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run
-from latchwork.tasks import Functions, Outcome, Payloads
+from latchwork.tasks import Done, Functions, Outcome, Payloads
 from latchwork.types import Absent, Exists
 
 WAIT_S = 60.0
@@ -157,6 +158,89 @@ def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading
     (last,) = bench.decide("n2")
     assert bench.commit("n2", last)
     assert bench.state("sum") is TaskState.READY
+
+
+def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_reads_none_of_it(store):
+    """That other end has not landed, so it finds what is written here: it is enough that the last reads the sum."""
+
+    def build(plan):
+        plan.add(echo, [plan.add(echo, n, name=f"n{n}") for n in range(3)], name="sum")
+
+    bench = Bench(store, build)
+    reads = []
+    ask, complete = bench.place.tasks, bench.progress.complete
+
+    async def tasks(plan_id, names):
+        reads.extend(names)
+        return await ask(plan_id, names)
+
+    async def completes(plan_id):
+        reads.append("complete")
+        await complete(plan_id)
+
+    bench.place.tasks, bench.progress.complete = tasks, completes
+    for name in ("n2", "n0"):
+        bench.decide(name, again=True)
+        bench.ends._plans.clear()  # nothing is remembered, as of another worker
+    assert "complete" not in reads
+    assert bench.state("sum") is TaskState.WAITING
+    assert reads.count("sum") == 2  # by the second, whose hint n2 has ended, and by the line before
+    bench.decide("n1", again=True)
+    assert bench.state("sum") is TaskState.READY
+
+
+def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long_calls(store):
+    bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(3)])
+    typical, rounds = [0.001], []
+    company = Company(lambda: typical[0])
+    ends = Ends(bench.place, bench.progress, None, Signal(), comes=company.comes)
+    for claim in bench.claims.values():
+        company.begun(claim)
+
+    async def decide(_plan_id, some):
+        rounds.append(sorted(each.name for each in some))
+        for each in some:
+            each.end(Done())
+
+    async def second():
+        if len(rounds) == 1 and company.comes():
+            company.returned(bench.claims["n1"])
+            ends.add(end("n1"))
+            typical[0] = 1.0  # and n2 takes long
+
+    def end(name):
+        return End(bench.claims[name], "p", name, OUTCOME, b"", bench.plan)
+
+    ends._decide, wait = decide, ends._gather
+
+    async def gather():
+        await second()
+        await wait()
+
+    ends._gather = gather
+    ends.add(end("n2")).result(WAIT_S)  # its thread is there
+    company.returned(bench.claims["n0"])
+    ends.add(end("n0")).result(WAIT_S)
+    ends.close()
+    assert rounds == [["n2"], ["n0", "n1"]]
+    assert not company.comes()
+
+
+def test_two_last_ends_that_are_written_at_once_do_not_leave_the_plan_to_each_other(store):
+    """Whoever looks second sees nothing alive, and ends the plan: both look behind their own results."""
+    bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(2)])
+    write, waits = bench.ends._write, []
+
+    async def written(plan_id, some):
+        done = await write(plan_id, some)
+        if not waits:  # the other one's whole end comes in between
+            waits.append("n1")
+            bench.decide("n1", again=True)
+        return done
+
+    bench.ends._write = written
+    bench.decide("n0", again=True)
+    assert run(bench.place.plan("p"))[1].state is PlanState.COMPLETED
 
 
 @pytest.mark.parametrize(("before", "behind"), [(12, 12), (1, 30), (10, 30)])

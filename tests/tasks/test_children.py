@@ -319,6 +319,19 @@ def test_a_child_ends_when_its_supervisor_is_killed_and_that_is_told():
         eventually(lambda: not lives(child.pid))
 
 
+def test_a_daemon_of_a_child_whose_supervisor_is_killed_ends_with_it(tmp_path):
+    mark = tmp_path / "daemon"
+    daemon = f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {mark}; while :; do sleep 0.05; done' >&- 2>&- </dev/null &"
+    with Child(["sh", "-c", f"( {daemon} ); sleep 300"]) as child, Child(["sleep", "300"]) as other:
+        eventually(lambda: mark.exists() and mark.read_text().endswith("\n"))
+        pid = int(mark.read_text())
+        os.kill(child._shim.pid, signal.SIGKILL)
+        end = child.wait(PATIENCE_S)
+        assert (end.why, end.left >= 1) == ("unsupervised", True)
+        eventually(lambda: not lives(pid))
+        assert lives(other.pid)
+
+
 def test_a_child_ends_when_its_supervisor_is_killed_though_its_parent_is_frozen(parent):
     one = parent()
     os.kill(one.process.pid, signal.SIGSTOP)

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.workflows.alerts.sender import Sender
+from latchwork.workflows.alerts.sending import NotSent
 from latchwork.workflows.database.alerts import deliveries
 from latchwork.workflows.database.alerts.tables import alert, channel, delivery
 from latchwork.workflows.database.alerts.writing import put
@@ -17,6 +18,7 @@ from latchwork.workflows.errors import NotOwner
 from latchwork.workflows.installation import initialize, installation_of
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.secrets import Secrets
+from latchwork.workflows.state.alerting import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
 
@@ -277,6 +279,27 @@ def test_what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_cha
         eventually(lambda: len(mail.mails) == 2)
     assert office.states() == ["sent"]
     assert office.rows()[0].doubts == 1
+
+
+def test_a_no_that_a_frozen_sender_hears_changes_nothing_once_another_has_sent_it(office, mail):
+    office.mail_channel(mail)
+    office.tell("ops")
+    frozen, go = threading.Event(), threading.Event()
+
+    def send(*_):
+        frozen.set()
+        assert go.wait(30)
+        raise NotSent(Answer.REFUSED, "no")
+
+    with office.sending(ways={"smtp": send}) as former:
+        assert frozen.wait(30)
+        with office.sending():
+            eventually(lambda: office.later(60.0) or office.states() == ["sent"])
+            go.set()
+            eventually(lambda: former._mine == set())
+            office.later()
+            former._news.set()
+    assert (office.states(), len(mail.mails)) == (["sent"], 1)
 
 
 @both_databases

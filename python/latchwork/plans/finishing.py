@@ -20,6 +20,7 @@ from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
+from latchwork.plans.running.company import Company
 from latchwork.plans.running.end import End
 from latchwork.plans.running.ends import Ends
 from latchwork.plans.running.handing import Handing
@@ -70,6 +71,7 @@ class PlanHooks(FeederHooks):
         limits: the places of limited plans.
         mates: the other workers.
         handing: takes along what becomes ready.
+        company: which runs are about to return.
         stop: set when the worker closes.
     """
 
@@ -86,6 +88,7 @@ class PlanHooks(FeederHooks):
         limits: Limits,
         mates: Mates,
         handing: Handing,
+        company: Company,
         stop: Signal,
     ) -> None:
         self._place = place
@@ -97,13 +100,14 @@ class PlanHooks(FeederHooks):
         self._children = children
         self._limits = limits
         self._mates = mates
+        self._company = company
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
         self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[BacklogClaim, _Read] = WeakKeyDictionary()
         self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
-        self._ends = Ends(place, progress, self._end_task, stop, handing)
+        self._ends = Ends(place, progress, self._end_task, stop, handing, comes=company.comes)
 
     def close(self) -> None:
         """Decide on no further ends. Twice is fine."""
@@ -183,6 +187,8 @@ class PlanHooks(FeederHooks):
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
         timeout_s, _ = read_wanted(claim.value)
+        if not task.startswith(_CONTROL):
+            self._company.begun(claim)
         return Run(
             lambda: self._call(claim, plan_id, task),
             claim.item.id,
@@ -239,11 +245,13 @@ class PlanHooks(FeederHooks):
 
     def claim_over(self, claim: BacklogClaim) -> bool:
         """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
+        self._company.returned(claim)
         return self._limits.over(claim)
 
     @driven
     async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """What follows from a run, all of it written before the item goes, or together with it."""
+        self._company.returned(claim)
         backoff = Backoff()
         while True:
             try:

@@ -54,6 +54,7 @@ MUTANTS = {
     "what is taken along by a lost answer is forgotten": "it is claimed, and nobody runs it",
     "what is taken along has no item": "its taker dies, and nobody hears of it",
     "what is taken along is not checked to be as it was": "a task that is ready, or cancelled, is made ready again",
+    "what was alive before a finish counts behind it": "the last two leave the end of the plan to each other",
 }
 
 
@@ -76,6 +77,7 @@ class PlanModel:
         self.failures_left = self.random.choice((0, 0, 2, 6))
         self.cancels_left = self.random.choice((0, 0, 1, 3))
         self.takes_along = seed % 2 == 1
+        self.leaves_the_end = seed % 4 < 2
         self.results = Counter()
         self.runs = 0
 
@@ -290,6 +292,7 @@ class PlanModel:
         entry = yield ("get", f"t/{i}")
         state, deps, _, attempts = entry[0]
         along = []
+        before = self.store.children("todo") if self.mutant == "what was alive before a finish counts behind it" else []
         if state == "READY":
             for d in deps:
                 assert self.store.get(f"res/{d}") is not None, ("runs before what it depends on", i, d)
@@ -310,8 +313,10 @@ class PlanModel:
                     return
         entry = yield ("get", f"t/{i}")
         if entry[0][0] == "DONE" and self.mutant != "nobody looks after a finish":
-            along = yield from self._propagate(entry[0][2], session)
-            if not entry[0][2] or self.mutant != "only sinks look whether the plan is complete":
+            along, living = yield from self._propagate(entry[0][2], session)
+            living = living or len(before) > 1
+            sinks_only = self.mutant == "only sinks look whether the plan is complete"
+            if not (entry[0][2] and sinks_only) and not (living and self.leaves_the_end):
                 yield from self._complete()
         elif entry[0][0] == "FAILED" and not (yield from self._skip(fence, i, claim, turn)):
             return
@@ -455,12 +460,16 @@ class PlanModel:
         return [("put", f"t/{j}", ("READY", *entry[0][1:])), ("create", f"items/{j}", 0)]
 
     def _propagate(self, succ, session=None):  # noqa: C901 - one transaction, with what mutants leave out
-        """Readiness never becomes false again, so this needs no fence. What was taken along by this session."""
-        along = []
+        """Readiness never becomes false again, so this needs no fence. What was taken along by this session.
+
+        And whether a task was seen that has not ended yet: its end is to come, and looks whether it was the last.
+        """
+        along, living = [], False
         for j in succ:
             while True:
                 entry = yield ("get", f"t/{j}")
                 seen, left = yield from self._waits_for(entry[0][1])
+                living = living or bool(left)
                 if entry[0][0] != "WAITING" or left:
                     break
                 if not self._is_clean(seen) and not (yield from self._are_done(seen, entry[0][1])):
@@ -480,7 +489,7 @@ class PlanModel:
                 else:
                     along += taken
                     break
-        return along
+        return along, living
 
     def _are_done(self, seen, deps):
         """Whether these are done, by their own records, in a plan that runs."""

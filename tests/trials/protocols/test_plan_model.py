@@ -33,6 +33,7 @@ KNOWN = {
     "what is taken along by a lost answer is forgotten": 117,
     "what is taken along has no item": 3,
     "what is taken along is not checked to be as it was": 35,
+    "what was alive before a finish counts behind it": 104,
 }
 
 

@@ -22,7 +22,7 @@ from latchwork.plans.records import PlanRecord, Task
 from latchwork.plans.running.end import End, gathered, is_clean, is_simple, last_of, seen_of
 from latchwork.plans.running.handing import NOBODY, Along, Handing
 from latchwork.plans.running.known import Known
-from latchwork.plans.states import Edit
+from latchwork.plans.states import Edit, Seen
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -37,6 +37,9 @@ _PLANS = 32
 _FIRST_LOOK, _LONGER = 2, 8
 #: Of so many tasks that have not ended one is chosen that others rely on.
 _WITNESSES = 64
+#: So many times so many seconds ends wait for others that are about to come: a round of many costs little more than one
+#: of one.
+_WAITS, _WAIT_S = 4, 0.001
 
 
 class Ends:
@@ -48,6 +51,7 @@ class Ends:
         alone: ends one task by itself, in whatever state it is found.
         stop: set when the worker closes.
         handing: takes along what becomes ready; None: nothing is.
+        comes: whether another end is to be expected in a moment.
     """
 
     def __init__(
@@ -57,8 +61,11 @@ class Ends:
         alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
         handing: Handing | None = None,
+        *,
+        comes: Callable[[], bool] = bool,
     ) -> None:
         self._place = place
+        self._comes = comes
         self._progress = progress
         self._alone = alone
         self._clock = place.store.clock
@@ -109,6 +116,7 @@ class Ends:
                 if landed:
                     continue
                 await self._bell.rung(rings, self._clock, None)
+                await self._gather()
                 continue
             by_plan: dict[tuple[str, int], list[End]] = {}
             for end in ends:
@@ -116,6 +124,12 @@ class Ends:
                 by_plan.setdefault((end.plan_id, turn), []).append(end)
             for (plan_id, _), some in by_plan.items():
                 await self._decide(plan_id, some)
+
+    async def _gather(self) -> None:
+        """Wait a moment for company, if some is to come."""
+        for _ in range(_WAITS):
+            if not self._comes() or await Pause(self._clock, self._stop, _WAIT_S):
+                return
 
     async def _decide(self, plan_id: str, ends: list[End]) -> None:
         """All of these, however long the store is away: what ran has run."""
@@ -167,7 +181,8 @@ class Ends:
             return list(ends)
         own = {end.name: at for at, end in enumerate(ends)}
         before = frozenset().union(*known.flying)
-        others = await self._others(plan_id, known, ends, lambda name: name in own or name in before)
+        tasks = [end.task for end in ends if end.task is not None]
+        others = await self._others(plan_id, known, tasks, lambda name: name in own or name in before)
         left: list[End] = []
         came: dict[str, list[str]] = {}
         behind, had = last_of(ends), 0
@@ -217,10 +232,10 @@ class Ends:
         return self._handing.along(end.plan_id, (end.entry, end.plan), tasks, had=had)
 
     async def _others(
-        self, plan_id: str, known: Known, ends: Sequence[End], away: Callable[[str], bool]
+        self, plan_id: str, known: Known, ended: Iterable[Task], away: Callable[[str], bool]
     ) -> dict[str, str]:
-        """By successor a task that it waits for, and that has not ended, besides those that end now."""
-        tasks = [end.task.record for end in ends if end.task is not None]
+        """By successor of these a task that it waits for, and that has not ended, besides those that are away."""
+        tasks = [each.record for each in ended]
         hints = {each: late for task in tasks for each, late in zip(task.succ, task.late, strict=False) if late}
         may_be = {
             each: [late] for each, late in hints.items() if each not in known.tasks and not known.is_over(late, away)
@@ -283,16 +298,28 @@ class Ends:
             if all(end is not each for each, _ in simple):
                 await self._end_alone(end)
         if ended:
-            succ = dict.fromkeys(each for _, task in ended for each in task.record.succ)
-            takes = None if self._handing is None else self._handing.of(plan_id, entry, plan)
             known = self._known(plan_id, plan)
             known.ended.update(end.name for end, _ in ended)
-            await self._progress.look(plan_id, (entry, plan), list(succ), takes, known.ended)
-            await self._progress.complete(plan_id)
-            if self._handing is not None:
-                self._handing.settle(plan_id)
+            await self._look(plan_id, (entry, plan), known, [task for _, task in ended])
         for end, _ in ended:
             end.end(Done())
+
+    async def _look(self, plan_id: str, seen: Seen, known: Known, ended: Sequence[Task]) -> None:
+        """What comes after these, which have landed.
+
+        A task that is seen now, behind their ends, not to have ended is one whose end is to come, and finds theirs: to
+        it is left what waits for it, and the end of the plan.
+        """
+        others = await self._others(plan_id, known, ended, lambda _: False)
+        succ = dict.fromkeys(each for task in ended for each in task.record.succ)
+        free = [each for each in succ if each not in others]
+        if free:
+            takes = None if self._handing is None else self._handing.of(plan_id, *seen)
+            await self._progress.look(plan_id, seen, free, takes, known.ended)
+        if not others:
+            await self._progress.complete(plan_id)
+        if self._handing is not None:
+            self._handing.settle(plan_id)
 
     async def _seen(self, plan_id: str, ends: Sequence[End]) -> tuple[Entry, PlanRecord, dict[str, Task]]:
         """The plan and the tasks of these: as they began at the first try, read anew at the second."""

@@ -13,7 +13,7 @@ _TASKS = 20_000
 #: So many rounds an end is taken to be on its way.
 _ROUNDS = 4
 #: So many ends at most look themselves before one leaves that to others again.
-_MOST_WARY = 1024
+_MOST_WARY = 4096
 
 
 @dataclass(eq=False, slots=True)
@@ -36,13 +36,13 @@ class Known:
     last: str | None = None
     flying: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     wary: int = 0
-    next_wary: int = 16
+    next_wary: int = 64
 
     def refused(self) -> None:
         """What an end relied on has ended too: others end what depends on the same just now."""
         self.last = None
         if not self.wary:
-            self.wary, self.next_wary = self.next_wary, min(_MOST_WARY, 2 * self.next_wary)
+            self.wary, self.next_wary = self.next_wary, min(_MOST_WARY, 4 * self.next_wary)
 
     def is_wary(self, ends: int) -> bool:
         """Whether these look themselves."""

@@ -15,6 +15,7 @@ from latchwork.plans.keys import split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.running.children import Children
+from latchwork.plans.running.company import Company
 from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
@@ -106,6 +107,7 @@ class Shift:
             limits=self.limits,
             mates=self.mates,
             handing=handing,
+            company=Company(lambda: self._slots.typical_s),
             stop=stop,
         )
         self.feeder = Feeder(

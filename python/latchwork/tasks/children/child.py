@@ -5,6 +5,9 @@ command, and on Linux whatever forks away from it, is ended by force at the mome
 when its parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that
 runs under a session is gone before the session can end, whether or not its parent still moves.
 
+Where the supervisor itself is killed, what the command started is looked for by a variable of its environment,
+``LATCHWORK_CHILD``, as long as the parent lives.
+
 Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)
 ends. Where there is no ``/proc``, only the command's process group does. Nothing here touches the network.
 """
@@ -28,6 +31,7 @@ from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.interrupts import Itself, mutex, surely
 from latchwork.store.forks import Home
 from latchwork.store.steps import OnInterrupt, undoable
+from latchwork.tasks.children.marked import MARK, end_marked
 from latchwork.tasks.children.order import Shim, is_readable, moment_text, order_of
 from latchwork.tasks.children.streams import Stream, Streams
 
@@ -86,7 +90,7 @@ class Child:
 
     Args:
         argv: the program and its arguments; no shell.
-        env: its environment, whole; None takes the parent's.
+        env: its environment, whole but for a mark of ours; None takes the parent's.
         folder: where it starts; None where the parent is.
         stdin, stdout, stderr: a path (written from its end on), a descriptor, ``PIPE``, ``DEVNULL``; ``stderr`` may be
             ``STDOUT``. None takes the parent's.
@@ -120,7 +124,9 @@ class Child:
             raise LatchworkError("children under supervision need a POSIX system; run tasks in threads here")
         given = [os.fsencode(each) for each in argv]
         self._what = f"command {os.fsdecode(given[0])!r}" if given else "a command"
-        order = order_of(given, env, folder, until, grace_s, user, keep)
+        self._mark = os.urandom(16).hex()
+        marked = {**(os.environ if env is None else env), MARK: self._mark}
+        order = order_of(given, marked, folder, until, grace_s, user, keep)
         self._home = Home(self._what, made="started")
         self._mutex = mutex()
         self._end: ChildEnd | None = None
@@ -242,10 +248,13 @@ class Child:
                 self._end = self._without_shim()
 
     def _without_shim(self) -> ChildEnd:
-        """The supervisor was killed: the kernel ends the command itself then, and this the rest of its group."""
+        """The supervisor was killed: the kernel ends the command itself then, and this the rest of its group.
+
+        What has forked away from it is nobody's child any more, and is found by its mark.
+        """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        return ChildEnd("unsupervised", signal=signal.SIGKILL)
+        return ChildEnd("unsupervised", signal=signal.SIGKILL, left=end_marked(self._mark))
 
     def _hear_start(self) -> int:
         heard = b""
