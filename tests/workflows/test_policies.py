@@ -172,6 +172,25 @@ def test_a_stop_kills_what_runs_and_takes_back_the_rest(stage):
     assert stage.states(made) == {"a": "killed", "queued": "killed", "after": "waiting"}
 
 
+def test_a_master_has_nothing_in_mind_of_what_is_over(stage):
+    version = stage.apply(a_workflow(tasks={"a": [], "queued": [], "after": ["a"]}))
+    hand = stage.hand()
+    with stage.master() as run:
+        for _ in range(3):
+            made = stage.start(version)
+            eventually(lambda: hand.backlog.size("default") == 2)
+            claim = hand.take(limit=1)["a"]
+            stage.until_task(made, a="running")
+            stage.send("stop", made)
+            eventually(lambda claim=claim: stage.is_cancelled(claim))
+            hand.end(claim, Outcome.KILLED)
+            stage.until(made, "stopped")
+        eventually(lambda: stage.left() == [])
+        held = {**vars(run), **vars(run._book)}
+        eventually(lambda: not any(each for each in held.values() if isinstance(each, dict | set)))
+        assert not run._cancelled
+
+
 def test_a_task_that_is_stopped_while_its_worker_dies_is_taken_by_nobody(stage):
     version = stage.apply(a_workflow(tasks={"a": []}))
     first, second = stage.hand("first"), stage.hand("second")
