@@ -102,7 +102,7 @@ DEFECTS = (
     Defect(
         "FlowRules",
         "a group goes that workflows name",
-        "workflows/desk/groups.py",
+        "workflows/desk/limiting/groups.py",
         "        if users:\n",
         "        if False:\n",
         of(GROUPS, "a_group_that_is_named_is_not_removed_and_one_that_is_not_there_neither", on=MEMORY),

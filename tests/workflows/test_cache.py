@@ -1,11 +1,13 @@
 """Outputs that are known already: whose they may be, and when they are not what a task would put out."""
 
+from datetime import date
+
 import pytest
 import sqlalchemy as sa
 
 from latchwork.workflows.database.policies import caches
 from latchwork.workflows.database.policies.tables import result_cache
-from latchwork.workflows.database.tables import parameter
+from latchwork.workflows.database.tables import instance, parameter
 from latchwork.workflows.definitions.caching import cache_key_of
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.definitions.values import Run
@@ -227,3 +229,30 @@ def test_what_a_secret_is_a_part_of_is_refused_by_its_place():
 
 def test_a_task_without_cache_s_has_no_key():
     assert key_of({"cache_s": None}) is None
+
+
+@pytest.mark.parametrize("no_cache", [False, True])
+def test_a_backfill_takes_what_is_known_or_runs_it_all_also_for_those_that_follow(stage, client, no_cache):
+    stage.apply(a_workflow(tasks={"a": {"cache_s": 10_000}}, params={"day": "monday"}))
+    behind = {"type": "dependent", "params": {"on": {"workflow": "flow", "window": "today"}}}
+    stage.apply(a_workflow("after", tasks={"ready": behind, "b": ["ready"]}))
+    hand, days = stage.hand(), [date(2025, 10, 1), date(2025, 10, 2)]
+    with stage.master():
+        made = client.start("flow").id()
+        hand.end(hand.wait("a"))
+        stage.until(made, "success")
+        client.backfill("flow", days, no_cache=no_cache, dependents="direct").id()
+        taken = []
+
+        def is_over():
+            for name, claim in hand.take().items():
+                taken.append(name)
+                hand.end(claim)
+            return len(client.backfills()) == 2 and all(each.is_over for each in client.backfills())
+
+        eventually(is_over)
+    assert sorted(taken) == ["a"] * 2 * no_cache + ["b"] * 2
+    assert [each.counts for each in client.backfills()] == [{"success": 2}] * 2
+    with stage.database.read() as connection:
+        fresh = connection.execute(sa.select(instance.c.fresh).where(instance.c.backfill.is_not(None))).scalars()
+        assert list(fresh) == [no_cache] * 4

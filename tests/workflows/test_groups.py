@@ -23,7 +23,7 @@ def flow(stage):
 
 def test_a_group_that_a_workflow_names_first_lets_one_task_run_at_a_time(stage, client, flow):
     assert [each._asdict() for each in client.groups()] == [
-        {"name": "few", "size": 1, "used": 0, "workflows": ("default.flow",)}
+        {"name": "few", "size": 1, "used": 0, "waiting": 0, "workflows": ("default.flow",)}
     ]
     client.set_group("few", 4)
     client.apply({"name": "other", "tasks": [{"name": "a", "type": "noop", "task_group": "few"}]})

@@ -75,6 +75,7 @@ def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_d
             "admission": "suspend",
             "running": 0,
             "in_hands": 4,
+            "waiting": 2,
         }
         client.done(client.force_start(stage.rows(made)["b"]))  # which needs no slot
         eventually(lambda: hand.backlog.size("default") == 2)

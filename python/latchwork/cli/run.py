@@ -38,7 +38,7 @@ def run(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:ATTRIBUTE]",
+            metavar="MODULE:ATTRIBUTE",
             show_default=False,
             help="A Job, a list of Jobs, or a function that makes them; the current directory is importable. Give this "
             "or --command.",

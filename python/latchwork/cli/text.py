@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from latchwork.words import printable
 
+T = TypeVar("T")
 #: A line into a pipe may be as long as it is.
 _ENDLESS = 1_000_000
 _GAP = 2
@@ -51,6 +53,35 @@ def told(line: str, document: object, *, as_json: bool) -> None:
         say_json(document)
     else:
         say(line)
+
+
+def listed(
+    kind: str,
+    rows: Sequence[T],
+    row: Callable[[T], Mapping[str, str]],
+    *,
+    plain: Callable[[T], object],
+    right: Iterable[str] = (),
+    empty: str,
+    as_json: bool,
+) -> None:
+    """A list as a table, or as a document for programs.
+
+    Args:
+        kind: what it is a list of; the document has it as its one field.
+        rows: of the list.
+        row: one as cells, by column.
+        plain: one for programs.
+        right: the columns of numbers.
+        empty: what is said where there is none.
+        as_json: for programs.
+    """
+    if as_json:
+        say_json({kind: [plain(each) for each in rows]})
+    elif rows:
+        show(Grid(map(row, rows), right=right))
+    else:
+        say(empty)
 
 
 def few(items: Iterable[str], most: int | None) -> str:

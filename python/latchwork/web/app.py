@@ -33,11 +33,24 @@ _OURS = "something went wrong here; the log of the server has the details"
 
 
 class Link(NamedTuple):
-    """An entry of the navigation, shown to those who have the role somewhere."""
+    """An entry of the navigation, shown to those who have the role somewhere.
+
+    Attributes:
+        path: where it leads; pages below it are its own.
+        label: its text.
+        role: who has less, anywhere, does not see it.
+        also: what else its pages begin with.
+    """
 
     path: str
     label: str
     role: Role = Role.VIEWER
+    also: tuple[str, ...] = ()
+
+    def has(self, path: str) -> bool:
+        """Whether a page belongs to it."""
+        mine = (self.path, *self.also)
+        return path in mine or (self.path != "/" and path.startswith(tuple(f"{each}/" for each in mine)))
 
 
 @dataclass(eq=False)

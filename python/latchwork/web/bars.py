@@ -15,7 +15,12 @@ _BAR = 16
 _HEAD = 24
 _NAMES = 190
 _WIDTH = 1000
-_TICK = Markup('<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/><text class="tick" x="{0}" y="11">{2}</text>')
+#: A tick this near to the end has its text on its left.
+_EDGE = 45
+_TICK = Markup(
+    '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/>'
+    '<text class="tick" x="{0}" y="11" text-anchor="{3}">{2}</text>'
+)
 _STEPS_S = (
     0.1,
     0.2,
@@ -104,9 +109,10 @@ def _ticks(first: float, last: float, height: int) -> list[Markup]:
     found: list[Markup] = []
     at = (int(first / step) + 1) * step if step >= 1 else first
     while at <= last and len(found) < 12:
-        x = f"{_at(at, first, last):.1f}"
+        place = _at(at, first, last)
+        x, anchor = f"{place:.1f}", "end" if place > _WIDTH - _EDGE else "middle"
         text = f"{datetime.fromtimestamp(at, timezone.utc):{form}}" if step >= 1 else f"+{at - first:.1f} s"
-        found.append(_TICK.format(x, height, text))
+        found.append(_TICK.format(x, height, text, anchor))
         at += step
     return found
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.desk.alerts.seen import AlertSeen, ChannelSeen
-    from latchwork.workflows.desk.groups import GroupSeen
-    from latchwork.workflows.desk.limits import LimitSeen
+    from latchwork.workflows.desk.limiting.groups import GroupSeen
+    from latchwork.workflows.desk.limiting.holding import Held, SlotTask
+    from latchwork.workflows.desk.limiting.limits import LimitSeen
     from latchwork.workflows.desk.many import BackfillRef, BackfillSeen
     from latchwork.workflows.errors import (
         DefinitionInvalid,
@@ -77,8 +78,9 @@ else:
             "latchwork.workflows.keys": ("Keys",),
             "latchwork.workflows.looking": ("RunSeen",),
             "latchwork.workflows.database.settings": ("SettingKind",),
-            "latchwork.workflows.desk.groups": ("GroupSeen",),
-            "latchwork.workflows.desk.limits": ("LimitSeen",),
+            "latchwork.workflows.desk.limiting.groups": ("GroupSeen",),
+            "latchwork.workflows.desk.limiting.holding": ("Held", "SlotTask"),
+            "latchwork.workflows.desk.limiting.limits": ("LimitSeen",),
             "latchwork.workflows.desk.alerts.seen": ("AlertSeen", "ChannelSeen"),
             "latchwork.workflows.desk.many": ("BackfillRef", "BackfillSeen"),
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
@@ -97,6 +99,7 @@ __all__ = [
     "DateRange",
     "DefinitionInvalid",
     "GroupSeen",
+    "Held",
     "Home",
     "Installation",
     "Keys",
@@ -114,6 +117,7 @@ __all__ = [
     "Serve",
     "ServeOptions",
     "SettingKind",
+    "SlotTask",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

@@ -7,7 +7,6 @@ desk that the API and the pages stand on, asked as an administrator: who has the
 from __future__ import annotations
 
 import getpass
-import re
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType, TracebackType
@@ -20,21 +19,19 @@ from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.definitions import Version
-from latchwork.workflows.database.policies.limits import Limit
 from latchwork.workflows.definitions.builder import Workflow
-from latchwork.workflows.definitions.model import NAME_PATTERN, Definition
+from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
-from latchwork.workflows.desk import groups as groups_desk
 from latchwork.workflows.desk import instances as runs_desk
-from latchwork.workflows.desk import limits as limits_desk
 from latchwork.workflows.desk.alerts.part import Alerts
+from latchwork.workflows.desk.limiting.part import Limiting
 from latchwork.workflows.desk.stored import StoredSettings
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork.workflows.errors import Problem as Wrong
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
-from latchwork.workflows.looking import LOOK_S, BadRequest, RunSeen, split, told
+from latchwork.workflows.looking import LOOK_S, RunSeen, split, told
 from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 
@@ -73,7 +70,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Alerts, StoredSettings):
+class WorkflowClient(Alerts, StoredSettings, Limiting):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -180,64 +177,6 @@ class WorkflowClient(Alerts, StoredSettings):
         """Whether its schedule starts it. Switched on again, it owes nothing of the time in between."""
         with told():
             definitions.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
-
-    # Task groups
-
-    def groups(self) -> list[groups_desk.GroupSeen]:
-        """All task groups, by name, with the workflows that name them."""
-        with told():
-            return groups_desk.listed(self._parts, self._who)
-
-    def set_group(self, name: str, size: int) -> None:
-        """Make a task group, or change how many of its tasks run at a time.
-
-        Raises:
-            BadRequest: the name or the size is none.
-        """
-        if not re.fullmatch(NAME_PATTERN, name):
-            raise BadRequest(f"{name!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
-        with told():
-            groups_desk.put(self._parts, self._who, name, size)
-
-    def remove_group(self, name: str) -> None:
-        """Remove a task group that no workflow names.
-
-        Raises:
-            UnknownWorkflow: there is none.
-            WrongState: workflows name it.
-        """
-        with told():
-            groups_desk.remove(self._parts, self._who, name)
-
-    def limits(self, project: str = "") -> list[limits_desk.LimitSeen]:
-        """How many tasks of projects run at a time, by project; of one alone if it is given."""
-        with told():
-            return limits_desk.listed(self._parts, self._who, project)
-
-    def set_limit(self, project: str, max_running_tasks: int, admission: str = "suspend") -> None:
-        """Limit how many tasks of a project run at a time. It holds for tasks that are queued from now on.
-
-        Args:
-            project: which.
-            max_running_tasks: so many.
-            admission: what a start does while it has as many: ``suspend`` (its tasks wait), ``fail``, or ``precompute``
-                (it waits until they fit).
-        Raises:
-            BadRequest: a value is none.
-        """
-        if not re.fullmatch(NAME_PATTERN, project):
-            raise BadRequest(f"{project!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
-        with told():
-            limits_desk.put(self._parts, self._who, Limit(project, max_running_tasks, admission))
-
-    def remove_limit(self, project: str) -> None:
-        """Limit a project no more.
-
-        Raises:
-            UnknownWorkflow: it has no limit.
-        """
-        with told():
-            limits_desk.remove(self._parts, self._who, project)
 
     # Runs
 

@@ -27,13 +27,13 @@ class StoreCluster:
         """Tell the owner of a shard to look now; a hint that may be lost."""
         self._store.put(self._keys.poke(shard), b"")
 
-    def slots(self) -> dict[str, int]:
-        """How many tasks of each task group run, by the keys of their slots."""
-        found: dict[str, int] = {}
+    def slots(self) -> dict[str, list[str]]:
+        """The attempts that hold the slots of each group, by the keys of these."""
+        found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")
             if slot.isdecimal():
-                found[name] = found.get(name, 0) + 1
+                found.setdefault(name, []).append(entry.value.decode("utf-8", "replace"))
         return found
 
     def workers(self) -> list[WorkerSeen]:

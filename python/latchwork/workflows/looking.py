@@ -14,11 +14,13 @@ from latchwork.web import Identity, Problem
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import attempts as attempts_desk
+from latchwork.workflows.desk import causes as causes_desk
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork.workflows.logs import LogMissing, LogPart
 from latchwork.workflows.state import InstanceState
 from latchwork.workflows.state.records import OVER
+from latchwork.workflows.why import Cause
 
 Row: TypeAlias = Any
 #: Seconds between two looks of somebody who waits.
@@ -127,11 +129,17 @@ class Looks:
 
     def why(self, instance_id: int) -> dict[str, str]:
         """Why each task of a run is where it is, by name."""
+        return self.causes(instance_id)[1]
+
+    def causes(self, instance_id: int) -> tuple[list[Cause], dict[str, str]]:
+        """Why a run does not go on, or why it failed; and why each of its tasks is where it is, by name."""
         with told():
             row = runs_desk.find(self._parts, self._who, instance_id)
             body = definitions.show(self._parts, self._who, row.project, row.name, row.version).definition
             tasks = self.tasks(instance_id, row.run)
-            return runs_desk.reasons(self._parts, row, body, tasks, [each.name for each in tasks])
+            names = [each.name for each in tasks]
+            found = causes_desk.reasons(self._parts, self._who, row, body, tasks, names)
+            return causes_desk.of_run(self._parts, row, tasks, found), found
 
     def log(self, attempt: str, offset: int = 0, limit: int = 65_536) -> LogPart:
         """A part of the log of an attempt, ``<task>.<n>.<claim>``; an empty one where there is none yet."""

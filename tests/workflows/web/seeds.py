@@ -10,9 +10,10 @@ from latchwork.workflows.database import definitions, runs
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.tables import attempt, shard
 from latchwork.workflows.definitions.model import plan_of
+from latchwork.workflows.definitions.specs import queue_key_of
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.logs import open_logs
-from latchwork.workflows.state import Claimed, Ended, Outcome, Start, advance
+from latchwork.workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork.workflows.types import TaskTypes
 
 TYPES = TaskTypes()
@@ -100,16 +101,23 @@ class Seeds:
             )
         for after_s, events in [(0.0, [Start()]), *story]:
             now += after_s
-            self.tell(made, plan, events, now)
+            self.tell(made, plan, events, now, found.definition)
         return made
 
-    def tell(self, instance, plan, events, now):
+    def tell(self, instance, plan, events, now, given=None):
         """Events of a run, with attempts and logs as a master and a worker would write them."""
         with self.database.write() as connection:
             before = runs.load(connection, [instance])[instance]
             after = advance(plan, before.known, events, now)
             outputs = {each.task: {"rows": 1200} for each in events if isinstance(each, Ended)}
-            ids = runs.save(connection, before, after, now, outputs=outputs)
+            keys = {
+                name: queue_key_of(
+                    given, given.task(name), instance, before.priority, now=now, order="instance", forced=False
+                )
+                for name, task in after.tasks.items()
+                if given is not None and task.state is TaskState.SUBMITTED
+            }
+            ids = runs.save(connection, before, after, now, queue_keys=keys, outputs=outputs)
             for each in events:
                 self._attempt(connection, instance, ids, each, now)
 

@@ -16,8 +16,8 @@ from latchwork.workflows.definitions.model import plan_of
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import admin_link, make_site
 from latchwork.workflows.state import Claimed, Ended, Outcome
-from latchwork.workflows.ui.editor import with_task
-from latchwork.workflows.ui.places import line_of
+from latchwork.workflows.ui.editing.editor import with_task
+from latchwork.workflows.ui.editing.places import line_of
 from patience import eventually
 from workflows.web.seeds import HALF, NIGHTLY, TYPES
 

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from latchwork.workflows.database import settings
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.writing import put
-from latchwork.workflows.database.policies import backfills
+from latchwork.workflows.database.policies import backfills, groups, limits
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
@@ -46,9 +46,11 @@ API = {
     "GET /metrics": IN,
     "GET /api/v1/workers": (401, *(503,) * 7),  # there is no store here
     "GET /api/v1/groups": IN,
+    "GET /api/v1/groups/{group}": (401, *(404,) * 7),  # there is none of this name
     "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
     "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
     "GET /api/v1/limits": IN,
+    "GET /api/v1/limits/{limited}": (401, *(404,) * 7),
     "PUT /api/v1/limits/{limited}": (401, *(403,) * 6, 204),
     "DELETE /api/v1/limits/{limited}": (401, *(403,) * 6, 404),
     "GET /api/v1/workflows": IN,
@@ -80,6 +82,7 @@ API = {
     "GET /api/v1/commands/{command_id}": VIEW,
     "GET /api/v1/instances": IN,
     "GET /api/v1/instances/{instance_id}": VIEW,
+    "GET /api/v1/instances/{instance_id}/why": VIEW,
     "POST /api/v1/instances/{instance_id}:{action}": of("operator", 202),
     "GET /api/v1/tasks/{task_id}": VIEW,
     "GET /api/v1/tasks/{task_id}/elements": VIEW,
@@ -125,6 +128,9 @@ PAGES = {
     "GET /workflows/{project}/{name}/backfill": VIEW,
     "GET /workflows/{project}/{name}/backfill/moments": VIEW,
     "GET /lineage": IN,
+    "GET /limits": IN,
+    "GET /limits/{project}": VIEW,
+    "GET /groups/{name}": IN,
     "GET /schedules": IN,
     "GET /schedules/preview": IN,
     "GET /settings": IN,
@@ -153,6 +159,10 @@ FORMS = {
     "POST /settings/{kind}": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/{kind}/delete": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/connection/test": (401, 403, 403, 403, 403, 303, 303, 303),
+    "POST /groups": (401, *(403,) * 6, 303),
+    "POST /groups/{name}/remove": (401, *(403,) * 6, 303),
+    "POST /limits": (401, *(403,) * 6, 303),
+    "POST /limits/{project}/remove": (401, *(403,) * 6, 303),
     "POST /users": (401, *(403,) * 6, 303),
     "POST /users/{name}/role": (401, 403, 403, 403, 403, 403, 303, 303),
     "POST /users/{name}/enabled": (401, *(403,) * 6, 303),
@@ -253,8 +263,13 @@ def filled(route, world, seeds, name):
         with seeds.database.write() as connection:
             views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
         path = path.replace("/channels/{name}", "/channels/ops")
-    path = path.replace("{limited}", "nobody" if method == "DELETE" else "elsewhere")
-    path = path.replace("{group}", "nobody" if method == "DELETE" else "few")
+    path = path.replace("{limited}", "elsewhere" if method == "PUT" else "nobody")
+    path = path.replace("{group}", "few" if method == "PUT" else "nobody")
+    if path.startswith(("/groups/", "/limits/")):
+        with seeds.database.write() as connection:
+            groups.put(connection, "plenty", 2)
+            limits.put(connection, limits.Limit("default", 900, "suspend"))
+        return method, path.replace("{name}", "plenty").replace("{project}", "default")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     if "{token_id}" in path:
@@ -344,6 +359,8 @@ FIELDS = {
     "POST /settings/{kind}": {"name": "two", "project": "default", "url": "sqlite:///shop.db"},
     "POST /settings/{kind}/delete": {"name": "one", "project": "default"},
     "POST /settings/connection/test": {"name": "one", "project": "default"},
+    "POST /groups": {"name": "made", "size": "3"},
+    "POST /limits": {"project": "made", "max_running_tasks": "3", "admission": "fail"},
     "POST /runs/{instance_id}/ask": {"action": "pause"},
     "POST /tasks/{task_id}/ask": {"action": "force-start"},
     "POST /workflows/{project}/{name}/online": {"online": "yes"},

@@ -161,7 +161,7 @@ def submit(
         str, typer.Argument(metavar="FUNCTION", help="The name of a function: MODULE:NAME, or what @task gave it.")
     ],
     arguments: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="Its arguments: a list, or an object of arguments by name.")
+        str, typer.Argument(metavar="JSON", help="Its arguments: a list, or an object of arguments by name.")
     ] = "[]",
     *,
     modules: Imports = None,

@@ -9,7 +9,7 @@ import typer
 
 from latchwork.cli.options import Json, command, group
 from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.text import Grid, Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, client_of, home_of
 from latchwork.words import utc_text
 
@@ -71,12 +71,8 @@ def channels_list(*, home: HomeDir = None, database: DatabaseUrl = None, as_json
     """List the channels, the secrets that each needs, and the workflows that name it."""
     with client_of(home_of(home, database)) as client:
         found = client.channels()
-    if as_json:
-        say_json({"channels": [_plain_channel(each) for each in found]})
-    elif found:
-        show(Grid(map(_channel_row, found)))
-    else:
-        say("no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`")
+    empty = "no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
+    listed("channels", found, _channel_row, plain=_plain_channel, empty=empty, as_json=as_json)
 
 
 @command(

@@ -12,7 +12,7 @@ import typer
 from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import FAILURE, USAGE, UsageError
 from latchwork.cli.target import import_module
-from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.text import Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork.words import counted, utc_text
 
@@ -145,12 +145,8 @@ def list_(
     """List the workflows, with their newest versions, schedules, and whether they may be started."""
     with client_of(home_of(home, database)) as client:
         rows = client.workflows(contains)
-    if as_json:
-        say_json({"workflows": [_row(each) for each in rows]})
-    elif rows:
-        show(Grid(map(_shown, rows), right=("version",)))
-    else:
-        say("no workflows; write one with `latchwork workflows apply`, or `deploy`")
+    empty = "no workflows; write one with `latchwork workflows apply`, or `deploy`"
+    listed("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
 
 
 def _row(row: Any) -> dict[str, Any]:
@@ -184,7 +180,7 @@ def _shown(row: Any) -> dict[str, str]:
 def schedule(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", show_default=False, help="project.name.  [unless given: all that have one]"),
+        typer.Argument(metavar="NAME", show_default=False, help="project.name.  [unless given: all that have one]"),
     ] = None,
     *,
     on: Annotated[

@@ -8,7 +8,8 @@ import typer
 
 from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import Grid, say, say_json, show, told
+from latchwork.cli.text import listed, say_json, told
+from latchwork.cli.workflows.groups import held_document, say_held
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 )
 def limits(
     project: Annotated[
-        str | None, typer.Argument(metavar="[PROJECT]", show_default=False, help="Which.  [unless given: all]")
+        str | None, typer.Argument(metavar="PROJECT", show_default=False, help="Which.  [unless given: all]")
     ] = None,
     *,
     max_running_tasks: Annotated[
@@ -43,7 +44,7 @@ def limits(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Show the limits of projects, or change one."""
+    """Show the limits of projects, or change one; of one project also who holds its slots, and who waits for one."""
     if remove and max_running_tasks is not None:
         raise UsageError("give --max-running-tasks or --remove, and not both")
     if project is None and (remove or max_running_tasks is not None):
@@ -59,12 +60,15 @@ def limits(
             told(f"project {project} has no limit any more", {"project": project, "removed": True}, as_json=as_json)
             return
         found = client.limits(project or "")
-    if as_json:
-        say_json({"limits": [each._asdict() for each in found]})
-    elif found:
-        show(Grid(map(_row, found), right=("most", "running", "in hands")))
-    else:
-        say("no limits")
+        held = client.limit(project)[1] if project is not None and found else None
+    if as_json and held is not None:
+        say_json({"limits": [{**each._asdict(), **held_document(held)} for each in found]})
+        return
+    right = ("most", "running", "waiting", "in hands")
+    empty = "no limits" if project is None else f"project {project} has no limit"
+    listed("limits", found, _row, plain=lambda each: each._asdict(), right=right, empty=empty, as_json=as_json)
+    if held is not None:
+        say_held(held)
 
 
 def _row(found: LimitSeen) -> dict[str, str]:
@@ -73,5 +77,6 @@ def _row(found: LimitSeen) -> dict[str, str]:
         "most": str(found.max_running_tasks),
         "admission": found.admission,
         "running": "?" if found.running is None else str(found.running),
+        "waiting": str(found.waiting),
         "in hands": str(found.in_hands),
     }

@@ -10,9 +10,9 @@ import typer
 
 from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.text import Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
-from latchwork.cli.workflows.operate import DryRun, Params, PriorityWord, params_of
+from latchwork.cli.workflows.operate import DryRun, NoCache, Params, PriorityWord, params_of
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def backfill(
     param: Params = None,
     priority: PriorityWord = None,
     dry_run: DryRun = False,
+    no_cache: NoCache = False,
     dependents: Annotated[
         bool, typer.Option("--dependents", help="Workflows that wait for runs of this one get a backfill too.")
     ] = False,
@@ -76,6 +77,7 @@ def backfill(
             params=params,
             priority=priority,
             dry_run=dry_run,
+            no_cache=no_cache,
             dependents=level,
             unique_key=unique_key,
         )
@@ -102,7 +104,7 @@ def backfill(
 @command("latchwork workflows backfills", "latchwork workflows backfills nightly --json")
 def backfills(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Of this workflow.  [unless given: all]")
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
     ] = None,
     *,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
@@ -113,12 +115,8 @@ def backfills(
     """List backfills and how far they are, the newest first."""
     with client_of(home_of(home, database)) as client:
         found = client.backfills(name, most=limit)
-    if as_json:
-        say_json({"backfills": [_plain(each) for each in found]})
-    elif found:
-        show(Grid(map(_row, found), right=("backfill", "version", "runs", "parallel")))
-    else:
-        say("no backfills")
+    right = ("backfill", "version", "runs", "parallel")
+    listed("backfills", found, _row, plain=_plain, right=right, empty="no backfills", as_json=as_json)
 
 
 @command("latchwork workflows stop-backfill 3")

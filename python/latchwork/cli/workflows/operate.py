@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Mapping
+from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,7 @@ PriorityWord = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Every task succeeds without running.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Every task runs, whatever is known of its outputs.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")]
 Params = Annotated[
     list[str] | None,
     typer.Option(
@@ -124,32 +126,41 @@ def _followed(client: WorkflowClient, number: int) -> RunSeen:
         time.sleep(0.3)
 
 
-def _asks(action: str, about: str, *lines: str) -> Any:
+def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
+    """A command that asks something of a run: all take the same options, and some one more.
+
+    Args:
+        action: what is asked, as the client has it.
+        about: its help.
+        lines: its examples.
+        option: one that this command alone has: the name by which the client takes it, what it is, its default.
+    """
+
     def ask(
         run: Run,
         *,
-        wait: Annotated[
-            bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")
-        ] = False,
+        wait: Wait = False,
         home: HomeDir = None,
         database: DatabaseUrl = None,
         store: StoreUrl = None,
         as_json: Json = False,
+        **more: Any,
     ) -> None:
         with client_of(home_of(home, database, store)) as client:
-            number = client.act(run, action)
-            _did(client, run, action, number, wait=wait, as_json=as_json)
+            client.done(number := client.act(run, action, **{name: each for name, each in more.items() if each}))
+            found = client.wait(run) if wait else client.instance(run)
+        document = {"run": run, "command": number, "state": found.state.value}
+        told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
 
+    own = inspect.signature(ask, eval_str=True)
+    named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    if option is not None:
+        name, kind, default = option
+        named.insert(1, Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    ask.__signature__ = own.replace(parameters=named)  # type: ignore[attr-defined]
     ask.__doc__ = about
     ask.__name__ = action
     return command(*lines)(ask)
-
-
-def _did(client: WorkflowClient, run: int, action: str, number: int, *, wait: bool, as_json: bool) -> None:
-    client.done(number)
-    found = client.wait(run) if wait else client.instance(run)
-    document: Mapping[str, Any] = {"run": run, "command": number, "state": found.state.value}
-    told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
 
 
 pause = _asks("pause", "Let the running tasks of a run end, and start none.", "latchwork workflows pause 12 --wait")
@@ -157,40 +168,20 @@ resume = _asks("resume", "Let a paused run go on.", "latchwork workflows resume 
 stop = _asks("stop", "End the running tasks of a run, and start none.", "latchwork workflows stop 12 --wait")
 
 
-@command("latchwork workflows recover 12", "latchwork workflows recover 12 --from load")
-def recover(
-    run: Run,
-    *,
-    start_from: StartFrom = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the run is over.")] = False,
-    home: HomeDir = None,
-    database: DatabaseUrl = None,
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """Run what failed or was ended once more, and what follows; what succeeded is kept, unless --from names it."""
-    with client_of(home_of(home, database, store)) as client:
-        number = client.act(run, "recover", start_from=start_from or ())
-        _did(client, run, "recover", number, wait=wait, as_json=as_json)
-
-
-@command("latchwork workflows rerun 12", "latchwork workflows rerun 12 --no-cache --wait")
-def rerun(
-    run: Run,
-    *,
-    no_cache: NoCache = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Until a master has done it, and the run is over or paused.")
-    ] = False,
-    home: HomeDir = None,
-    database: DatabaseUrl = None,
-    store: StoreUrl = None,
-    as_json: Json = False,
-) -> None:
-    """Run everything of a run from the start, as the same instance; its history stays."""
-    with client_of(home_of(home, database, store)) as client:
-        number = client.act(run, "rerun", no_cache=no_cache)
-        _did(client, run, "rerun", number, wait=wait, as_json=as_json)
+recover = _asks(
+    "recover",
+    "Run what failed or was ended once more, and what follows; what succeeded is kept, unless --from names it.",
+    "latchwork workflows recover 12",
+    "latchwork workflows recover 12 --from load",
+    option=("start_from", StartFrom, None),
+)
+rerun = _asks(
+    "rerun",
+    "Run everything of a run from the start, as the same instance; its history stays.",
+    "latchwork workflows rerun 12",
+    "latchwork workflows rerun 12 --no-cache --wait",
+    option=("no_cache", NoCache, False),
+)
 
 
 def params_of(given: list[str]) -> dict[str, Any]:

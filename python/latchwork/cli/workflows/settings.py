@@ -9,7 +9,7 @@ import typer
 
 from latchwork.cli.options import Json, command, group
 from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Grid, Line, say, say_json, show, told
+from latchwork.cli.text import Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork.cli.workflows.operate import value_of
 from latchwork.errors import WaitTimeout
@@ -224,12 +224,14 @@ def _list(  # noqa: PLR0917 - three commands
 ) -> None:
     with client_of(home_of(home, database)) as client:
         found = client.settings(kind, project or None)
-    if as_json:
-        say_json({f"{kind}s": [{"project": each.project, "name": each.name, **(each.values or {})} for each in found]})
-    elif found:
-        show(Grid({"project": each.project or "(all)", "name": each.name, **cells(each.values)} for each in found))
-    else:
-        say(f"no {kind}s")
+    listed(
+        f"{kind}s",
+        found,
+        lambda each: {"project": each.project or "(all)", "name": each.name, **cells(each.values)},
+        plain=lambda each: {"project": each.project, "name": each.name, **(each.values or {})},
+        empty=f"no {kind}s",
+        as_json=as_json,
+    )
 
 
 def _set(kind: SettingKind, project: str, name: str, is_new: bool, as_json: bool) -> None:

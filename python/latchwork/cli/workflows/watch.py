@@ -10,7 +10,7 @@ import typer
 
 from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import Grid, Line, say, say_json, show
+from latchwork.cli.text import Grid, Line, listed, say, say_json, show
 from latchwork.cli.workflows.define import show_definition
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork.words import printable, utc_text
@@ -25,7 +25,7 @@ STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cya
 @command("latchwork workflows runs", "latchwork workflows runs nightly --state failure --json")
 def runs(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Of this workflow.  [unless given: all]")
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
     ] = None,
     *,
     state: Annotated[
@@ -39,12 +39,8 @@ def runs(
     """List runs, the newest first."""
     with client_of(home_of(home, database)) as client:
         rows = client.instances(name, state=state, most=limit)
-    if as_json:
-        say_json({"runs": [_run_json(each) for each in rows]})
-    elif rows:
-        show(Grid(map(_run_row, rows), right=("run", "version", "took_s")))
-    else:
-        say("no runs")
+    right = ("run", "version", "took_s")
+    listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
 
 
 def _run_json(row: Any) -> dict[str, Any]:
@@ -152,7 +148,7 @@ def logs(
         str, typer.Argument(metavar="RUN|ATTEMPT", help="A run, with a task; or an attempt, as show has it.")
     ],
     task: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", show_default=False, help="Of the run; its newest attempt.")
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run; its newest attempt.")
     ] = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
@@ -203,7 +199,7 @@ def _write(data: bytes) -> None:
 def why(
     run: Run,
     task: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", show_default=False, help="Of the run.  [unless given: all]")
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run.  [unless given: all]")
     ] = None,
     *,
     home: HomeDir = None,
@@ -213,16 +209,19 @@ def why(
 ) -> None:
     """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
     with client_of(home_of(home, database, store)) as client:
-        reasons = client.why(run)
+        cause, reasons = client.causes(run)
     if task is not None and task not in reasons:
         raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(reasons)[:20]) or 'none yet'}")
     found = {name: each for name, each in reasons.items() if task in {None, name}}
     if as_json:
-        say_json({"run": run, "tasks": found})
+        say_json({"run": run, "cause": [{"task": each.task, "why": each.text} for each in cause], "tasks": found})
         return
-    for name, each in found.items():
-        say(f"{name}: {each}" if task is None else each)
-    if not found:
+    for each in cause if task is None else ():
+        if not each.task:
+            say(f"run {run}: {each.text}")
+    for name, text in found.items():
+        say(f"{name}: {text}" if task is None else text)
+    if not found and not cause:
         say(f"run {run} has not begun: no master has taken it yet")
 
 
@@ -233,12 +232,9 @@ def workers(
     """List the workers that live, whose tasks they take, and how many they have."""
     with client_of(home_of(home, database, store)) as client:
         found = client.workers()
-    if as_json:
-        say_json({"workers": [each._asdict() for each in found]})
-    elif found:
-        show(Grid(map(_worker_row, found), right=("busy", "slots")))
-    else:
-        say("no workers; start one with `latchwork workflows worker`")
+    empty = "no workers; start one with `latchwork workflows worker`"
+    right = ("busy", "slots")
+    listed("workers", found, _worker_row, plain=lambda each: each._asdict(), right=right, empty=empty, as_json=as_json)
 
 
 def _worker_row(seen: Any) -> dict[str, str]:

@@ -32,6 +32,7 @@ class BackfillRequest(m.Document):
     params: m.Plain = Field(default_factory=dict)
     priority: Priority | None = None
     dry: bool = False
+    no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
     dependents: Annotated[
         Literal["none", "direct", "all"], Field(description="which workflows that wait for this one get a backfill too")
     ] = "none"

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from latchwork.web import Who
 from latchwork.workflows.api import models as m
+from latchwork.workflows.api.slots import HeldDocument, held_fields
 from latchwork.workflows.database.policies.groups import MOST_SIZE
 from latchwork.workflows.definitions.model import NAME_PATTERN
-from latchwork.workflows.desk import groups as desk
+from latchwork.workflows.desk.limiting import groups as desk
 from latchwork.workflows.desk.parts import parts_of
 
 router = APIRouter(prefix="/api/v1", tags=["groups"])
@@ -30,14 +31,25 @@ class GroupRow(m.Document):
     name: str
     size: int
     used: int | None
+    waiting: int
     workflows: list[str]
+
+
+class GroupDocument(GroupRow, HeldDocument):
+    """A task group with those that hold its slots, and the first of those that wait for one."""
 
 
 @router.get("/groups")
 def list_groups(request: Request, who: Who) -> list[GroupRow]:
     """All task groups, with the workflows that name them."""
-    found = desk.listed(parts_of(request), who)
-    return [GroupRow(**{**each._asdict(), "workflows": list(each.workflows)}) for each in found]
+    return [GroupRow.model_validate(each) for each in desk.listed(parts_of(request), who)]
+
+
+@router.get("/groups/{group}")
+def get_group(*, request: Request, who: Who, group: _Name, limit: m.Limit = 100) -> GroupDocument:
+    """A task group, who holds its slots, and who waits for one: the next ones, in their order."""
+    seen, held = desk.find(parts_of(request), who, group, most=limit)
+    return GroupDocument.model_validate({**seen._asdict(), **held_fields(held)})
 
 
 @router.put("/groups/{group}", status_code=204)

@@ -13,8 +13,8 @@ from latchwork.workflows.api import models as m
 from latchwork.workflows.database.commands import Asked
 from latchwork.workflows.database.views import catalog, instances, kin
 from latchwork.workflows.desk import attempts as logs
+from latchwork.workflows.desk import causes, families
 from latchwork.workflows.desk import definitions as workflows
-from latchwork.workflows.desk import families
 from latchwork.workflows.desk import instances as desk
 from latchwork.workflows.desk.parts import Parts, parts_of, seen, seen_codes
 from latchwork.workflows.state import InstanceState, Scope, possible
@@ -22,6 +22,20 @@ from latchwork.workflows.state import InstanceState, Scope, possible
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 AttemptId = Annotated[str, Path(pattern=r"^[0-9]{1,19}\.[0-9]{1,9}\.[0-9]{1,19}$", description="task.number.claim")]
 _Offset = Annotated[int, Query(ge=0, le=m.MOST_ID)]
+
+
+class CauseRow(m.Document):
+    """One reason; ``task`` is empty if it is one of the run itself."""
+
+    task: str
+    why: str
+
+
+class WhyDocument(m.Document):
+    """Why a run is where it is (empty while something of it is at work), and each of its tasks."""
+
+    cause: list[CauseRow]
+    tasks: dict[str, str]
 
 
 @router.post("/workflows/{project}/{name}:start", status_code=202)
@@ -95,6 +109,19 @@ def get_instance(*, request: Request, who: Who, instance_id: m.Id) -> m.Instance
     )
 
 
+@router.get("/instances/{instance_id}/why")
+def get_why(*, request: Request, who: Who, instance_id: m.Id) -> WhyDocument:
+    """Why a run does not go on, or why it failed; and why each of its tasks is where it is, by name."""
+    parts = parts_of(request)
+    row = desk.find(parts, who, instance_id)
+    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        tasks = instances.tasks(connection, row.id, row.run)
+    found = causes.reasons(parts, who, row, body, tasks, [each.name for each in tasks])
+    cause = [CauseRow(task=each.task, why=each.text) for each in causes.of_run(parts, row, tasks, found)]
+    return WhyDocument(cause=cause, tasks=found)
+
+
 @router.post("/instances/{instance_id}:{action}", status_code=202)
 def act(
     *,
@@ -128,7 +155,7 @@ def get_task(*, request: Request, who: Who, task_id: m.Id) -> m.TaskDocument:
     tasks += [task] if task.map_index >= 0 else []
     child = families.children(parts, who, [task.id]).get(task.id)
     waits = families.awaited(parts, who, row, shown.definition, task.name) if task.run == row.run else []
-    why = desk.reasons(parts, row, shown.definition, tasks, [task.name]).get(task.name, "")
+    why = causes.reasons(parts, who, row, shown.definition, tasks, [task.name]).get(task.name, "")
     return m.TaskDocument(
         **_fields(task, m.TaskRow),
         instance=task.instance,

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from latchwork.web import Who
 from latchwork.workflows.api import models as m
+from latchwork.workflows.api.slots import HeldDocument, held_fields
 from latchwork.workflows.database.policies.limits import MOST_TASKS, Limit
 from latchwork.workflows.definitions.model import NAME_PATTERN
-from latchwork.workflows.desk import limits as desk
+from latchwork.workflows.desk.limiting import limits as desk
 from latchwork.workflows.desk.parts import parts_of
 
 router = APIRouter(prefix="/api/v1", tags=["limits"])
@@ -33,12 +34,24 @@ class LimitRow(m.Document):
     admission: str
     running: int | None
     in_hands: int
+    waiting: int
+
+
+class LimitDocument(LimitRow, HeldDocument):
+    """The limit of a project with those that hold its slots, and the first of those that wait for one."""
 
 
 @router.get("/limits")
 def list_limits(request: Request, who: Who) -> list[LimitRow]:
     """The limits of the projects that one may see."""
-    return [LimitRow(**each._asdict()) for each in desk.listed(parts_of(request), who)]
+    return [LimitRow.model_validate(each) for each in desk.listed(parts_of(request), who)]
+
+
+@router.get("/limits/{limited}")
+def get_limit(*, request: Request, who: Who, limited: _Project, limit: m.Limit = 100) -> LimitDocument:
+    """The limit of a project, who holds its slots, and who waits for one: the next ones, in their order."""
+    seen, held = desk.find(parts_of(request), who, limited, most=limit)
+    return LimitDocument.model_validate({**seen._asdict(), **held_fields(held)})
 
 
 @router.put("/limits/{limited}", status_code=204)

@@ -25,7 +25,7 @@ _KNOWN = (
     .join(instance, instance.c.id == task.c.instance)
     .where(task.c.id.in_(_IDS), instance.c.shard == sa.bindparam("shard"))
 )
-_CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim).where(attempt.c.task.in_(_IDS))
+_CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim)
 _ENDED = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
 
 
@@ -70,10 +70,12 @@ class Last(NamedTuple):
     Attributes:
         outcome: in a word.
         cached_from: the run whose outputs it has, if it did not run itself.
+        error: what was said of it.
     """
 
     outcome: str
     cached_from: int | None = None
+    error: str = ""
 
 
 def known_tasks(connection: sa.Connection, shard: int, tasks: Iterable[int]) -> dict[int, tuple[int, int]]:
@@ -133,19 +135,27 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
     found: dict[int, Last] = {}
     ids = sorted(set(tasks))
     for start in range(0, len(ids), _TOGETHER):
-        chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from).where(
+        chosen = sa.select(attempt.c.task, attempt.c.outcome, attempt.c.cached_from, attempt.c.error).where(
             attempt.c.task.in_(ids[start : start + _TOGETHER]), attempt.c.outcome.is_not(None)
         )
         for row in connection.execute(chosen.order_by(attempt.c.n, attempt.c.claim)):
-            found[row.task] = Last(row.outcome, row.cached_from)
+            found[row.task] = Last(row.outcome, row.cached_from, row.error or "")
     return found
+
+
+@cache
+def _claims_of(dialect: str) -> sa.Select[tuple[int, int, int]]:
+    """PostgreSQL gets an array: a text that is the same for any number of tasks is parsed, and planned, once."""
+    if dialect == "sqlite":
+        return _CLAIMS.where(attempt.c.task.in_(_IDS))
+    return _CLAIMS.where(attempt.c.task == sa.any_(sa.bindparam("ids", type_=postgresql.ARRAY(sa.BigInteger()))))
 
 
 def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tuple[int, int]]]:
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}
     for start in range(0, len(ids), _TOGETHER):
-        for row in connection.execute(_CLAIMS, {"ids": ids[start : start + _TOGETHER]}):
+        for row in connection.execute(_claims_of(connection.dialect.name), {"ids": ids[start : start + _TOGETHER]}):
             found.setdefault(row.task, set()).add((row.n, row.claim))
     return found
 

@@ -6,8 +6,8 @@ that could not be done has an ``error``. ``args`` of each type:
 ``start``          code, version, params, priority (None: that of the definition), start_from, scope, dry,
                    no_cache, schedule_time (None: when the command was written); ``instance`` is set once there is one
 ``backfill``       code, version, moments (each becomes an instance), params, priority, dry, parallel, order,
-                   stop_on_failure, dependents, cause (the command whose backfill leads to it); ``backfill`` of
-                   the row is set once there is one
+                   stop_on_failure, no_cache, dependents, cause (the command whose backfill leads to it);
+                   ``backfill`` of the row is set once there is one
 ``backfill_stop``  backfill
 ``recover``        start_from
 ``force_success``, ``force_start``   task

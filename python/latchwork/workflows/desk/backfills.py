@@ -39,6 +39,7 @@ class Backfill(NamedTuple):
         params: instead of the definition's values, for all dates.
         priority: instead of the definition's.
         dry: every task succeeds without running.
+        no_cache: every task runs, whatever is known of its outputs.
         dependents: which workflows that wait for runs of this one get a backfill over the same dates: ``none``,
             ``direct``, or ``all``, with those that wait for these.
     """
@@ -50,6 +51,7 @@ class Backfill(NamedTuple):
     params: Mapping[str, Any] = {}
     priority: str | None = None
     dry: bool = False
+    no_cache: bool = False
     dependents: str = "none"
 
 
@@ -94,6 +96,7 @@ def start(
         "order": given.order,
         "stop_on_failure": given.stop_on_failure,
         "dependents": given.dependents,
+        **_fresh(given),
     }
     with parts.database.write() as connection:
         if not row.online and not was_asked(connection, unique_key):
@@ -137,7 +140,7 @@ def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backf
         moments = moments_of(given.dates, each.definition.schedule, time.time())
     except ValueError:
         return  # its schedule fires on none of these dates
-    args = {
+    args: dict[str, Any] = {
         "code": each.code,
         "version": each.version,
         "moments": moments,
@@ -148,10 +151,16 @@ def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backf
         "order": given.order,
         "stop_on_failure": given.stop_on_failure,
         "cause": first.id,
+        **_fresh(given),
     }
     asked = ask(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=who.name)
     details = {"workflow": each.definition.name, "command": asked.id, "runs": len(moments), "cause": first.id}
     told(connection, "backfill", by=who.name, project=each.definition.project, details=details)
+
+
+def _fresh(given: Backfill) -> dict[str, bool]:
+    """Only where it is asked for: a key that was given before this could be asked is of the same command still."""
+    return {"no_cache": True} if given.no_cache else {}
 
 
 def _check(given: Backfill) -> None:

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database import attempts, families, runs
+from latchwork.workflows.database import families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
-from latchwork.workflows.database.policies import groups as task_groups
-from latchwork.workflows.database.tables import command, shard
+from latchwork.workflows.database.tables import command
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
-from latchwork.workflows.desk import held
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.state import (
     Event,
     ForceStart,
     ForceSuccess,
-    InstanceState,
     Pause,
     Recover,
     Rerun,
     Resume,
     Scope,
     Stop,
-    TaskState,
     advance,
-    base_of,
     possible,
 )
-from latchwork.workflows.why import Known, why
 
 Row: TypeAlias = Any
 #: What the owner of a shard is asked of an instance, by the word in the address.
@@ -267,39 +260,3 @@ def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: 
 def _plan(connection: sa.Connection, row: Row) -> Any:
     body = load_definition(connection, row.code, row.version)
     return plan_of(body, in_order({each.name: each.after for each in body.tasks}))
-
-
-def reasons(parts: Parts, row: Row, body: Definition, tasks: Sequence[Row], names: Sequence[str]) -> dict[str, str]:
-    """Why each of these tasks is where it is, by name.
-
-    Args:
-        parts: of the desk.
-        row: of the instance.
-        body: the version that it has.
-        tasks: of its run; elements of maps are needed only if they are asked for.
-        names: which are asked for.
-    """
-    others = {each.name: TaskState(each.state) for each in tasks}
-    with parts.database.read() as connection:
-        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
-        around_held = held.held(connection, row, body, tasks, names)
-        limits = task_groups.sizes(connection)
-        last = attempts.last_outcomes(connection, [each.id for each in tasks if each.name in names])
-    groups: dict[str, int] | None = None
-    workers = parts.workers()
-    if workers is not None:
-        groups = {}
-        for worker in workers:
-            for group in worker.groups:
-                groups[group] = groups.get(group, 0) + 1
-    known = {each.name for each in body.tasks}
-    found = {}
-    for task in tasks:
-        if task.name in names and base_of(task.name) in known:
-            state, instance = TaskState(task.state), InstanceState(row.state)
-            around = Known(state, task.n, task.failures, task.wake_at, instance, others, owner or "", groups)
-            around = replace(around, limits=limits, held=around_held.get(task.name), is_cut=task.cut)
-            ended = last.get(task.id, attempts.Last(""))
-            around = replace(around, last=ended.outcome, cached_from=ended.cached_from, until=task.until)
-            found[task.name] = why(task.name, around, body, time.time())
-    return found

@@ -99,6 +99,7 @@ class Backfills(Looks):
         params: Mapping[str, Any] | None = None,
         priority: str | None = None,
         dry_run: bool = False,
+        no_cache: bool = False,
         dependents: str = "none",
         unique_key: str | None = None,
     ) -> BackfillRef:
@@ -116,6 +117,7 @@ class Backfills(Looks):
             params: values instead of the definition's, for all runs.
             priority: instead of the definition's.
             dry_run: every task succeeds without running.
+            no_cache: every task runs, whatever is known of its outputs.
             dependents: which online workflows that wait for runs of this one get a backfill over the same dates:
                 ``none``, ``direct``, or ``all``, with those that wait for these. Each of their runs waits for its date.
             unique_key: the same key and the same backfill again are one.
@@ -125,7 +127,9 @@ class Backfills(Looks):
             BadRequest: a date that has not come yet or has no fire time, too many, or no such parameter.
         """
         chosen = dates if isinstance(dates, DateRange) else tuple(dates)
-        given = desk.Backfill(chosen, parallel, order, stop_on_failure, params or {}, priority, dry_run, dependents)
+        given = desk.Backfill(
+            chosen, parallel, order, stop_on_failure, params or {}, priority, dry_run, no_cache, dependents
+        )
         with told():
             asked = desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
         return BackfillRef(self, asked.id)

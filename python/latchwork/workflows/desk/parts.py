@@ -57,8 +57,8 @@ class Cluster(Protocol):
         """Those that live, by name."""
         ...
 
-    def slots(self) -> Mapping[str, int]:
-        """How many tasks of each task group run; without those of which none does."""
+    def slots(self) -> Mapping[str, Sequence[str]]:
+        """The attempts that hold the slots of each group, as ``<task>.<n>``; without groups of which none is taken."""
         ...
 
 
@@ -91,8 +91,8 @@ class Parts:
         except LatchworkError:
             _log.debug("shard %s was not poked", shard, exc_info=True)
 
-    def slots(self) -> Mapping[str, int] | None:
-        """How many tasks of each task group run; None: the store cannot be asked."""
+    def slots(self) -> Mapping[str, Sequence[str]] | None:
+        """The attempts that hold the slots of each group; None: the store cannot be asked."""
         if self.cluster is None:
             return None
         try:

@@ -91,7 +91,7 @@ class Backfills:
         }
         if "cause" in row.args:
             fields["cause"] = self._cause(row)
-        each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry}
+        each = {"params": dict(wanted.params), "priority": priority, "dry": wanted.dry, "fresh": wanted.fresh}
         return backfills.create(self._connection, {**same, **fields}, wanted.moments, {**same, **each})
 
     def _cause(self, row: CommandRow) -> int:
@@ -137,7 +137,8 @@ class Backfills:
             self._writer.tell(instance, "begin", details={"backfill": number})
             stored = self._writer.stored(instance)
             if stored is not None:
-                event = replace(event, dry=stored.known.dry, waits=self._writer.has_to_wait(stored))
+                known = stored.known
+                event = replace(event, dry=known.dry, fresh=known.fresh, waits=self._writer.has_to_wait(stored))
         self._writer.advance(instance, [event])
 
 

@@ -70,6 +70,7 @@ class Dates:
         params: values for ``${name}``, of all.
         priority: None: as the definition says.
         dry: every task succeeds without running.
+        fresh: every task runs, whatever is known of its outputs.
     """
 
     code: int
@@ -81,6 +82,7 @@ class Dates:
     params: Mapping[str, Any]
     priority: Priority | None
     dry: bool
+    fresh: bool
 
 
 def dates_of(row: CommandRow) -> Dates:
@@ -108,6 +110,7 @@ def dates_of(row: CommandRow) -> Dates:
         start.params,
         start.priority,
         start.event.dry,
+        start.event.fresh,
     )
 
 

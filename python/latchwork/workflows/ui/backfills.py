@@ -23,7 +23,7 @@ from latchwork.workflows.desk.parts import parts_of
 from latchwork.workflows.errors import WrongState
 from latchwork.workflows.state import InstanceState
 from latchwork.workflows.state.backfilling import STOPPABLE, BackfillState
-from latchwork.workflows.ui.frame import address, led, page
+from latchwork.workflows.ui.frame import address, led, page, whole
 from latchwork.workflows.ui.workflows import params_of
 
 router = APIRouter()
@@ -129,12 +129,14 @@ def _start(request: Request, who: Identity, path: tuple[str, str], sent: Mapping
     try:
         given = desk.Backfill(
             _dates(sent.get("first", ""), sent.get("last", "")),
-            _whole(sent.get("parallel", "1")),
+            whole("parallel", sent.get("parallel", "1")),
             sent.get("order", "asc"),
             bool(sent.get("stop_on_failure")),
             params_of(body, sent),
             sent.get("priority") or None,
             bool(sent.get("dry")),
+            bool(sent.get("no_cache")),
+            sent.get("dependents", "none"),
         )
         asked = desk.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
     except Problem as error:
@@ -156,9 +158,24 @@ def _form(  # noqa: PLR0917 - one page, shown anew where it is refused
 ) -> HTMLResponse:
     shown = workflows.show(parts_of(request), who, *path)
     found = _moments(request, who, path, sent.get("first", ""), sent.get("last", ""))
-    known = {"priorities": PRIORITIES, "most_parallel": MOST_PARALLEL, "most": MOST_MOMENTS, "problems": problems}
+    behind, refused = _behind(request, who, path)
+    known: dict[str, Any] = {"behind": behind, "refused": refused}
+    known |= {"can_cache": any(task.cache_s is not None for task in shown.definition.tasks)}
+    known |= {"priorities": PRIORITIES, "most_parallel": MOST_PARALLEL, "most": MOST_MOMENTS, "problems": problems}
     values = {"row": shown.row, "body": shown.definition, "schedule": shown.schedule, "sent": sent, **known, **found}
     return page(request, who, "backfill_form.html", status, tab="backfill", key=new_secret(), **values)
+
+
+def _behind(request: Request, who: Identity, path: tuple[str, str]) -> tuple[dict[str, list[str]], str]:
+    """Which workflows ``direct`` and ``all`` lead to; or why that cannot be asked for."""
+    if not who.may(Role.OPERATOR, path[0]):
+        return {}, ""
+    try:
+        return {level: desk.behind(parts_of(request), who, *path, level) for level in ("direct", "all")}, ""
+    except Problem as error:
+        if error.status != 403:
+            raise
+        return {}, error.detail
 
 
 def _moments(request: Request, who: Identity, path: tuple[str, str], first: str, last: str) -> dict[str, Any]:
@@ -184,10 +201,3 @@ def _dates(first: str, last: str) -> DateRange:
         return DateRange(*found)
     except ValueError as error:
         raise Problem(422, f"last: {error}", errors=[("last", str(error))]) from None
-
-
-def _whole(text: str) -> int:
-    if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10:
-        return int(text)
-    why = f"{text[:40]!r} is no whole number"
-    raise Problem(422, f"parallel: {why}", errors=[("parallel", why)])

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from latchwork.web import Identity, Pages, Role
+from latchwork.web import Identity, Pages, Problem, Role
 
 PAGES = Pages([Path(__file__).parent / "templates"])
 
@@ -28,6 +28,18 @@ def address(path: str, **query: Any) -> str:
     """The path with those parts of a query that are given."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
     return f"{path}?{urlencode(given)}" if given else path
+
+
+def whole(field: str, text: str) -> int:
+    """A whole number as a form has it.
+
+    Raises:
+        Problem: 422, it is none.
+    """
+    if text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10:
+        return int(text)
+    why = f"{text[:40]!r} is no whole number"
+    raise Problem(422, f"{field}: {why}", errors=[(field, why)])
 
 
 def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:

@@ -9,8 +9,8 @@ from latchwork.workflows.ui import (
     alerts,
     attempts,
     backfills,
-    editor,
     home,
+    limiting,
     lineage,
     more,
     people,
@@ -18,16 +18,18 @@ from latchwork.workflows.ui import (
     settings,
     workflows,
 )
+from latchwork.workflows.ui.editing import editor
 from latchwork.workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
 
 NAVIGATION: tuple[Link, ...] = (
     Link("/", "Home"),
-    Link("/workflows", "Workflows"),
-    Link("/runs", "Runs"),
+    Link("/workflows", "Workflows", also=("/edit",)),
+    Link("/runs", "Runs", also=("/tasks", "/attempts")),
     Link("/backfills", "Backfills"),
     Link("/schedules", "Schedules"),
     Link("/alerts", "Alerts"),
     Link("/lineage", "Lineage"),
+    Link("/limits", "Limits", also=("/groups",)),
     Link("/settings", "Settings"),
     Link("/workers", "Workers"),
     Link("/audit", "Audit", Role.ADMIN),
@@ -45,5 +47,6 @@ ui_routers: tuple[APIRouter, ...] = (
     lineage.router,
     more.router,
     settings.router,
+    limiting.router,
     people.router,
 )

@@ -15,8 +15,8 @@ from latchwork.workflows.api.models import MOST_ID, Id
 from latchwork.workflows.database import history
 from latchwork.workflows.database.views import catalog, instances, kin
 from latchwork.workflows.desk import attempts as logs
+from latchwork.workflows.desk import causes, families
 from latchwork.workflows.desk import definitions as workflows
-from latchwork.workflows.desk import families
 from latchwork.workflows.desk import instances as desk
 from latchwork.workflows.desk.parts import Parts, parts_of, seen, seen_codes
 from latchwork.workflows.state import InstanceState, base_of, possible
@@ -35,7 +35,10 @@ _TASK_STATES = (
     *("running", "retry_wait", "submitted", "ready", "delayed", "waiting"),
 )
 #: In which a task has something to say on why it is not done.
-_OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "paused", "failure"}
+_OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "running", "paused", "failure"}
+#: What buttons ask for besides the words of the desk.
+_RERUN_FRESH = "rerun-no-cache"
+_FROM_HERE = "recover-from"
 Key = Annotated[str, Form(min_length=1, max_length=200)]
 
 
@@ -77,9 +80,7 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
     start = max(0, min(tasks, len(all_tasks)))
     shown = all_tasks[start : start + _MOST_TASKS]
-    why = desk.reasons(
-        parts, row, body, all_tasks, [each.name for each in shown if each.state in _OPEN or _is_held(each)]
-    )
+    why = causes.reasons(parts, who, row, body, all_tasks, _asked(all_tasks, shown))
     states = {each.name: each.state for each in all_tasks}
     is_drawn = len(body.tasks) <= MOST_DRAWN or bool(draw)
     links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
@@ -94,6 +95,9 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         start=start,
         following=start + _MOST_TASKS if start + _MOST_TASKS < len(all_tasks) else 0,
         why=why,
+        cause=causes.of_run(parts, row, all_tasks, why),
+        can_cache=any(task.cache_s is not None for task in body.tasks),
+        numbers={each.name: each.id for each in all_tasks},
         kinds={task.name: task.type for task in body.tasks},
         svg=dag_svg(body, states, links) if is_drawn else None,
         parent=families.parent(parts, who, row),
@@ -105,6 +109,12 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         possible=possible(InstanceState(row.state)) if who.may(Role.OPERATOR, row.project) else (),
         key=new_secret(),
     )
+
+
+def _asked(tasks: list[Any], shown: list[Any]) -> set[str]:
+    """Of which tasks it is said why: of those on the page, and of some that failed, wherever they are."""
+    failed = [each.name for each in tasks if each.state == "failure"][:5]
+    return {*failed, *(each.name for each in shown if each.state in _OPEN or _is_held(each))}
 
 
 def _is_held(task: Any) -> bool:
@@ -129,7 +139,9 @@ def ask_run(
     request: Request, who: Who, instance_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
 ) -> Response:
     """Ask something of a run; the page shows that it was asked, and what became of it."""
-    desk.act(parts_of(request), who, instance_id, action, unique_key=f"page-{key}")
+    no_cache = action == _RERUN_FRESH
+    action = "rerun" if no_cache else action
+    desk.act(parts_of(request), who, instance_id, action, no_cache=no_cache, unique_key=f"page-{key}")
     return led(f"/runs/{instance_id}")
 
 
@@ -158,7 +170,7 @@ def show_task(
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
     values: dict[str, Any] = {
-        "why": desk.reasons(parts, row, body, others, [task.name]).get(task.name, ""),
+        "why": causes.reasons(parts, who, row, body, others, [task.name]).get(task.name, ""),
         "name_of": logs.name_of,
     }
     values |= {"counts": counts, **_elements(parts, who, task, state if state in _TASK_STATES else "", index)}
@@ -180,6 +192,7 @@ def show_task(
         after=after,
         behind=behind,
         may_ask=may_ask,
+        may_recover=may_ask and task.map_index < 0 and "recover" in possible(InstanceState(row.state)),
         key=new_secret(),
         **values,
     )
@@ -206,7 +219,12 @@ def element_bar(counts: Mapping[str, int]) -> object:
 def ask_task(
     request: Request, who: Who, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
 ) -> Response:
-    """Ask something of a task."""
+    """Ask something of a task; or of its run, that it goes on from there."""
+    if action == _FROM_HERE:
+        parts = parts_of(request)
+        task = desk.find_task(parts, who, task_id)
+        desk.act(parts, who, task.instance, "recover", start_from=[task.name], unique_key=f"page-{key}")
+        return led(f"/runs/{task.instance}")
     desk.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
     return led(f"/tasks/{task_id}")
 

@@ -1,9 +1,10 @@
-"""Why a task is where it is, and what would change that: said from what database and store show.
+"""Why a task, or a run, is where it is, and what would change that: said from what database and store show.
 
 What a task that the master holds itself waits for is a part of its own.
 """
 
 from latchwork.workflows.why.held import Held
-from latchwork.workflows.why.known import Known, why
+from latchwork.workflows.why.known import Crew, Full, Known, blamed, why
+from latchwork.workflows.why.run import Around, Cause, causes
 
-__all__ = ["Held", "Known", "why"]
+__all__ = ["Around", "Cause", "Crew", "Full", "Held", "Known", "blamed", "causes", "why"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from latchwork.words import counted
-from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
-from latchwork.workflows.state.records import NOT_TAKEN
+from latchwork.workflows.state.records import NOT_TAKEN, OVER
 from latchwork.workflows.why.held import Held, why_held
 
+#: So much of an error is said; the log has all of it.
+_MOST_SAID = 300
 _PLAIN = {
     TaskState.SUCCESS: "It has succeeded.",
     TaskState.FORCED_SUCCESS: "It counts as success, because somebody said so.",
@@ -19,6 +22,36 @@ _PLAIN = {
     TaskState.PAUSED: "It was taken back for a pause; resume the run.",
     TaskState.READY: "It is ready; the master queues it as soon as fewer tasks of this run are queued or running.",
 }
+
+
+class Crew(NamedTuple):
+    """The workers of a worker group.
+
+    Attributes:
+        workers: how many live.
+        knowing: how many of these know the type of the task.
+        slots: how many tasks they take at a time, together.
+        busy: how many they have.
+    """
+
+    workers: int
+    knowing: int
+    slots: int
+    busy: int
+
+
+class Full(NamedTuple):
+    """What has no slot free that the task needs.
+
+    Attributes:
+        what: such as ``task group 'warehouse'``.
+        size: how many slots it has.
+        holders: who has them, in words; may be empty.
+    """
+
+    what: str
+    size: int
+    holders: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +66,15 @@ class Known:
         instance: state of its run.
         others: the states of all tasks of the run, by name.
         owner: who has the shard; empty: nobody yet.
-        groups: how many workers each worker group has; None: the store was not asked.
+        crew: the workers of its group; None: the store was not asked.
         limits: sizes of the task groups, by name.
+        full: what it needs a slot of and has none free.
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
         last: how its newest attempt ended; empty: none has.
+        error: what that attempt said of it, if it failed.
+        worker: that has it now; empty: none, or not known.
+        blamed: the task far behind which it waits and which failed; empty: none.
         cached_from: the run whose outputs it has; None: it ran itself.
         until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
     """
@@ -49,11 +86,15 @@ class Known:
     instance: InstanceState
     others: Mapping[str, TaskState]
     owner: str = ""
-    groups: Mapping[str, int] | None = None
+    crew: Crew | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
+    full: Sequence[Full] = ()
     held: Held | None = None
     is_cut: bool = False
     last: str = ""
+    error: str = ""
+    worker: str = ""
+    blamed: str = ""
     cached_from: int | None = None
     until: float | None = None
 
@@ -81,14 +122,14 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     if state in _PLAIN or state is TaskState.FAILURE:
         return _ended(known, task.retries)
     if state is TaskState.RUNNING:
-        return f"It is running, attempt {known.n}."
-    if not known.owner:
+        return f"It is running, attempt {known.n}{f', on worker {known.worker}' if known.worker else ''}."
+    if not known.owner and known.instance not in OVER:
         return "No master has its shard yet: start one, or see the page of workers."
     if state in {TaskState.RETRY_WAIT, TaskState.DELAYED} and known.wake_at is not None:
         return _later(known, max(0.0, known.wake_at - now))
     if state is TaskState.SUBMITTED:
         left = "" if known.until is None else f" If none does in {max(0.0, known.until - now):.0f} s, it has failed."
-        return _queued(task.worker_group or definition.worker_group, task.task_group, known) + left
+        return _queued(task, task.worker_group or definition.worker_group, known) + left
     return _waits(task.after, known)
 
 
@@ -99,7 +140,14 @@ def _ended(known: Known, retries: int) -> str:
         return _PLAIN[known.state]
     why_last = "; no worker took the last one in time" if known.last == NOT_TAKEN else ""
     tries = counted(known.failures, "attempt")
-    return f"It has failed: {tries} of {retries + 1}{why_last}. Recover the run, or force it to success."
+    said = f", the last one with: {_first_line(known.error)}" if known.error and not why_last else "."
+    return f"It has failed: {tries} of {retries + 1}{why_last}{said} Recover the run, or force it to success."
+
+
+def _first_line(text: str) -> str:
+    line = next((each.strip() for each in text.splitlines() if each.strip()), "")
+    short = line if len(line) <= _MOST_SAID else f"{line[:_MOST_SAID]}..."
+    return short if short.endswith((".", "!", "?")) else f"{short}."
 
 
 def _later(known: Known, left_s: float) -> str:
@@ -110,14 +158,29 @@ def _later(known: Known, left_s: float) -> str:
     return f"{what} in {left_s:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
 
 
-def _queued(group: str, task_group: str | None, known: Known) -> str:
+def _queued(task: TaskSpec, group: str, known: Known) -> str:
+    task_group, crew = task.task_group, known.crew
     if task_group and task_group not in known.limits:
         make = f"make it with `latchwork workflows groups set {task_group} --size N`"
         return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
-    if known.groups is not None and not known.groups.get(group):
+    if crew is not None and not crew.workers:
         return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
+    if crew is not None and not crew.knowing:
+        them = "whose worker does not know" if crew.workers == 1 else f"none of whose {crew.workers} workers knows"
+        return f"It is queued for the worker group {group!r}, {them} the task type {task.type!r}: install it there."
+    if known.full:
+        return f"It is queued; {' and '.join(map(_taken, known.full))}."
+    if crew is not None and crew.busy >= crew.slots > 0:
+        slots, verb = ("the slot", "is") if crew.slots == 1 else (f"all {crew.slots} slots", "are")
+        return f"It is queued; {slots} of the {counted(crew.workers, 'worker')} of the group {group!r} {verb} busy."
     limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
     return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
+
+
+def _taken(full: Full) -> str:
+    slots = "the one slot" if full.size == 1 else f"all {full.size} slots"
+    shown = ", ".join(full.holders[:3]) + (f" and {len(full.holders) - 3} more" if len(full.holders) > 3 else "")
+    return f"{slots} of the {full.what} {'is' if full.size == 1 else 'are'} taken{f', by {shown}' if shown else ''}"
 
 
 def _waits(after: Sequence[str], known: Known) -> str:
@@ -125,6 +188,8 @@ def _waits(after: Sequence[str], known: Known) -> str:
     if failed:
         return f"It waits for {_named(failed)}, which failed: it will not start unless the run is recovered."
     left = [each for each in after if known.others.get(each) not in DONE]
+    if left and known.blamed:
+        return f"It waits for {_named(left)}, behind {known.blamed!r}, which failed: recover the run."
     if left:
         return f"It waits for {_named(left)}."
     if known.instance in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
@@ -135,3 +200,20 @@ def _waits(after: Sequence[str], known: Known) -> str:
 def _named(names: Sequence[str]) -> str:
     shown = ", ".join(repr(each) for each in names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def blamed(definition: Definition, states: Mapping[str, TaskState]) -> dict[str, str]:
+    """For each task that neither is done nor has failed: the first failed task that it is somewhere behind of."""
+    behind: dict[str, list[str]] = {}
+    for task in definition.tasks:
+        for each in task.after:
+            behind.setdefault(each, []).append(task.name)
+    found: dict[str, str] = {}
+    for first in (each.name for each in definition.tasks if states.get(each.name) in FAILED):
+        left = [first]
+        while left:
+            for name in behind.get(left.pop(), ()):
+                if name not in found and states.get(name) not in DONE | FAILED:
+                    found[name] = first
+                    left.append(name)
+    return found

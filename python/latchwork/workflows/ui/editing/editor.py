@@ -21,8 +21,8 @@ from latchwork.workflows.desk import definitions as desk
 from latchwork.workflows.desk.parts import Parts, parts_of
 from latchwork.workflows.errors import DefinitionInvalid
 from latchwork.workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork.workflows.ui.editing.places import line_of
 from latchwork.workflows.ui.frame import led, page
-from latchwork.workflows.ui.places import line_of
 
 router = APIRouter()
 _Text = Annotated[str, Form(max_length=4_000_000)]

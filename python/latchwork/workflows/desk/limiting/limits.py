@@ -8,6 +8,8 @@ from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies import limits
 from latchwork.workflows.database.policies.limits import Limit
+from latchwork.workflows.database.views import slots
+from latchwork.workflows.desk.limiting.holding import Held, check_name, held
 from latchwork.workflows.desk.parts import Parts, need
 from latchwork.workflows.keys import project_group
 
@@ -24,6 +26,7 @@ class LimitSeen(NamedTuple):
         admission: what a start does while it has as many: ``suspend``, ``fail`` or ``precompute``.
         running: how many run now with a slot; None: the store cannot be asked.
         in_hands: how many are queued or run.
+        waiting: how many are queued for a slot.
     """
 
     project: str
@@ -31,6 +34,7 @@ class LimitSeen(NamedTuple):
     admission: str
     running: int | None
     in_hands: int
+    waiting: int
 
 
 def listed(parts: Parts, who: Identity, project: str = "") -> list[LimitSeen]:
@@ -39,9 +43,32 @@ def listed(parts: Parts, who: Identity, project: str = "") -> list[LimitSeen]:
         found = [each for each in limits.every(connection) if project in {"", each.project}]
         found = [each for each in found if who.may(Role.VIEWER, each.project)]
         count = {each.project: limits.in_hands(connection, each.project) for each in found}
+        waiting = slots.waiting_counts(connection) if found else {}
     used = parts.slots()
-    running = {each.project: None if used is None else used.get(project_group(each.project), 0) for each in found}
-    return [LimitSeen(*each, running[each.project], count[each.project]) for each in found]
+    shown = []
+    for each in found:
+        group = project_group(each.project)
+        running = None if used is None else len(used.get(group, ()))
+        shown.append(LimitSeen(*each, running, count[each.project], waiting.get(group, 0)))
+    return shown
+
+
+def find(parts: Parts, who: Identity, project: str, *, most: int = 100) -> tuple[LimitSeen, Held]:
+    """The limit of a project, who holds its slots and who waits for one.
+
+    Raises:
+        Problem: 404, it has none, or may not be seen.
+    """
+    with parts.database.read() as connection:
+        limit = limits.find(connection, project) if who.may(Role.VIEWER, project) else None
+        if limit is None:
+            raise Problem(404, f"project {project[:100]!r} has no limit")
+        count = limits.in_hands(connection, project)
+    taken = parts.slots()
+    with parts.database.read() as connection:
+        found = held(connection, who, project_group(project), taken, most=most)
+    running = None if found.holders is None else len(found.holders)
+    return LimitSeen(*limit, running, count, found.waiting_count), found
 
 
 def put(parts: Parts, who: Identity, limit: Limit) -> None:
@@ -51,6 +78,7 @@ def put(parts: Parts, who: Identity, limit: Limit) -> None:
         Problem: 403; 422, naming the field.
     """
     need(who, Role.EDITOR)
+    check_name("project", limit.project)
     problems = []
     if not 1 <= limit.max_running_tasks <= limits.MOST_TASKS:
         problems.append(("max_running_tasks", f"{limit.max_running_tasks} is not from 1 to {limits.MOST_TASKS:,}"))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies import groups
+from latchwork.workflows.database.views import slots
+from latchwork.workflows.desk.limiting.holding import Held, check_name, held
 from latchwork.workflows.desk.parts import Parts, need
 
 #: Whose master tells the store.
@@ -20,12 +22,14 @@ class GroupSeen(NamedTuple):
         name: of it.
         size: so many of its tasks run at a time.
         used: how many run now; None: the store cannot be asked.
+        waiting: how many are queued for a slot of it.
         workflows: that name it, as far as the asker may see them.
     """
 
     name: str
     size: int
     used: int | None
+    waiting: int
     workflows: tuple[str, ...]
 
 
@@ -33,11 +37,36 @@ def listed(parts: Parts, who: Identity) -> list[GroupSeen]:
     """All task groups, by name."""
     with parts.database.read() as connection:
         sizes, users = groups.sizes(connection), groups.users(connection)
+        waiting = slots.waiting_counts(connection)
     used = parts.slots()
     return [
-        GroupSeen(name, size, None if used is None else used.get(name, 0), _visible(who, users.get(name, [])))
+        GroupSeen(
+            name,
+            size,
+            None if used is None else len(used.get(name, ())),
+            waiting.get(name, 0),
+            _visible(who, users.get(name, [])),
+        )
         for name, size in sizes.items()
     ]
+
+
+def find(parts: Parts, who: Identity, name: str, *, most: int = 100) -> tuple[GroupSeen, Held]:
+    """A task group, who holds its slots and who waits for one.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        size = groups.sizes(connection).get(name)
+        if size is None:
+            raise Problem(404, f"there is no task group {name[:100]!r}")
+        users = groups.users(connection).get(name, [])
+    taken = parts.slots()
+    with parts.database.read() as connection:
+        found = held(connection, who, name, taken, most=most)
+    used = None if found.holders is None else len(found.holders)
+    return GroupSeen(name, size, used, found.waiting_count, _visible(who, users)), found
 
 
 def _visible(who: Identity, names: list[str]) -> tuple[str, ...]:
@@ -48,9 +77,10 @@ def put(parts: Parts, who: Identity, name: str, size: int) -> None:
     """Make a group, or change how many of its tasks run at a time. What runs beyond a smaller size ends by itself.
 
     Raises:
-        Problem: 403; 422, the size is none.
+        Problem: 403; 422, the name or the size is none.
     """
     need(who, Role.EDITOR)
+    check_name("name", name)
     if not 1 <= size <= groups.MOST_SIZE:
         what = f"{size} is not from 1 to {groups.MOST_SIZE:,}"
         raise Problem(422, f"size: {what}", errors=[("size", what)])

@@ -1,0 +1,157 @@
+"""Why tasks and runs are where they are: what the answer needs, read from the database and, as far as it is there, the
+store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.web import Identity
+from latchwork.workflows.database import attempts
+from latchwork.workflows.database.policies import groups, limits, serials
+from latchwork.workflows.database.tables import shard
+from latchwork.workflows.database.views import slots
+from latchwork.workflows.definitions.model import Definition
+from latchwork.workflows.desk import held
+from latchwork.workflows.desk.limiting.holding import SlotTask, holders_of
+from latchwork.workflows.desk.parts import Parts, WorkerSeen
+from latchwork.workflows.keys import project_group, slots_of
+from latchwork.workflows.state import InstanceState, TaskState, base_of
+from latchwork.workflows.state.serial import GOING
+from latchwork.workflows.why import Around, Cause, Crew, Full, Held, Known, blamed, causes, why
+
+Row: TypeAlias = Any
+
+
+class _Read(NamedTuple):
+    """What was read for all of the tasks at once."""
+
+    owner: str
+    held: Mapping[str, Held]
+    limits: Mapping[str, int]
+    last: Mapping[int, attempts.Last]
+    workers: Mapping[tuple[int, int], Row]
+    full: Mapping[str, Full]
+    blamed: Mapping[str, str]
+
+
+def reasons(  # noqa: PLR0917 - one run, as it was read
+    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+) -> dict[str, str]:
+    """Why each of these tasks is where it is, by name.
+
+    Args:
+        parts: of the desk.
+        who: asks: who holds a slot is told them as far as they may see it.
+        row: of the instance.
+        body: the version that it has.
+        tasks: of its run; elements of maps are needed only if they are asked for.
+        names: which are asked for.
+    """
+    wanted, known = set(names), {each.name for each in body.tasks}
+    asked = [each for each in tasks if each.name in wanted and base_of(each.name) in known]
+    others = {each.name: TaskState(each.state) for each in tasks}
+    read = _read(parts, who, row, body, tasks, asked)
+    workers, now = parts.workers(), time.time()
+    found = {}
+    for task in asked:
+        spec = body.task(base_of(task.name))
+        ended = read.last.get(task.id, attempts.Last(""))
+        claim = read.workers.get((task.id, task.n))
+        around = Known(
+            TaskState(task.state),
+            task.n,
+            task.failures,
+            task.wake_at,
+            InstanceState(row.state),
+            others,
+            read.owner,
+            crew=None if workers is None else _crew(workers, spec.worker_group or body.worker_group, spec.type),
+            limits=read.limits,
+            full=[read.full[each] for each in _lane(task) if each in read.full],
+            held=read.held.get(task.name),
+            is_cut=task.cut,
+            last=ended.outcome,
+            error=ended.error,
+            worker="" if claim is None else claim.worker,
+            blamed=read.blamed.get(task.name, ""),
+            cached_from=ended.cached_from,
+            until=task.until,
+        )
+        found[task.name] = why(task.name, around, body, now)
+    return found
+
+
+def _read(  # noqa: PLR0917 - one caller
+    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
+) -> _Read:
+    names = {name for each in asked for name in _lane(each)}
+    taken = parts.slots() if names else None
+    with parts.database.read() as connection:
+        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+        sizes = groups.sizes(connection)
+        return _Read(
+            owner or "",
+            held.held(connection, row, body, tasks, [each.name for each in asked]),
+            sizes,
+            attempts.last_outcomes(connection, [each.id for each in asked]),
+            slots.at_work(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
+            {}
+            if taken is None
+            else _full(connection, who, body.project, sizes, {each: taken.get(each, ()) for each in names}),
+            blamed(body, {each.name: TaskState(each.state) for each in tasks}),
+        )
+
+
+def _lane(task: Row) -> tuple[str, ...]:
+    """What a queued task needs a slot of each."""
+    is_queued = task.state == TaskState.SUBMITTED.value and task.queue_key is not None
+    return slots_of(task.queue_key.partition("/")[0]) if is_queued else ()
+
+
+def _full(
+    connection: sa.Connection, who: Identity, project: str, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
+) -> dict[str, Full]:
+    """Of these groups those that have no slot free, by name."""
+    found = {}
+    for name, holders in taken.items():
+        what, size = f"task group {name!r}", sizes.get(name)
+        if name == project_group(project):
+            limit = limits.find(connection, project)
+            what, size = f"project {project!r}", None if limit is None else limit.max_running_tasks
+        if size is not None and len(holders) >= size:
+            found[name] = Full(what, size, tuple(map(_said, holders_of(connection, who, holders))))
+    return found
+
+
+def _said(holder: SlotTask) -> str:
+    return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
+
+
+def _crew(workers: Sequence[WorkerSeen], group: str, kind: str) -> Crew:
+    mine = [each for each in workers if group in each.groups]
+    knowing = sum(not each.types or kind in each.types for each in mine)
+    return Crew(len(mine), knowing, sum(each.slots for each in mine), sum(each.busy for each in mine))
+
+
+def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]) -> list[Cause]:
+    """Why a run does not go on, or why it failed.
+
+    Args:
+        parts: of the desk.
+        row: of the instance.
+        tasks: of its run.
+        why_tasks: of those tasks of which it is known.
+    """
+    state, ahead = InstanceState(row.state), []
+    with parts.database.read() as connection:
+        if state is InstanceState.SERIAL_WAIT:
+            ahead = [each.id for each in serials.others(connection, row.code, but=row.id) if each.state in GOING]
+        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+    is_held = frozenset(each.name for each in tasks if each.queue_key is None)
+    states = {each.name: TaskState(each.state) for each in tasks}
+    return causes(state, states, is_held, why_tasks, Around(ahead, owner or "", row.backfill))

@@ -1,0 +1,158 @@
+"""`latchwork workflows groups`, `limits`, `backfill --dependents`: what they print, as documents too, how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import latchwork
+from latchwork.workflows.client import WorkflowClient
+from latchwork.workflows.home import Home
+from latchwork.workflows.keys import Keys
+from latchwork.workflows.serve import Serve, ServeOptions
+from latchwork.workflows.worker import WorkerOptions
+from patience import eventually
+from workflows.test_command_line import flows
+
+assert flows  # a fixture: a command in this process, on the server below
+
+LATCHWORK = str(Path(sys.executable).with_name("latchwork"))
+HOLDS = """
+name: holds
+params: {go: none}
+tasks:
+  - {name: one, type: shell, task_group: few, params: {script: 'while [ ! -e "$go" ]; do sleep 0.1; done'}}
+  - {name: two, type: shell, task_group: few, params: {script: 'true'}}
+"""
+FIRST = "{name: first, tasks: [{name: a, type: noop}]}"
+AFTER = "{name: after, tasks: [{name: a, type: dependent, params: {on: {workflow: first, window: today}}}]}"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    options = ServeOptions(port=0, worker=WorkerOptions(slots=4, work_dir=tmp_path_factory.mktemp("work")))
+    with Serve(Home.of(tmp_path_factory.mktemp("home")), options) as serve:
+        yield serve
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind():
+    """The server's are the module's."""
+
+
+@pytest.fixture
+def typed(flows):
+    """What somebody types: `typed("groups list")`; what it printed, its document with `--json`, or its one error."""
+
+    def run(line, *, ends=0):
+        told = flows(*line.split())
+        if ends:
+            told.refused(ends)
+            return told.err
+        assert told.code == 0, told.out + told.err
+        return told.json if "--json" in line.split() else told.out
+
+    return run
+
+
+def by_itself(served, line):
+    """The same in a process of its own."""
+    known = {**os.environ, "LATCHWORK_WORKFLOWS_HOME": str(served.home.folder)}
+    return subprocess.run(
+        [LATCHWORK, "workflows", *line.split()], env=known, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.timeout(180)  # three processes, each of which imports all there is
+def test_each_is_a_command_with_a_document_and_an_exit_code(served):
+    with WorkflowClient.local(served.home.database) as client:
+        client.set_group("own", 4)
+    shown = json.loads(by_itself(served, "groups show own --json").stdout)
+    assert (shown["size"], shown["used"], shown["holders"], shown["queue"]) == (4, 0, [], [])
+    gone = by_itself(served, "groups remove nobody")
+    assert (gone.returncode, gone.stdout, gone.stderr[:6]) == (1, "", "error:")
+    wrong = by_itself(served, "backfill first --dependents --json")
+    assert (wrong.returncode, "give --from and --to, or --dates" in wrong.stderr) == (2, True)
+    with WorkflowClient.local(served.home.database) as client:
+        client.remove_group("own")
+
+
+def test_groups_are_set_listed_shown_and_removed(served, typed, tmp_path):
+    assert "no task groups; a workflow that names one makes it" in typed("groups list")
+    assert typed("groups set few --size 1") == "task group few has size 1\n"
+    assert typed("groups set more --size 2 --json") == {"group": "more", "size": 2}
+    with WorkflowClient.local(served.home.database) as client:
+        client.apply(HOLDS)
+        run = client.start("holds", {"go": str(tmp_path / "go")}).id()
+        try:
+            eventually(lambda: "running" in client.instance(run).tasks.values())
+            rows = typed("groups list --json")["groups"]
+            assert rows[0] == {"name": "few", "size": 1, "used": 1, "waiting": 1, "workflows": ["default.holds"]}
+            shown = typed("groups show few")
+            assert shown.splitlines()[:2] == ["task group few: 1 of 1 slot taken, 1 waiting", "held by"]
+            assert "default.holds" in shown
+            document = typed("groups show few --json")
+            assert {each["name"] for each in document["holders"] + document["queue"]} == {"one", "two"}
+            why = typed(f"why {run} --json")
+            assert "the one slot of the task group 'few' is taken, by" in " ".join(why["tasks"].values())
+            assert why["cause"] == []
+            assert "task group few is named by default.holds" in typed("groups remove few", ends=1)
+        finally:
+            (tmp_path / "go").touch()
+        assert client.wait(run, 60).state.value == "success"
+    assert typed("groups remove more --json") == {"group": "more", "removed": True}
+    assert "there is no task group 'more'" in typed("groups remove more", ends=1)
+    assert "there is no task group 'more'" in typed("groups show more", ends=1)
+    assert "is no name" in typed("groups set a/b --size 1", ends=2)
+
+
+def test_limits_are_set_shown_with_who_waits_and_removed(served, typed):
+    assert typed("limits") == "no limits\n"
+    assert typed("limits default") == "project default has no limit\n"
+    set_ = typed("limits default --max-running-tasks 3 --admission precompute --json")
+    assert set_ == {"project": "default", "max_running_tasks": 3, "admission": "precompute"}
+    keys = Keys()
+    with latchwork.connect(served.home.store) as store:
+        store.put(keys.slot("@default", 2), b"nobody")
+        (row,) = typed("limits default --json")["limits"]
+        store.delete(keys.slot("@default", 2))
+    assert (row["max_running_tasks"], row["running"], row["waiting"], row["queue"]) == (3, 1, 0, [])
+    assert row["holders"][0]["task"] is None
+    assert typed("limits").splitlines()[0].split() == [
+        "project",
+        "most",
+        "admission",
+        "running",
+        "waiting",
+        "in",
+        "hands",
+    ]
+    assert "give --max-running-tasks or --remove" in typed("limits default --max-running-tasks 3 --remove", ends=2)
+    assert "name the project" in typed("limits --remove", ends=2)
+    assert "is none of suspend" in typed("limits default --max-running-tasks 3 --admission maybe", ends=2)
+    assert typed("limits default --remove") == "project default has no limit any more\n"
+    assert "project 'default' has no limit" in typed("limits default --remove", ends=1)
+
+
+def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, typed):
+    with WorkflowClient.local(served.home.database) as client:
+        for each in (FIRST, AFTER):
+            client.apply(each)
+        line = typed("backfill first --from 2025-10-01 --to 2025-10-02 --dependents --no-cache --wait")
+        assert line.splitlines() == [
+            "backfill 1 of default.first is started: 2 runs; backfills of default.after follow",
+            "backfill 1: success, 2 success",
+        ]
+        eventually(lambda: len(client.backfills()) == 2)
+        assert client.wait_backfill(2, 60).state.value == "success"
+    rows = typed("backfills --json")["backfills"]
+    assert [(each["backfill"], each["workflow"], each["cause"]) for each in rows] == [
+        (2, "default.after", 1),
+        (1, "default.first", None),
+    ]
+    assert typed("backfill first --dates 2025-10-03 --all-dependents --json")["runs"] == 1
+    assert "give --from and --to, or --dates" in typed("backfill first", ends=2)
+    assert "has not come yet" in typed("backfill first --dates 2999-01-01", ends=2)

@@ -1,0 +1,175 @@
+"""Why a task or a run is where it is: each reason, and who of several is named."""
+
+import pytest
+
+from latchwork.types import Create
+from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.state import InstanceState, Outcome, TaskState
+from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.why import Around, Crew, Full, Known, blamed, causes, why
+from patience import eventually
+from workflows.hands import a_workflow
+
+FLOW = a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"], "d": {"task_group": "few"}}).definition
+RUNS = InstanceState.RUNNING
+CREW = Crew(2, 2, 8, 3)
+FULL = Full("task group 'few'", 2, ("'x' of run 1", "'y' of run 2"))
+
+
+def known(state, instance=RUNS, **more):
+    return Known(state, more.pop("n", 1), more.pop("failures", 0), None, instance, more.pop("others", {}), "m", **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (known(TaskState.RUNNING, worker="w-1"), "It is running, attempt 1, on worker w-1."),
+        (known(TaskState.RUNNING), "It is running, attempt 1."),
+        (
+            known(TaskState.FAILURE, failures=1),
+            "It has failed: 1 attempt of 1. Recover the run, or force it to success.",
+        ),
+        (
+            known(TaskState.FAILURE, failures=1, error="\nno space\nleft"),
+            "1 attempt of 1, the last one with: no space. Rec",
+        ),
+        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"with: {'x' * 300}... Recover"),
+        (
+            known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0)),
+            "the worker group 'default', which has no worker: start one",
+        ),
+        (known(TaskState.SUBMITTED, crew=Crew(1, 0, 4, 0)), "whose worker does not know the task type 'shell'"),
+        (known(TaskState.SUBMITTED, crew=Crew(2, 0, 4, 0)), "none of whose 2 workers knows the task type 'shell'"),
+        (known(TaskState.SUBMITTED, crew=CREW), "it waits for a worker of the group 'default' to take it"),
+        (
+            known(TaskState.SUBMITTED, crew=Crew(2, 2, 8, 8)),
+            "all 8 slots of the 2 workers of the group 'default' are busy",
+        ),
+        (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1)), "the slot of the 1 worker of the group 'default' is busy"),
+        (
+            known(TaskState.SUBMITTED, crew=CREW, full=[FULL]),
+            "all 2 slots of the task group 'few' are taken, by 'x' of run 1",
+        ),
+        (
+            known(TaskState.SUBMITTED, crew=CREW, full=[Full("project 'p'", 1, ())]),
+            "the one slot of the project 'p' is taken.",
+        ),
+    ],
+)
+def test_a_task_says_what_holds_it_up_and_what_would_change_that(given, said):
+    assert said in why("a", given, FLOW, 0.0)
+
+
+def test_a_task_far_behind_a_failure_names_it():
+    states = {"a": TaskState.FAILURE, "b": TaskState.WAITING, "c": TaskState.WAITING, "d": TaskState.SUCCESS}
+    assert blamed(FLOW, states) == {"b": "a", "c": "a"}
+    assert blamed(FLOW, {**states, "c": TaskState.SKIPPED}) == {"b": "a"}
+    assert blamed(FLOW, {**states, "a": TaskState.SUCCESS}) == {}
+    told = why("c", known(TaskState.WAITING, others=states, blamed="a"), FLOW, 0.0)
+    assert told == "It waits for 'b', behind 'a', which failed: recover the run."
+    near = why("b", known(TaskState.WAITING, others=states, blamed="a"), FLOW, 0.0)
+    assert near == "It waits for 'a', which failed: it will not start unless the run is recovered."
+
+
+def test_who_is_to_blame_is_found_in_a_moment_also_in_a_large_workflow():
+    names = [f"t{number}" for number in range(2000)]
+    rows = [{"name": each, "type": "noop", "after": names[max(0, at - 20) : at]} for at, each in enumerate(names)]
+    large = checked({"name": "large", "tasks": rows}, TaskTypes()).definition
+    states = dict.fromkeys(names, TaskState.WAITING) | {"t0": TaskState.FAILURE, "t1": TaskState.FAILURE}
+    found = blamed(large, states)
+    assert found["t1999"] == "t0"
+    assert len(found) == 1998
+
+
+ONE, GOES = {"a": TaskState.RUNNING}, Around(owner="m")
+
+
+@pytest.mark.parametrize(
+    ("state", "tasks", "held", "around", "expected"),
+    [
+        (InstanceState.SUBMITTED, {}, (), Around(), [("", "No master has its shard yet: start one.")]),
+        (InstanceState.SUBMITTED, {}, (), GOES, [("", "Its master has not begun it yet.")]),
+        (InstanceState.SUBMITTED, {}, (), Around(backfill=3), [("", "It is a date of backfill 3 that has not begun")]),
+        (InstanceState.SERIAL_WAIT, {}, (), Around((4,)), [("", "run 4 of its workflow goes on.")]),
+        (
+            InstanceState.SERIAL_WAIT,
+            {},
+            (),
+            Around((4, 5, 6, 7)),
+            [("", "runs 4, 5, 6 and 1 more of its workflow go on.")],
+        ),
+        (InstanceState.SERIAL_WAIT, {}, (), Around(), [("", "its project has as many tasks as it may")]),
+        (InstanceState.PAUSED, ONE, (), GOES, [("", "It is paused: resume it, or stop it.")]),
+        (InstanceState.READY_PAUSE, ONE, (), GOES, [("", "It pauses when 'a' has ended; nothing more starts.")]),
+        (InstanceState.READY_STOP, {}, (), GOES, [("", "It stops; nothing more starts.")]),
+        (RUNS, {**ONE, "b": TaskState.RETRY_WAIT}, (), GOES, []),
+        (RUNS, {**ONE, "b": TaskState.RETRY_WAIT}, ("a",), GOES, [("a", "why a"), ("b", "why b")]),
+        (InstanceState.FAILURE, {"a": TaskState.SUCCESS, "b": TaskState.FAILURE}, (), GOES, [("b", "why b")]),
+        (InstanceState.SUCCESS, {"a": TaskState.SUCCESS}, (), GOES, []),
+    ],
+)
+def test_a_run_says_why_it_does_not_go_on_or_why_it_failed(state, tasks, held, around, expected):
+    found = causes(state, tasks, frozenset(held), {name: f"why {name}" for name in tasks}, around)
+    assert [each.task for each in found] == [task for task, _ in expected]
+    assert all(text in each.text for each, (_, text) in zip(found, expected, strict=True))
+
+
+def test_of_many_failed_tasks_some_are_named_and_the_others_counted():
+    states = {f"t{number}": TaskState.FAILURE for number in range(9)}
+    found = causes(InstanceState.FAILURE, states, frozenset(), dict.fromkeys(states, "it failed"), GOES)
+    assert [each.task for each in found] == ["t0", "t1", "t2", ""]
+    assert "for 6 more tasks" in found[-1].text
+
+
+def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, client):
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(stage.apply(a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"]})))
+        eventually(lambda: client.causes(made)[0])
+        assert client.causes(made)[0][0].task == "a"  # queued, and nothing is at work
+        hand.end(hand.wait("a"), Outcome.FAILURE, error="exit code 3: no such table")
+        stage.until(made, "failure")
+    cause, tasks = client.causes(made)
+    assert [each.task for each in cause] == ["a"]
+    assert "1 attempt of 1, the last one with: exit code 3: no such table. Recover" in cause[0].text
+    assert tasks["c"] == "It waits for 'b', behind 'a', which failed: recover the run."
+    assert client.why(made) == tasks
+
+
+def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
+    tasks = {f"t{number}": {"task_group": "few"} for number in range(4)}
+    low = stage.apply(a_workflow("low", tasks=tasks, priority="low"))
+    high = stage.apply(a_workflow("high", tasks={"x": {"task_group": "few"}, "free": []}, priority="high"))
+    client.set_group("few", 1)
+    hand = stage.hand()
+    with stage.master():
+        first = stage.start(low)
+        got = {}
+        eventually(lambda: got.update(hand.take(lanes=["default~few"], limit=1)) or got)
+        rows = stage.rows(first)
+        (name,) = got
+        stage.store.commit([], [Create(stage.keys.slot("few", 0), f"{rows[name]}.1".encode(), session=hand.session)])
+        second = stage.start(high)
+        eventually(lambda: client.group("few")[0].waiting == 4)
+        eventually(lambda: stage.known(first).tasks[name].state is TaskState.RUNNING)
+        seen, held = client.group("few")
+        assert seen._asdict() == {
+            "name": "few",
+            "size": 1,
+            "used": 1,
+            "waiting": 4,
+            "workflows": ("default.high", "default.low"),
+        }
+        assert [(each.name, each.run, each.workflow, each.worker) for each in held.holders] == [
+            (name, first, "default.low", "hand")
+        ]
+        assert next(each.name for each in held.waiting) == "x"  # of a run that comes first
+        assert [each.run for each in held.waiting] == [second, first, first, first]
+        assert next(each.name for each in client.group("few", most=2)[1].waiting) == "x"
+        assert client.group("few", most=2)[1].waiting_count == 4
+        assert client.groups()[0] == seen
+        told = client.why(second)
+        assert "has no worker" in told["x"]  # which is said first: a free slot would be of no use
+        stage.store.put(stage.keys.slot("few", 7), b"nonsense")
+        holders = client.group("few")[1].holders
+        assert [each.name for each in holders] == [name, ""]  # nobody of ours took that one
