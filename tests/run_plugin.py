@@ -84,7 +84,7 @@ def _listed(title: str, files: list[str]) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what the run does not have, but for tests that the command line names with their parameters.
 
-    Trials come first: they take long, and nobody shall wait for one at the end.
+    Trials and what is marked as slow come first: nobody shall wait for one of them at the end.
     """
     choice = config.stash[CHOICE]
     missing = _missing(choice)
@@ -95,10 +95,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         has = item.nodeid in wanted and missing.isdisjoint(backends_of(item.nodeid))
         (kept if has else others).append(item)
-    items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith("tests/trials/"))
+    items[:] = sorted(
+        kept, key=lambda item: not (item.nodeid.startswith("tests/trials/") or item.get_closest_marker("slow"))
+    )
     if others:
         config.stash[DESELECTED] = len(others)
         config.hook.pytest_deselected(items=others)
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    return item.nodeid.startswith("tests/trials/") or item.get_closest_marker("slow") is not None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

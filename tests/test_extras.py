@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from environments import EXTRAS, LONG, PROJECT, ROOT, Environment, build_wheel, needed
+from latchwork.cli.main import called
 
 pytestmark = pytest.mark.timeout(1800 if LONG else 120)
 
@@ -129,6 +130,33 @@ def test_the_fixtures_for_pytest_do_not_need_the_command_line(made):
     done = installed.run("python", "-m", "pytest", "-q", *plugin, str(installed.site / "test_it.py"))
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert not installed.distributions() & (COMMAND_LINE - {"pygments"})
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        ("status", {"executor", "tasks", "plans", "workers", "workflows"}),
+        ("--debug workers status", {"executor", "plans", "workflows"}),
+        ("plans list", {"workers", "workflows"}),
+    ],
+)
+def test_a_command_loads_its_own_part_of_the_command_line(words, others):
+    script = (
+        "import sys; from latchwork.cli.main import main\n"
+        f"sys.argv = ['latchwork', *{words.split()!r}, '--help']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "latchwork.cli.main" in loaded
+    assert not {f"latchwork.{each}" for each in others} & loaded
+
+
+def test_help_before_a_command_lists_all_of_them():
+    assert called(["--help", "status"]) == []
+    assert called(["--debug", "status", "--json"]) == ["status"]
+    assert called(["stauts"]) == []
 
 
 def test_importing_latchwork_loads_no_client_library_and_nothing_of_the_command_line():

@@ -129,6 +129,7 @@ def reader(etcd35, tmp_path):
     made.end()
 
 
+@pytest.mark.slow
 def test_the_crawler_of_the_tutorial_becomes_a_fleet_on_etcd_by_changing_the_url(reader):
     reader.walk("tutorial-crawler.md")
     with latchwork.connect(reader.terminal("third").url()) as store, store.mirror("counts") as counts:

@@ -22,15 +22,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def warm_up(main: Callable[[], object], program: str) -> None:
-    """Import what a command imports, by one that is refused."""
-    sys.argv = [program, "status", "--url", "nowhere://"]
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        redirect_stdout(nowhere),
-        redirect_stderr(nowhere),
-        suppress(SystemExit),
-    ):
-        main()
+    """Import what all commands import, by two that are refused: the name of none imports each."""
+    for words in (["no-such-command"], ["status", "--url", "nowhere://"]):
+        sys.argv = [program, *words]
+        with (
+            Path(os.devnull).open("w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+            suppress(SystemExit),
+        ):
+            main()
 
 
 def serve(program: str) -> list[str] | None:

@@ -55,6 +55,7 @@ def assert_proved(done, *, leader, lines=20_000):
     assert sum(report["by_node"].values()) == report["items"]
 
 
+@pytest.mark.slow
 def test_demo_on_sqlite_survives_the_kill_of_a_worker_and_leaves_nothing(cli):
     done = cli("demo", *QUICK, TMPDIR=str(cli.folder))
     assert_proved(done, leader=False, lines=100_000)

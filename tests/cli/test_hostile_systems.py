@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 import latchwork
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 from latchwork.executor import Executor, Runner
 from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import Election, Group, Lock, PersistentLock
@@ -23,7 +23,7 @@ from patience import eventually
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"
 BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FUNCTIONS = Functions()
-PROGRAM = get_command(app)
+PROGRAM = get_command(application())
 COMMANDS = """\
 executor status
 executor status --json

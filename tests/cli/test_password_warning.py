@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 
 PASSWORD = "hush-9f3a"
 NOBODY = f"etcd://app:{PASSWORD}@127.0.0.1:1/x?connect_timeout_s=0.05"
@@ -24,7 +24,8 @@ def commands(group, path=()):
             yield (*path, name, *required)
 
 
-ALL = list(commands(typer.main.get_command(app)))
+APP = application()
+ALL = list(commands(typer.main.get_command(APP)))
 
 
 def test_most_commands_take_a_url():
@@ -35,7 +36,7 @@ def test_most_commands_take_a_url():
 def test_every_command_warns_of_a_password_in_its_url_and_does_not_print_it(words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["latchwork", *words, "--url", NOBODY])
-    ran = CliRunner().invoke(app, [*words, "--url", NOBODY])
+    ran = CliRunner().invoke(APP, [*words, "--url", NOBODY])
     assert ran.exit_code != 0
     assert ran.output.count("can be read by every user") == 1
     assert PASSWORD not in ran.output
@@ -44,5 +45,5 @@ def test_every_command_warns_of_a_password_in_its_url_and_does_not_print_it(word
 @pytest.mark.parametrize("words", ALL[:1], ids=lambda words: " ".join(words[:2]))
 def test_a_password_in_the_environment_is_not_warned_of(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["latchwork", *words])
-    ran = CliRunner().invoke(app, list(words), env={"LATCHWORK_URL": NOBODY})
+    ran = CliRunner().invoke(APP, list(words), env={"LATCHWORK_URL": NOBODY})
     assert "can be read by every user" not in ran.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -32,7 +32,7 @@ def commands(command, path=()):
         yield from commands(each, (*path, name))
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(typer.main.get_command(application())))
 
 
 def rows(command):

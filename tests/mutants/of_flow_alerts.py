@@ -205,4 +205,29 @@ DEFECTS = (
         "        if False:",
         of(SERVICES, "of_several_urls_none_is_told"),
     ),
+    # Rows that are mailed
+    Defect(
+        "FlowAlerts",
+        "a task has succeeded though its rows were not kept",
+        "workflows/worker/performing.py",
+        '            return Ending(Outcome.FAILURE, f"its rows could not',
+        '            print(Outcome.FAILURE, f"its rows could not',
+        of("workflows/mailed_rows", "rows_that_cannot_be_kept_fail_their_task_and_say_so", on="memory"),
+    ),
+    Defect(
+        "FlowAlerts",
+        "secrets are mailed in rows",
+        "workflows/worker/performing.py",
+        "            rest = memoryview(prepared.mask.whole(data[:MOST_KEPT]))\n",
+        "            rest = memoryview(data[:MOST_KEPT])\n",
+        of("workflows/mailed_rows", "secrets_are_masked_in_rows", on="memory"),
+    ),
+    Defect(
+        "FlowAlerts",
+        "a part of the rows is mailed as all of them",
+        "workflows/alerts/rows.py",
+        'if _count(data) < int(told.details.get("count_rows") or 0) else ""',
+        'if len(data) >= MOST_BYTES else ""',
+        of("workflows/mailed_rows", "of_more_rows_than_a_mail_takes_the_beginning_is_kept_and_told", on="memory"),
+    ),
 )

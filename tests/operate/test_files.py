@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 import latchwork
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 from latchwork.cli.probe import answer
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.metrics import PrometheusMetrics
@@ -89,14 +89,14 @@ def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own():
 
 
 def flags_of_run():
-    command = typer.main.get_command(app).commands["run"]
+    command = typer.main.get_command(application("run", "status")).commands["run"]
     return {name: option for option in command.params for name in option.opts}
 
 
 def parsed(words):
     """What `latchwork run` makes of these words; refuses what it does not know."""
     assert words[0] == "run"
-    command = typer.main.get_command(app).commands["run"]
+    command = typer.main.get_command(application("run", "status")).commands["run"]
     return command.make_context("run", list(words[1:]), resilient_parsing=False).params
 
 

@@ -1,7 +1,13 @@
-"""Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares."""
+"""Databases to test on: SQLite in a file, and a database of its own on a PostgreSQL server that the run shares.
 
+The stage of most tests is a pair as people have them: PostgreSQL with a server of etcd or ZooKeeper, a file with what
+needs none. `DATABASE=postgres` or `sqlite` says otherwise.
+"""
+
+import os
 import shutil
 import uuid
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -28,14 +34,31 @@ def database_url(request, tmp_path):
         yield f"sqlite:///{tmp_path}/flows.db"
         return
     server = request.getfixturevalue("postgres")
+    with a_database(server) as url:
+        yield url
+
+
+@contextmanager
+def a_database(server, template=""):
+    """The URL of a database of its own, empty or a copy."""
     name = f"t{uuid.uuid4().hex}"
     admin = sa.create_engine(server.database_url(), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        connection.exec_driver_sql(f"CREATE DATABASE {name}{template and f' TEMPLATE {template}'}")
     yield server.database_url(name)
     with admin.connect() as connection:
         connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def empty_on_postgres(postgres):
+    """The name of a database of one shard, to be copied."""
+    with a_database(postgres) as url:
+        database = Database(url)
+        initialize(database, shards=1)
+        database.close()
+        yield sa.make_url(url).database
 
 
 @pytest.fixture
@@ -64,9 +87,21 @@ def empty_database(tmp_path_factory):
 
 
 @pytest.fixture
-def stage(tmp_path, store, empty_database):
-    """One database in a file, and each store in turn, with one shard."""
-    shutil.copy(empty_database, tmp_path / "flows.db")
-    made = Stage(f"sqlite:///{tmp_path}/flows.db", store)
+def stage_url(request, tmp_path, store, empty_database):
+    """A database of one shard that suits the store."""
+    needs_none = store.url.startswith(("memory:", "sqlite:"))
+    if os.environ.get("DATABASE", "sqlite" if needs_none else "postgres") == "sqlite":
+        shutil.copy(empty_database, tmp_path / "flows.db")
+        yield f"sqlite:///{tmp_path}/flows.db"
+        return
+    server, template = request.getfixturevalue("postgres"), request.getfixturevalue("empty_on_postgres")
+    with a_database(server, template) as url:
+        yield url
+
+
+@pytest.fixture
+def stage(stage_url, store):
+    """One database, and each store in turn, with one shard."""
+    made = Stage(stage_url, store)
     yield made
     made.close()

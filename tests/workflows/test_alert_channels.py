@@ -6,7 +6,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.alerts.channels import ChannelInvalid, checked_channel
 from latchwork.workflows.care import Doctor, document_of, import_document
@@ -226,7 +226,7 @@ def told_by(tmp_path, parts, capsys, monkeypatch):
 
     def run(*words):
         try:
-            app(["workflows", *words], standalone_mode=True)
+            application("workflows")(["workflows", *words], standalone_mode=True)
         except SystemExit as end:
             out = capsys.readouterr()
             return end.code or 0, out.out, out.err

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import latchwork
-from latchwork.cli.main import app
+from latchwork.cli.main import application
 from latchwork.words import counted
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
@@ -88,7 +88,7 @@ def flows(served, monkeypatch, capsys, tmp_path):
 
     def run(*args):
         with pytest.raises(SystemExit) as ended:
-            app(["workflows", *map(str, args)], prog_name="latchwork")
+            application("workflows")(["workflows", *map(str, args)], prog_name="latchwork")
         told = capsys.readouterr()
         return Told(ended.value.code or 0, told.out, told.err)
 
@@ -256,7 +256,7 @@ def test_a_database_is_made_and_upgraded(flows, tmp_path):
 
 def test_every_command_explains_itself(flows):
     listed = flows("--help").out
-    (named,) = [each for each in app.registered_groups if each.name == "workflows"]
+    (named,) = application("workflows").registered_groups
     for each in named.typer_instance.registered_commands:
         assert re.search(rf"^\W*{each.name}\b", listed, re.MULTILINE), each.name
         assert "Examples:" in each.epilog, each.name

@@ -31,6 +31,14 @@ def path(tmp_path, empty_database):
 
 
 @pytest.fixture
+def stage(path, store):
+    """On a file, which tests fill, lock and restore."""
+    made = Stage(f"sqlite:///{path}", store)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def faulty(path):
     """A stage whose master has a store that can be cut off; workers have it always."""
     name = f"memory://{uuid.uuid4().hex}"

@@ -3,32 +3,63 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import latchwork
-from latchwork.cli import jobs, nodes, run, settings
-from latchwork.cli.apps import bench, demo
 from latchwork.cli.options import Debug, add, examples
-from latchwork.cli.processes import owned
-from latchwork.cli.screens import show, status, tree, why
-from latchwork.cli.systems import executor, plans, workers
 from latchwork.cli.text import say
-from latchwork.cli.workflows.app import workflows_app
 
-app = typer.Typer(
-    name="latchwork",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # one line per error, whatever the terminal's width
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=examples(
-        "latchwork demo",
-        "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
-        "latchwork status --url sqlite:///jobs.db",
-    ),
-)
+#: Where each command and each group is, in the order in which `--help` lists them. What is called is imported alone:
+#: all of them together take a second that nobody at a prompt, and no script, has to give.
+_PLACES = {
+    "demo": "apps.demo:demo",
+    "drain": "nodes:drain",
+    "elect": "processes.owned:elect",
+    "lock": "processes.owned:lock",
+    "restart": "nodes:restart",
+    "run": "run:run",
+    "show": "screens.show:show",
+    "status": "screens.status:status",
+    "tree": "screens.tree:tree",
+    "why": "screens.why:why",
+    "locks": "screens.why:locks",
+    "bench": "apps.bench:bench_app",
+    "jobs": "jobs:jobs_app",
+    "once": "screens.show:once_app",
+    "plans": "systems.plans:plans_app",
+    "settings": "settings:settings_app",
+    "executor": "systems.executor:executor_app",
+    "workers": "systems.workers:workers_app",
+    "workflows": "workflows.app:workflows_app",
+}
+
+
+def application(*names: str) -> typer.Typer:
+    """The command line: with these commands and groups alone, or with all."""
+    app = typer.Typer(
+        name="latchwork",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # one line per error, whatever the terminal's width
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=examples(
+            "latchwork demo",
+            "latchwork run jobs:report --url sqlite:///jobs.db --node-id n1",
+            "latchwork status --url sqlite:///jobs.db",
+        ),
+    )
+    app.callback()(root)
+    for name in names or _PLACES:
+        module, _, attribute = _PLACES[name].partition(":")
+        found = getattr(import_module(f"latchwork.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            add(app, **{name: found})
+    return app
 
 
 def _print_version(value: bool) -> None:
@@ -37,7 +68,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     *,
     version: Annotated[
@@ -51,30 +81,12 @@ def root(
     """
 
 
-add(
-    app,
-    demo=demo.demo,
-    drain=nodes.drain,
-    elect=owned.elect,
-    lock=owned.lock,
-    restart=nodes.restart,
-    run=run.run,
-    show=show.show,
-    status=status.status,
-    tree=tree.tree,
-    why=why.why,
-    locks=why.locks,
-)
-app.add_typer(bench.bench_app, name="bench")
-app.add_typer(jobs.jobs_app, name="jobs")
-app.add_typer(show.once_app, name="once")
-app.add_typer(plans.plans_app, name="plans")
-app.add_typer(settings.settings_app, name="settings")
-app.add_typer(executor.executor_app, name="executor")
-app.add_typer(workers.workers_app, name="workers")
-app.add_typer(workflows_app, name="workflows")
+def called(words: list[str]) -> list[str]:
+    """The command or group that these words of a command line call, if they call one: `--help` before it lists all."""
+    first = next((word for word in words if word != "--debug"), "")
+    return [first] if first in _PLACES else []
 
 
 def main() -> None:
     """Run the command line on this process's arguments, and exit."""
-    sys.exit(app(prog_name="latchwork"))
+    sys.exit(application(*called(sys.argv[1:]))(prog_name="latchwork"))

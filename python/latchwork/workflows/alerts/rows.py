@@ -37,10 +37,16 @@ def with_rows(message: Message, told: Told, logs: LogStore | None) -> Message:
     made = replace(message, subject=subject[:200], to=tuple(mail.get("to") or ()))
     if len(data) > MOST_TABLE:
         file = f"{told.task}.csv"
-        more = ", its beginning" if len(data) >= MOST_BYTES else ""
+        more = ", their beginning" if _count(data) < int(told.details.get("count_rows") or 0) else ""
         text = f"{made.text}\nThe rows are attached as {file}{more}: {len(data):,} bytes of CSV.\n"
         return replace(made, text=text, files=((file, data),))
     return replace(made, text="\n".join([made.text, *table(data.decode("utf-8", "replace")), ""]))
+
+
+def _count(data: bytes) -> int:
+    """The rows of CSV, without the names of its columns."""
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "replace", newline="")
+    return max(0, sum(1 for _ in csv.reader(text)) - 1)
 
 
 def table(text: str) -> list[str]:

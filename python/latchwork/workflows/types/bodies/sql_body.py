@@ -71,10 +71,12 @@ def run(sa: Any, connection: Any, text: str, call: dict[str, Any], what: str) ->
     shown: list[list[str]] = []
     count = 0
     file = kept(call, names)
+    writer = csv.writer(file) if file is not None else None
+    size = 0
     for row in result:
         count += 1
-        if file is not None and file.tell() < _MOST_CSV:
-            csv.writer(file).writerow(["" if each is None else each for each in row])
+        if writer is not None and size < _MOST_CSV:
+            size += writer.writerow(["" if each is None else each for each in row])
         if count == 1:
             first = dict(zip(names, row, strict=True))
         if len(shown) < call["rows"]:
