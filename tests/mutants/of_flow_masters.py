@@ -240,7 +240,7 @@ DEFECTS = (
         ),
     ),
     Defect(
-        "FlowMasters",
+        "FlowMaster",
         "a connection that hangs holds its shard up for ever",
         "workflows/master/master.py",
         "            self._tools.database.cut(STUCK_S)\n",
@@ -252,7 +252,7 @@ DEFECTS = (
         ),
     ),
     Defect(
-        "FlowMasters",
+        "FlowMaster",
         "a master whose database hangs asks it for ever",
         "workflows/master/master.py",
         "        self._asker.join(_LOOK_S)\n",
