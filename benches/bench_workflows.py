@@ -1,14 +1,22 @@
-"""What workflows cost: tasks a second, from ready to started, a fan-out, a worker that is killed, and doing nothing.
+"""What workflows cost: tasks a second, from ready to started, a fan-out, processes that are killed, and doing nothing.
 
-    python benches/bench_workflows.py [--pairs sqlite,postgres+etcd35] [--what idle,rate,fan,latency,killed]
-                                      [--tasks 1000] [--slots 8] [--ttl-s 10] [--json FILE]
+    python benches/bench_workflows.py [--pairs sqlite,postgres+etcd35] [--what idle,rate,masters,fan,latency,load,...]
+                                      [--tasks 1000] [--slots 8] [--ttl-s 10] [--peers] [--json FILE]
 
 Master, worker, database and store share the machine; master and worker are one process, as in `serve`, without pages.
-``rate`` is of tasks that do nothing, in instances of 250, from the first start to the last end, with the processor time
-of that process for each. ``fan`` is one instance with a task behind which all others come. ``latency`` is from the end
-of a task of a chain to the start of the next: with tasks that do nothing, and with shell scripts. ``killed`` is from
-the kill of a worker to the next run of its task, beyond the session that it had. ``idle`` is the process for 20 s.
-Prints figures with the load of the machine, and judges none.
+
+``idle``       the process for 20 s
+``rate``       tasks that do nothing, in instances of 250, from the first start to the last end; the worker is a process
+               of its own, so that the processor time for each is the master's
+``masters``    the same by one master, and by four; each, and the worker, a process of its own
+``fan``        one instance with a task behind which all others come
+``latency``    from the end of a task of a chain to the start of the next: tasks that do nothing, and shell scripts
+``load``       the same while chains of ten are started at a quarter of the rate that is asked of the pair
+``worker``     from the kill of a worker to the next run of its task, beyond the session that it had
+``master``     from the kill of one of two masters to the next start of a task in each of its runs, the last of them
+
+``--peers`` has Airflow, Prefect and Luigi do the same (scripts/install_workflow_peers). Prints figures with the load of
+the machine, and judges none.
 """
 
 from __future__ import annotations
@@ -17,16 +25,17 @@ import argparse
 import json
 import os
 import resource
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
+from itertools import chain as chained
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import sqlalchemy as sa
 
 import latchwork
@@ -46,6 +55,11 @@ PART = 250
 CHAIN = 40
 IDLE_S = 20.0
 WAIT_S = 600.0
+LOAD_S = 20.0
+#: Tasks a second that are asked of a pair.
+ASKED = {"sqlite": 150}
+ASKED_OF_FLEET = 300
+PEERS = Path(__file__).resolve().parent.parent / ".venv" / "workflow-peers"
 
 
 class Site:
@@ -54,21 +68,25 @@ class Site:
     def __init__(self, stack, pair, chosen):
         self.folder = Path(tempfile.mkdtemp(prefix="latchwork-bench-"))
         self.chosen = chosen
+        self.asked = ASKED.get(pair, ASKED_OF_FLEET)
         if pair == "sqlite":
-            database_url, self.store_url = f"sqlite:///{self.folder}/flows.db", f"sqlite:///{self.folder}/store.db"
+            self.database_url = f"sqlite:///{self.folder}/flows.db"
+            self.store_url = f"sqlite:///{self.folder}/store.db"
         else:
             kind = pair.partition("+")[2]
-            database_url = stack.enter_context(PostgresServer()).database_url()
+            self.database_url = stack.enter_context(PostgresServer()).database_url()
             self.store_url = stack.enter_context(STORES[kind]()).url("bench")
-        self.database = Database(database_url)
+        self.database = Database(self.database_url)
         stack.callback(self.database.close)
         initialize(self.database)
         self.store = stack.enter_context(latchwork.connect(self.store_url))
         found = join_store(self.database, self.store, Keys())
         self.logs = open_logs(self.folder / "logs")
         self.logs.mark(found.id)
-        stack.enter_context(Master(self.database, self.store))
         self.client = stack.enter_context(WorkflowClient.local(self.database, self.store, logs=self.logs))
+
+    def master(self):
+        return Master(self.database, self.store)
 
     @contextmanager
     def worker(self):
@@ -76,6 +94,20 @@ class Site:
         with Worker(self.store, logs=self.logs, options=options) as made:
             made.wait_ready(60)
             yield made
+
+    @contextmanager
+    def process(self, role, **more):
+        """A worker, or a master, in a process of its own; killed at the end."""
+        command = [sys.executable, __file__, "--role", role, "--folder", str(self.folder)]
+        given = {"store": self.store_url, "database": self.database_url, "slots": self.chosen.slots}
+        given |= {"ttl-s": self.chosen.ttl_s, **more}
+        command += [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
+            assert made.stdout.readline() == "ready\n"
+            try:
+                yield psutil.Process(made.pid)
+            finally:
+                made.kill()
 
     def apply(self, name, tasks):
         self.client.apply({"name": name, "tasks": tasks})
@@ -88,12 +120,21 @@ class Site:
             assert seen.state.value == "success", seen
         return time.monotonic() - began
 
-    def gaps(self, name):
-        """Seconds from the end of each task of a chain to the start of the next."""
+    def gaps(self, instances):
+        """Seconds from the end of each task of these chains to the start of the next."""
         with self.database.read() as connection:
-            chosen = sa.select(attempt.c.started_at, attempt.c.ended_at).join(task, attempt.c.task == task.c.id)
-            rows = connection.execute(chosen.where(task.c.name.startswith(name)).order_by(attempt.c.started_at)).all()
-        return [after.started_at - before.ended_at for before, after in pairwise(rows)]
+            chosen = sa.select(task.c.instance, attempt.c.started_at, attempt.c.ended_at)
+            chosen = chosen.join(task, attempt.c.task == task.c.id).where(task.c.instance.in_(instances))
+            rows = connection.execute(chosen.order_by(task.c.instance, attempt.c.started_at)).all()
+        return [b.started_at - a.ended_at for a, b in pairwise(rows) if a.instance == b.instance]
+
+    def started(self, instances, since):
+        """When the next task of each of these was started after a moment, by instance."""
+        with self.database.read() as connection:
+            chosen = sa.select(task.c.instance, sa.func.min(attempt.c.started_at))
+            chosen = chosen.join(task, attempt.c.task == task.c.id).group_by(task.c.instance)
+            mine = sa.and_(task.c.instance.in_(instances), attempt.c.started_at > since)
+            return dict(connection.execute(chosen.where(mine)).tuples().all())
 
 
 def noop(name, *after):
@@ -104,75 +145,173 @@ def shell(name, script, *after):
     return {"name": name, "type": "shell", "params": {"script": script}, "after": list(after)}
 
 
-def idle(_site, _chosen):
+def chain(count, make=None, prefix="t"):
+    """Tasks, each behind the one before."""
+    names = [f"{prefix}{n:03d}" for n in range(count)]
+    return [(make or noop)(name, *names[:n][-1:]) for n, name in enumerate(names)]
+
+
+def sleeper(name, *after):
+    return shell(name, "sleep 0.5", *after)
+
+
+@contextmanager
+def both(site):
+    """Master and worker in this process, as in ``serve``."""
+    with site.master(), site.worker():
+        yield
+
+
+def idle(site, _chosen):
     """Nothing to do."""
-    time.sleep(3.0)
-    before = time.process_time()
-    time.sleep(IDLE_S)
-    core = (time.process_time() - before) / IDLE_S
+    with both(site):
+        time.sleep(3.0)
+        before = time.process_time()
+        time.sleep(IDLE_S)
+        core = (time.process_time() - before) / IDLE_S
     yield {"core_percent": core * 100, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def rate(site, chosen):
     """Tasks that do nothing."""
-    site.apply("rate", [noop(f"t{n}") for n in range(PART)])
-    count = max(1, chosen.tasks // PART)
-    before = time.process_time()
-    took_s = site.run("rate", count)
-    cpu_s = time.process_time() - before
-    yield {"per_s": count * PART / took_s, "cpu_ms": cpu_s / (count * PART) * 1000}
+    with site.master(), site.process("worker") as worker:
+        site.apply("rate", [noop(f"t{n}") for n in range(PART)])
+        site.run("rate")
+        count = max(1, chosen.tasks // PART)
+        before, others = time.process_time(), used(worker)
+        took_s = site.run("rate", count)
+        cpu_s, others = time.process_time() - before, used(worker) - others
+    each = 1000 / (count * PART)
+    yield {"per_s": count * PART / took_s, "master_cpu_ms": cpu_s * each, "worker_cpu_ms": others * each}
+
+
+def masters(site, chosen):
+    """One master, and four, each in a process of its own."""
+    for many in (1, 4):
+        with ExitStack() as stack:
+            made = [stack.enter_context(site.process("master")) for _ in range(many)]
+            stack.enter_context(site.process("worker"))
+            site.apply("rate", [noop(f"t{n}") for n in range(PART)])
+            time.sleep(5.0 if many > 1 else 0.0)  # shards are shared out
+            site.run("rate", many)
+            count = max(4, chosen.tasks // PART)
+            before = sum(map(used, made))
+            took_s = site.run("rate", count)
+            cpu_s = sum(map(used, made)) - before
+        yield {"of": str(many), "per_s": count * PART / took_s, "cpu_ms": cpu_s / (count * PART) * 1000}
+
+
+def used(process):
+    return sum(process.cpu_times()[:2])
 
 
 def fan(site, chosen):
     """One task, and all others behind it."""
     site.apply("fan", [noop("root"), *(noop(f"t{n}", "root") for n in range(chosen.tasks))])
-    yield {"tasks": chosen.tasks, "took_s": site.run("fan")}
+    with both(site):
+        yield {"tasks": chosen.tasks, "took_s": site.run("fan")}
 
 
 def latency(site, _chosen):
     """From the end of a task to the start of the next."""
-    for kind, make in (("noop", noop), ("shell", lambda name, *after: shell(name, "true", *after))):
-        names = [f"{kind}{n:03d}" for n in range(CHAIN)]
-        site.apply(f"chain-{kind}", [make(name, *names[:n][-1:]) for n, name in enumerate(names)])
-        site.run(f"chain-{kind}")
-        gaps = sorted(site.gaps(kind))
-        yield {"of": kind, "p50_ms": statistics.median(gaps) * 1000, "p99_ms": gaps[int(len(gaps) * 0.99)] * 1000}
+    with both(site):
+        for kind, make in (("noop", noop), ("shell", lambda name, *after: shell(name, "true", *after))):
+            site.apply(f"chain-{kind}", chain(CHAIN, make))
+            run = site.client.start(f"chain-{kind}")
+            run.wait(WAIT_S)
+            yield {"of": kind, **percentiles(site.gaps([run.id()]))}
 
 
-def killed(site, chosen):
+def load(site, _chosen):
+    """The same, while as many tasks run as a quarter of what is asked."""
+    site.apply("load", chain(10))
+    per_s = site.asked / 4
+    with site.master(), site.process("worker"):
+        runs, began = [], time.monotonic()
+        while time.monotonic() < began + LOAD_S:
+            runs.append(site.client.start("load"))
+            time.sleep(max(0.0, began + len(runs) * 10 / per_s - time.monotonic()))
+        for run in runs:
+            run.wait(WAIT_S)
+        took_s = time.monotonic() - began
+    yield {"per_s": len(runs) * 10 / took_s, **percentiles(site.gaps([run.id() for run in runs]))}
+
+
+def percentiles(gaps):
+    gaps = sorted(gaps)
+    return {"p50_ms": statistics.median(gaps) * 1000, "p99_ms": gaps[int(len(gaps) * 0.99)] * 1000}
+
+
+def worker(site, chosen):
     """A worker process is killed under its task."""
     journal = site.folder / "journal"
     site.apply("killed", [shell("t", f"date +%s.%N >> {journal}; [ $(wc -l < {journal}) -gt 1 ] || sleep 600")])
-    process = worker_process(site, chosen)
-    run = site.client.start("killed")
-    wait_for(journal.exists)
-    with site.worker():
-        time.sleep(1.0)
-        process.send_signal(signal.SIGKILL)
-        at = time.time()
-        process.wait()
-        process.stdout.close()
-        run.wait(WAIT_S)
+    with site.master(), site.process("worker", slots=1) as process:
+        run = site.client.start("killed")
+        wait_for(journal.exists)
+        with site.worker():
+            time.sleep(1.0)
+            process.kill()
+            at = time.time()
+            run.wait(WAIT_S)
     moments = [float(line) for line in journal.read_text().split()]
     yield {"rerun_s": moments[1] - at, "beyond_ttl_s": moments[1] - at - chosen.ttl_s}
 
 
-def worker_process(site, chosen):
-    command = [sys.executable, __file__, "--role", site.store_url, "--folder", str(site.folder)]
-    made = subprocess.Popen([*command, "--ttl-s", str(chosen.ttl_s)], stdout=subprocess.PIPE, text=True)
-    assert made.stdout.readline() == "ready\n"
-    return made
+def master(site, _chosen):
+    """One of two master processes is killed while chains run in all shards."""
+    site.apply("sleeps", chain(600, sleeper))
+    with ExitStack() as stack:
+        made = [stack.enter_context(site.process("master")) for _ in range(2)]
+        stack.enter_context(site.process("worker", slots=12))
+        time.sleep(6.0)  # shards are shared out
+        runs = [site.client.start("sleeps") for _ in range(12)]
+        ids = [run.id() for run in runs]
+        wait_for(lambda: len(site.started(ids, 0.0)) == len(ids))
+        time.sleep(2.0)
+        at = time.time()
+        made[0].kill()
+        # What had been handed to a worker by then starts at once: the next of each is what somebody decided.
+        wait_for(lambda: len(site.started(ids, at + 2.0)) == len(ids))
+        gaps = sorted(moment - at for moment in site.started(ids, at + 2.0).values())
+        for run in runs:
+            run.stop()
+    yield {"dispatch_s": gaps[-1], "runs": len(gaps), "late": sum(gap > 4.0 for gap in gaps)}
 
 
-def work(chosen):
+def be_worker(chosen):
     """A worker, until it is killed."""
-    options = WorkerOptions(slots=1, session_ttl_s=chosen.ttl_s, work_dir=chosen.folder / "other-work")
-    with latchwork.connect(chosen.role) as store:
+    more = {"session_ttl_s": chosen.ttl_s} if chosen.slots == 1 else {}
+    options = WorkerOptions(slots=chosen.slots, work_dir=chosen.folder / f"work-{os.getpid()}", **more)
+    with latchwork.connect(chosen.store) as store:
         made = Worker(store, logs=open_logs(chosen.folder / "logs"), options=options)
         made.start()
         made.wait_ready(60)
         print("ready", flush=True)
         made.run_forever()
+
+
+def be_master(chosen):
+    """A master, until it is killed."""
+    database = Database(chosen.database)
+    with latchwork.connect(chosen.store) as store, Master(database, store):
+        print("ready", flush=True)
+        time.sleep(3600.0)
+
+
+def peers(chosen):
+    """What others do with the same work, one after the other; those that are not installed are left out."""
+    for name in ("airflow", "prefect", "luigi"):
+        python = PEERS / name / "bin" / "python"
+        if not python.exists():
+            print(f"{name}: not here; see scripts/install_workflow_peers", flush=True)
+            continue
+        with tempfile.TemporaryDirectory(prefix=f"latchwork-bench-{name}-") as folder:
+            script = Path(__file__).with_name("workflow_peers.py")
+            command = [str(python), str(script), name, "--folder", f"{folder}/home", "--tasks", str(chosen.tasks)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                for line in process.stdout:
+                    yield {"pair": name, **json.loads(line)}
 
 
 def wait_for(condition):
@@ -182,45 +321,50 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-WHAT = {"idle": idle, "rate": rate, "fan": fan, "latency": latency, "killed": killed}
+WHAT = {each.__name__: each for each in (idle, rate, masters, fan, latency, load, worker, master)}
+ROLES = {"worker": be_worker, "master": be_master}
 
 
 def measured(pair, chosen):
-    with ExitStack() as stack:
-        site = Site(stack, pair, chosen)
-        for what in (each for each in WHAT if each in chosen.what):
-            with ExitStack() as own:
-                if what != "killed":
-                    own.enter_context(site.worker())
-                for figure in WHAT[what](site, chosen):
-                    yield {"what": what, **figure, "load": os.getloadavg()[0]}
+    for what in (each for each in WHAT if each in chosen.what):
+        with ExitStack() as stack:
+            site = Site(stack, pair, chosen)
+            for figure in WHAT[what](site, chosen):
+                yield {"pair": pair, "what": what, **figure, "load": os.getloadavg()[0]}
 
 
-def shown(pair, figure):
+def shown(figure):
     """A line for a figure."""
     parts = [f"{name} {value:,.2f}" for name, value in figure.items() if isinstance(value, (int, float))]
-    print(f"{pair:20}{figure['what']:9}{figure.get('of', ''):8}" + "   ".join(parts), flush=True)
+    print(f"{figure['pair']:20}{figure['what']:9}{figure.get('of', ''):8}" + "   ".join(parts), flush=True)
 
 
-def main():
+def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", default="sqlite,postgres+etcd35")
     parser.add_argument("--what", default=",".join(WHAT), type=lambda text: set(text.split(",")))
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ttl-s", type=float, default=10.0)
+    parser.add_argument("--peers", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
+    for name in ("store", "database"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    chosen = options()
     if chosen.role:
-        work(chosen)
+        ROLES[chosen.role](chosen)
         return
     figures = []
-    for pair in filter(None, chosen.pairs.split(",")):
-        for figure in measured(pair, chosen):
-            shown(pair, figure)
-            figures.append({"pair": pair, **figure})
+    of_pairs = [measured(pair, chosen) for pair in filter(None, chosen.pairs.split(","))]
+    for figure in chained(*of_pairs, peers(chosen) if chosen.peers else ()):
+        shown(figure)
+        figures.append(figure)
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1))
 

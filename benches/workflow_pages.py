@@ -3,16 +3,19 @@
     python benches/workflow_pages.py --attempts 1000000 --database sqlite:////var/tmp/pages.db
 
 The rows stay: a second call with the same database measures again without writing. Figures are of one client, the app
-called in its process, without a network between.
+called in its process, without a network between. Every page of the site is asked for: one that nobody gave an address
+here is named.
 """
 
 import argparse
 import os
+import re
 import statistics
 import time
 
 import psutil
 import sqlalchemy as sa
+from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork.web import Role
@@ -20,7 +23,7 @@ from latchwork.workflows.database import Database, definitions
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.database.policies import backfills
-from latchwork.workflows.database.tables import definition, instance, shard, task
+from latchwork.workflows.database.tables import command, definition, instance, shard, task
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
 from latchwork.workflows.types import TaskTypes
@@ -103,6 +106,49 @@ def fill_more(connection, code, runs):
     connection.execute(sa.insert(task), [{**element, "map_index": each} for each in range(ELEMENTS)])
 
 
+def command_of(database):
+    """A start that was done."""
+    with database.write() as connection:
+        found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
+        if found is None:
+            code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()
+            row = {"type": "start", "args": {"code": code}, "by": "bench", "created_at": 1.0, "done_at": 2.0}
+            made = sa.insert(command).values(**row, shard=0, instance=1).returning(command.c.id)
+            found = connection.execute(made).scalar_one()
+    return found
+
+
+def addresses(routes):
+    """What the site's pages are at, as expressions; without signing in."""
+    for route in routes:
+        if getattr(route, "response_class", None) is HTMLResponse and "GET" in route.methods:
+            yield (
+                re.sub(r"\{[^}]*\}", "[^/]+", re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}"))
+                + r"(\?.*)?"
+            )
+        yield from addresses(getattr(getattr(route, "original_router", None), "routes", ()))
+
+
+def pages_of(middle, command_id):
+    """What is asked for; ``middle`` is a run in the middle of all."""
+    flow, made = "/workflows/default/flow-7", middle * TASKS
+    return [
+        *("/", "/runs", "/runs?state=failure", f"/runs?before={middle}", f"/runs/{middle}"),
+        *("/workflows", flow, f"{flow}/runs", f"{flow}/versions", f"{flow}/start", f"{flow}/edit", "/edit"),
+        *(f"{flow}/backfill", f"{flow}/backfill/moments?first=2026-01-01&last=2026-02-01"),
+        *(f"/tasks/{made}", f"/tasks/{made + 3}", f"/attempts/{made}.1.{made}", f"/commands/{command_id}"),
+        *("/backfills", f"/backfills/{BACKFILLS}", f"/backfills/{BACKFILLS}?state=submitted"),
+        *("/schedules", "/schedules/preview?cron=0+3+*+*+*", "/lineage", "/alerts", "/workers", "/settings"),
+        *("/audit", "/users", "/account", "/api"),
+        *(f"/api/v1/backfills/{BACKFILLS}/runs?limit=500", "/api/v1/instances?limit=500"),
+    ]
+
+
+#: What only some may see.
+OF_ADMINS = ("/audit", "/users")
+OF_OPERATORS = ("/start", "/edit", "/backfill", "/backfill/moments?first=2026-01-01&last=2026-02-01")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attempts", type=int, default=100_000)
@@ -120,27 +166,16 @@ def main():
     accounts.set_role("viewer", "", None, by="bench")
     accounts.set_role("viewer", "default", Role.VIEWER, by="bench")
     site = make_site(database, hosts=["testserver"])
-    middle = given.attempts // TASKS // 2
-    pages = ["/", "/runs", "/runs?state=failure", f"/runs?before={middle}", f"/runs/{middle}", "/workflows", "/audit"]
-    pages += [
-        "/workflows/default/flow-7",
-        "/workflows/default/flow-7/runs",
-        f"/tasks/{middle * TASKS}",
-        f"/tasks/{middle * TASKS + 3}",
-        "/backfills",
-        f"/backfills/{BACKFILLS}",
-        f"/backfills/{BACKFILLS}?state=submitted",
-        "/lineage",
-        f"/api/v1/backfills/{BACKFILLS}/runs?limit=500",
-        "/api/v1/instances?limit=500",
-    ]
+    pages = pages_of(given.attempts // TASKS // 2, command_of(database))
+    left = [each for each in addresses(site.routes) if not any(re.fullmatch(each, page) for page in pages)]
+    print(f"nobody asks for {', '.join(left)}" if left else "every page is asked for")
     process = psutil.Process()
     print(f"{'page':44} {'who':8} {'p50 ms':>8} {'cpu ms':>8} {'max ms':>8} {'kB':>7}")
     for name in ("admin", "viewer"):
         token = accounts.new_token(name, "bench", by="bench")[1]
         client = TestClient(site, headers={"Authorization": f"Bearer {token}", "Accept": "text/html"})
         for page in pages:
-            if page == "/audit" and name == "viewer":
+            if name == "viewer" and (page in OF_ADMINS or page.endswith(OF_OPERATORS)):
                 continue
             took, used = [], time.process_time()
             for _ in range(given.times):

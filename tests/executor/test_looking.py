@@ -32,6 +32,7 @@ def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eve
     pool.flush(PATIENCE_S)
     state = inspect(store)
     (runner,) = state.runners
+    assert runner.slots == 1
     assert (runner.id, runner.running, runner.queued, dict(runner.labels)) == ("n1", 1, 2, {"zone": "a"})
     assert "wait" in runner.functions
     assert [(lane.name, lane.tasks, lane.running, lane.is_orphan) for lane in state.lanes] == [("m.n1", 2, 1, False)]
@@ -42,6 +43,11 @@ def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eve
     assert find_task(store, first.id).running_on == ("n1",)
     store.put("seen/go", b"")
     assert second.result(PATIENCE_S) == 4
+
+
+def test_a_runner_says_how_many_tasks_it_runs_before_its_first(runners, store):
+    runners(slots=3)
+    assert [each.slots for each in inspect(store).runners] == [3]
 
 
 def test_an_executor_that_nobody_uses_has_nothing(store):

@@ -13,8 +13,8 @@ DEFECTS = (
         "FlowMaster",
         "a former owner writes",
         "workflows/database/shard.py",
-        "        return sa.update(shard).where(shard.c.id == self.id, shard.c.token == self.token)\n",
-        "        return sa.update(shard).where(shard.c.id == self.id)\n",
+        'shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))\n',
+        'shard.c.id == sa.bindparam("_id"))\n',
         of("workflows/master", "a_master_of_before_writes_nothing_once_another_has_the_shard", on="memory"),
     ),
     Defect(
@@ -43,6 +43,22 @@ DEFECTS = (
         "    if found is not None and (told is None or told != found.encode()):\n",
         "    if False:\n",
         of("workflows/trouble", "of_two_stores_that_are_given_one_database_one_is_refused"),
+    ),
+    Defect(
+        "FlowMaster",
+        "what a late mirror shows is written again at every look",
+        "workflows/master/inputs.py",
+        '        elif kind == "results" and done.get(x) == entry.created:\n',
+        '        elif kind == "results" and done.get(x) == -1:\n',
+        of("workflows/looking", "a_result_that_was_taken_in_is_not_taken_in_again_while_a_late_mirror_shows_it"),
+    ),
+    Defect(
+        "FlowMaster",
+        "results that were taken in are not seen again after a doubt",
+        "workflows/master/inputs.py",
+        "        self._done, self._tokens = {}, {}\n",
+        "        self._tokens = {}\n",
+        of("workflows/looking", "after_a_doubt_all_results_are_seen_again"),
     ),
     Defect(
         "FlowMaster",

@@ -72,7 +72,7 @@ ROWS = {
         "executor.placing.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
     ),
     "functions of a runner": (
-        "executor.placing.placing", dumped(functions=["m:f"], allow_pickle=True), placing.read_functions
+        "executor.placing.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
     ),
     "detached task": (
         "executor.refs",

@@ -14,7 +14,7 @@ from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import DETACHED, Keys, check_store, item_id_of, member_of, queued_at_s, task_number
-from latchwork.executor.placing.placing import read_functions, read_load
+from latchwork.executor.placing.placing import Offer, read_offer
 from latchwork.executor.stored import Place, Stored, TaskState, ended
 from latchwork.primitives import Backlog, BacklogItem, Group
 from latchwork.store import Store
@@ -37,7 +37,7 @@ class RunnerInfo:
         weight: how much it can bear.
         labels: what it says of itself.
         joined_at_s: when it joined, in Unix seconds by its own clock.
-        slots: tasks at a time; 0 as long as it has not said so, which it does with its first task.
+        slots: tasks at a time; 0 when it has not said so.
         running: tasks that it has.
         queued: tasks in its lane, those that run too.
         functions: what it can run, sorted.
@@ -146,8 +146,7 @@ def inspect(store: Store, name: str = "executor") -> ExecutorState:
     with _opened(store, name) as (keys, backlog), closing(Group(store, keys.group)) as group:
         members = group.members()
         ids = {member.id for member in members}
-        loads = {_last(each.key): read_load(each.value)[1] for each in store.list(keys.load)}
-        said = {_last(each.key): read_functions(each.value) for each in store.list(keys.functions)}
+        said = {_last(each.key): read_offer(each.value) for each in store.list(keys.functions)}
         running: dict[str, int] = {}
         lanes = []
         for lane in backlog.lanes():
@@ -165,11 +164,11 @@ def inspect(store: Store, name: str = "executor") -> ExecutorState:
                 member.weight,
                 {label: str(value) for label, value in member.labels.items()},
                 member.joined_at,
-                loads[member.id].slots if member.id in loads else 0,
+                said.get(member.id, _NOTHING).slots,
                 running.get(member.id, 0),
                 queued.get(member.id, 0),
-                tuple(sorted(said.get(member.id, _NOTHING)[0])),
-                said.get(member.id, _NOTHING)[1],
+                tuple(sorted(said.get(member.id, _NOTHING).functions)),
+                said.get(member.id, _NOTHING).allows_pickle,
             )
             for member in members
         ]
@@ -282,7 +281,7 @@ def drop_task(store: Store, letter: str, name: str = "executor") -> None:
             raise NoSuchTask(f"executor {name!r}: {error}") from None
 
 
-_NOTHING: tuple[frozenset[str], bool] = (frozenset(), False)
+_NOTHING = Offer()
 
 
 @contextmanager

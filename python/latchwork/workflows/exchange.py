@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from latchwork.errors import BadRecord, ValueTooLarge
@@ -105,7 +105,7 @@ class Spec:
         Raises:
             ValueTooLarge: it is larger than anything that can be stored.
         """
-        head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
+        head = {name: each for name, each in _flat(self.head).items() if each is not None and name != "has_body"}
         body: dict[str, Any] = {
             "params": self.params,
             "env": self.env,
@@ -168,7 +168,7 @@ class Running:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return _bytes(asdict(self))
+        return _bytes(_flat(self))
 
     @classmethod
     def of(cls, value: bytes) -> Running:
@@ -216,7 +216,7 @@ class Result:
         Raises:
             ValueTooLarge: its outputs are too large; end it as a failure that says so.
         """
-        value = _bytes({**asdict(self), "outcome": self.outcome.value, "error": self.error[:MOST_ERROR]})
+        value = _bytes({**_flat(self), "outcome": self.outcome.value, "error": self.error[:MOST_ERROR]})
         if len(value) > MOST_RESULT_BYTES:
             raise ValueTooLarge(
                 f"the outputs make a result of {len(value):,} bytes, at most {MOST_RESULT_BYTES:,}; write large ones "
@@ -284,5 +284,10 @@ def _cache_key(record: Record) -> str | None:
     return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else None
 
 
-def _bytes(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+def _flat(record: Head | Running | Result) -> dict[str, Any]:
+    """Its fields, as they are: ``asdict`` copies what is in them."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _bytes(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.executor.items import TaskItem
@@ -165,10 +166,19 @@ def read_load(value: bytes) -> tuple[int, Load]:
     return record.whole("number", 0, least=0), load
 
 
-def read_functions(value: bytes) -> tuple[frozenset[str], bool]:
-    """What a member can run by name, and whether it runs pickled functions; nothing when nobody of ours wrote it."""
+class Offer(NamedTuple):
+    """What a member can run: functions by name, whether pickled ones too, and how many at a time, 0 if unknown."""
+
+    functions: frozenset[str] = frozenset()
+    allows_pickle: bool = False
+    slots: int = 0
+
+
+def read_offer(value: bytes) -> Offer:
+    """What a member can run, as it said when it joined; nothing when nobody of ours wrote it."""
     record = Record.or_empty(value)
-    return frozenset(record.texts("functions", ())), record.body.get("allow_pickle") is True
+    is_pickled = record.body.get("allow_pickle") is True
+    return Offer(frozenset(record.texts("functions", ())), is_pickled, record.whole("slots", 0, least=0))
 
 
 class _Preferred:

@@ -152,7 +152,8 @@ class Shift:
         """
         self.group.start()
         await steps_of(self.group.wait_joined)(None)
-        said = {"functions": [each.name for each in self._node.functions], "allow_pickle": self._node.allow_pickle}
+        names = [each.name for each in self._node.functions]
+        said = {"functions": names, "allow_pickle": self._node.allow_pickle, "slots": self._plan.slots}
         key = self._keys.functions_of(self._node.member_id)
         await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
         self._view = await steps_of(self.group.wait)(None)

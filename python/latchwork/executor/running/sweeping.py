@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from latchwork.errors import BadRecord
 from latchwork.executor.items import TaskItem, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
-from latchwork.executor.placing.placing import read_functions
+from latchwork.executor.placing.placing import read_offer
 from latchwork.primitives import Backlog, BacklogItem
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
@@ -145,8 +145,8 @@ class Sweeper:
         """What the members can run, all together."""
         found: set[str] = set()
         for entry in await ask(self._store.list, self._keys.functions):
-            functions, allows_pickle = read_functions(entry.value)
-            found.update(functions, [PICKLED] if allows_pickle else ())
+            offer = read_offer(entry.value)
+            found.update(offer.functions, [PICKLED] if offer.allows_pickle else ())
         return found
 
     async def _end_if_unknown(self, stored: BacklogItem, known: set[str]) -> str:

@@ -25,7 +25,7 @@ _KNOWN = (
     .join(instance, instance.c.id == task.c.instance)
     .where(task.c.id.in_(_IDS), instance.c.shard == sa.bindparam("shard"))
 )
-_CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim).where(attempt.c.task.in_(_IDS))
+_CLAIMS = sa.select(attempt.c.task, attempt.c.n, attempt.c.claim)
 _ENDED = ("ended_at", "outcome", "pid", "exit_code", "error", "log_ref")
 
 
@@ -143,11 +143,19 @@ def last_outcomes(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, 
     return found
 
 
+@cache
+def _claims_of(dialect: str) -> sa.Select[tuple[int, int, int]]:
+    """PostgreSQL gets an array: a text that is the same for any number of tasks is parsed, and planned, once."""
+    if dialect == "sqlite":
+        return _CLAIMS.where(attempt.c.task.in_(_IDS))
+    return _CLAIMS.where(attempt.c.task == sa.any_(sa.bindparam("ids", type_=postgresql.ARRAY(sa.BigInteger()))))
+
+
 def _claims(connection: sa.Connection, tasks: Iterable[int]) -> dict[int, set[tuple[int, int]]]:
     ids = sorted(tasks)
     found: dict[int, set[tuple[int, int]]] = {}
     for start in range(0, len(ids), _TOGETHER):
-        for row in connection.execute(_CLAIMS, {"ids": ids[start : start + _TOGETHER]}):
+        for row in connection.execute(_claims_of(connection.dialect.name), {"ids": ids[start : start + _TOGETHER]}):
             found.setdefault(row.task, set()).add((row.n, row.claim))
     return found
 

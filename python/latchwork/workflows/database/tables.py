@@ -165,6 +165,7 @@ instance = Table(
     UniqueConstraint("parent_task", "parent_run"),
     UniqueConstraint("backfill", "schedule_time"),
     Index("ix_instance_active", "shard", "id", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("ix_instance_active_id", "id", "code", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
     Index(None, "code", "id"),
     Index(None, "state", "id"),

@@ -20,6 +20,8 @@ from latchwork.workflows.state.records import IN_HANDS
 
 #: Seconds for which claims alone may wait.
 CLAIMS_S = 0.05
+#: So many results are taken in at once.
+MOST_RESULTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,16 @@ class Runs:
 
     Attributes:
         claim: the token of the claim.
-        running: what the worker said.
+        value: what the worker wrote.
     """
 
     claim: int
-    running: Running
+    value: bytes
+
+    @property
+    def running(self) -> Running:
+        """What the worker said; it is read once for each claim, and seen at every look."""
+        return Running.of(self.value)
 
 
 @dataclass(slots=True)
@@ -44,21 +51,30 @@ class Seen:
         running: by attempt.
         poke: the token of the last poke; 0 if there was none.
         strange: keys that nobody of ours wrote.
+        again: results that were taken in before, and are shown still, with the tokens of their keys.
+        tokens: of the keys of results.
     """
 
     results: dict[str, Result] = field(default_factory=dict)
     running: dict[str, Runs] = field(default_factory=dict)
     poke: int = 0
     strange: list[str] = field(default_factory=list)
+    again: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be more results."""
+        return len(self.results) == MOST_RESULTS
 
 
-def seen(entries: Iterable[Entry], prefix: str, most_results: int) -> Seen:
+def seen(entries: Iterable[Entry], prefix: str, done: Mapping[str, int]) -> Seen:
     """What stands below the prefix of a shard.
 
     Args:
         entries: of the mirror.
         prefix: of the shard.
-        most_results: so many of them at most; the others are seen at the next look.
+        done: results that were taken in, with the tokens of their keys; they are deleted, and a mirror may be late.
     """
     found = Seen()
     for entry in entries:
@@ -72,10 +88,40 @@ def seen(entries: Iterable[Entry], prefix: str, most_results: int) -> Seen:
             found.strange.append(entry.key)
             continue
         if kind == "running":
-            found.running[x] = Runs(entry.created, Running.of(entry.value))
-        elif kind == "results" and len(found.results) < most_results:
+            found.running[x] = Runs(entry.created, entry.value)
+        elif kind == "results" and done.get(x) == entry.created:
+            found.again[x] = entry.created
+        elif kind == "results" and not found.is_full:
             found.results[x] = _result(entry)
+            found.tokens[x] = entry.created
     return found
+
+
+class Looking:
+    """Looks at a shard's part of the store, without what was taken in already. For one thread.
+
+    Args:
+        prefix: of the shard.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._done: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+
+    def look(self, entries: Iterable[Entry]) -> Seen:
+        """What is there now."""
+        found = seen(entries, self._prefix, self._done)
+        self._done, self._tokens = found.again, found.tokens
+        return found
+
+    def took(self, ended: Iterable[str]) -> None:
+        """The results of these, of the last look, are in the database."""
+        self._done.update((x, self._tokens[x]) for x in ended if x in self._tokens)
+
+    def forget(self) -> None:
+        """Nothing in memory counts any more."""
+        self._done, self._tokens = {}, {}
 
 
 def _result(entry: Entry) -> Result:

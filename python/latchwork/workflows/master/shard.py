@@ -24,7 +24,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.master.book import Attempt, Book
-from latchwork.workflows.master.inputs import Lull, Seen, missing, replaced, seen, told
+from latchwork.workflows.master.inputs import Looking, Lull, Seen, missing, replaced, told
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import Parcels
 from latchwork.workflows.master.plans import Plans
@@ -40,8 +40,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which the database is asked for commands, whatever was heard.
 POLL_S = 5.0
-#: So many results are taken in at once.
-MOST_RESULTS = 200
 #: So many items are put in one turn.
 MOST_PUTS = 200
 #: Seconds between two notes of what the store has been told.
@@ -108,7 +106,7 @@ class ShardRun:
         self._pokes: set[int] = set()
         self._parcels = Parcels(tools.database, tools.plans, shard)
         self._sizes = GroupSizes(shard, self._sending)
-        self._lull = Lull()
+        self._looking, self._lull = Looking(self._prefix), Lull()
         self._schedules: list[schedules.ScheduleRow] = []
         self._next_fire: float | None = None
         self._turns: list[int] = []
@@ -173,7 +171,7 @@ class ShardRun:
         if not self._is_known:
             self._own(mirror)
         now = self._tools.now()
-        found = seen(mirror.snapshot().values(), self._prefix, MOST_RESULTS)
+        found = self._looking.look(mirror.snapshot().values())
         is_asked = self._is_polled(found, now)
         written = self._write(found, now, is_asked=is_asked)
         if written is not None:
@@ -185,7 +183,7 @@ class ShardRun:
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
-        is_more = len(found.results) == MOST_RESULTS or (written is not None and written.more)
+        is_more = found.is_full or (written is not None and written.more)
         return 0.0 if is_more or self._is_busy or self._mends else self._wait_s(now)
 
     # Knowing
@@ -203,6 +201,7 @@ class ShardRun:
         self._book = Book(known.values())
         self._claims, self._cancelled, self._removed = {}, set(), {}
         self._sizes.forget()
+        self._looking.forget()
         self._is_known = True
         self._polled_at = -1e18
 
@@ -266,6 +265,7 @@ class ShardRun:
         for x in writing.written.ended:
             self._claims.pop(x, None)
         self._lull.end()
+        self._looking.took(writing.written.ended)
         self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
         return writing.written
 
@@ -306,6 +306,7 @@ class ShardRun:
             self._book.put(each)
         if len(self._claims) > 2 * len(self._book.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
+        self._cancelled &= self._book.running.keys()
         self._abandoned += written.abandoned
         if written.mends:
             self._mends, self._is_known = True, False

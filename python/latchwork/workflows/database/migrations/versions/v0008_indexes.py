@@ -1,4 +1,4 @@
-"""The dates of a backfill by their state: what its next step, and its page, count.
+"""The dates of a backfill by their state, which its next step and its page count; runs that are not over by age.
 
 Revision 0008, of 2026-11.
 """
@@ -12,10 +12,12 @@ branch_labels = None
 depends_on = None
 
 _OF_BACKFILLS = sa.text("backfill IS NOT NULL")
+_ACTIVE = sa.text("active")
 
 
 def upgrade() -> None:
-    """An index of the instances that are of a backfill: few of all, so others pay nothing for it."""
+    """Indexes of few of all instances each, so that others pay nothing for them."""
+    op.create_index("ix_instance_active_id", "instance", ["id", "code"], sqlite_where=_ACTIVE, postgresql_where=_ACTIVE)
     op.create_index(
         "ix_instance_backfill_state",
         "instance",
