@@ -4,12 +4,16 @@ import re
 
 import pytest
 
-from listed import DESIGN, missing, named_in, rows_of, sources_in
+from listed import DESIGN, TESTS, missing, named_in, rows_of, sources_in
 
 PAGE = "0026-workflow-behaviours.md"
 TEXT = (DESIGN / PAGE).read_text(encoding="utf-8")
-SOURCES = sources_in("workflows", "trials/flows")
-ROWS = rows_of(PAGE, "Behaviours", "Trouble")
+TUTORIALS = TESTS / "test_tutorials.py"
+SOURCES = {
+    **sources_in("workflows", "trials/flows", "trials/protocols"),
+    TUTORIALS: TUTORIALS.read_text(encoding="utf-8"),
+}
+ROWS = rows_of(PAGE, "Behaviours", "Trouble", "Done when")
 #: What is not built has no tests.
 NONE_YET = "none yet"
 
