@@ -33,7 +33,7 @@ def known(state, instance=RUNS, **more):
             known(TaskState.FAILURE, failures=1, error="\nno space\nleft"),
             "1 attempt of 1; the error: no space. Rec",
         ),
-        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"with: {'x' * 300}... Recover"),
+        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"error: {'x' * 300}... Recover"),
         (
             known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0)),
             "the worker group 'default', which has no worker: start one",
