@@ -23,6 +23,32 @@ DEFECTS = (
     ),
     Defect(
         "Plans",
+        "tasks become ready together however large their records are",
+        STATES,
+        "or size > MOST_BYTES:\n",
+        "or size < 0:\n",
+        of("plans/size", "large_records_are_rewritten_few_at_a_time", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "an end makes ready what does not fit into its transaction",
+        STATES,
+        "        if sum(len(each.entry.value) for each in ready) > MOST_BYTES // 4:\n",
+        "        if not ops:\n",
+        of("plans/size", "large_records_are_rewritten_few_at_a_time", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "of ten thousand dependencies the names are written twice",
+        "plans/records.py",
+        "        if len(self.deps) > MANY_DEPS and self.args_from == self.deps:\n",
+        "        if self.args_from is None:\n",
+        of(
+            "plans/size", "ten_thousand_neighbours_of_the_longest_names_fit_into_a_record_and_twice_as_many_are_refused"
+        ),
+    ),
+    Defect(
+        "Plans",
         "what was taken along by a lost answer is forgotten",
         HANDING,
         "                put.doubtful()\n",

@@ -12,6 +12,7 @@ import pytest
 
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
+from latchwork.plans.records import TaskRecord
 from latchwork.testing.faults import Fault, FaultyStore
 from levels import LONG
 from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, nothing_left, wait_until
@@ -150,15 +151,29 @@ def one_death(work, death, url, store, name):
         wait_until(lambda: death.is_dead.is_set() or is_over(handle, state))
         died = death.is_dead.is_set()
         kept = {each.key for each in store.list(f"{name}/results", recursive=True)} if died else set()
+        done = done_tasks(store, name) if died else set()
         before = list(CALLS)
         dying.expire_sessions()
         with PlanWorker(store, name, slots=2, functions=FUNCTIONS, session_ttl_s=TTL_S):
             wait_until(lambda: is_over(handle, state))
             judge(handle, state, results, kept, before)
+            if died and state is not None:
+                most = 2 * len(all_tasks(store, name) - done)  # by who died, which had begun it, and by the other one
+                assert len(CALLS) - len(before) <= most, (before, CALLS, done)
             handle.remove()
             nothing_left(store, name=name)
         worker.close(0.0)
     return died
+
+
+def all_tasks(store, name):
+    return {each.key for each in store.list(f"{name}/tasks", recursive=True)}
+
+
+def done_tasks(store, name):
+    """What has a result that stands: it is not called again, whoever takes its item."""
+    tasks = store.list(f"{name}/tasks", recursive=True)
+    return {each.key for each in tasks if TaskRecord.of(each.value).state is TaskState.DONE}
 
 
 def is_over(handle, state):

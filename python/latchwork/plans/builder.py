@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from latchwork.checks import is_number
+from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
 from latchwork.plans.keys import MOST_TASK, check_id, task_name
-from latchwork.plans.records import TaskRecord, TaskState
+from latchwork.plans.records import MOST_NAMES, TaskRecord, TaskState
+from latchwork.plans.states import MOST_TOGETHER
 from latchwork.tasks import Functions, Later, Payloads, Registered, Retry, encode_template, laters
 
 if TYPE_CHECKING:
@@ -167,15 +169,27 @@ class Draft:
             for dep in call.deps:
                 late = next((each for each in reversed(last) if each != dep), "")
                 after[dep].append((name, late))
+        for name, call in self.calls.items():
+            _check_names(name, call.deps, [each for each, _ in after[name]])
         return {
             name: replace(
                 call.record(numbers[name]),
                 succ=tuple(each for each, _ in after[name]),
-                late=tuple(late for _, late in after[name]),
+                late=tuple(late for _, late in after[name]) if len(after[name]) <= MOST_TOGETHER else (),
                 args=call.template,
             )
             for name, call in self.calls.items()
         }
+
+
+def _check_names(task: str, deps: Sequence[str], succ: Sequence[str]) -> None:
+    """Refuse a task whose neighbours' names do not fit into its record."""
+    size = sum(map(len, deps)) + sum(map(len, succ)) + 4 * (len(deps) + len(succ))
+    if size > MOST_NAMES:
+        raise ValueTooLarge(
+            f"task {task!r} depends on {len(deps):,} tasks, and {len(succ):,} depend on it: their names have {size:,} "
+            f"bytes, and {MOST_NAMES:,} fit into its record; put tasks in between, or give them shorter names"
+        )
 
 
 class PlanBuilder(Generic[H]):
@@ -285,6 +299,8 @@ class PlanBuilder(Generic[H]):
 
         Raises:
             Unavailable, OutcomeUnknown: it may not be stored whole; nothing runs, or all is there. Call it again.
+            ValueTooLarge: a task has more neighbours than its record holds: 10,000 of the longest names, and several
+                times as many of short ones.
             WrongState: another plan has its id.
         """
         if self._handle is None:

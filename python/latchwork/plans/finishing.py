@@ -17,7 +17,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import INLINE_RESULT, PlanRecord, PlanState, Task, TaskState, read_wanted
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_wanted, room_for_result
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.company import Company
@@ -277,7 +277,7 @@ class PlanHooks(FeederHooks):
             if outcome.instead:
                 return await self._hand_over(claim, plan_id, name, outcome)
             if outcome.is_success and begun.is_call and begun.is_together:
-                result = await self._stored(claim, plan_id, outcome)
+                result = await self._stored(claim, plan_id, begun.task, outcome)
                 entry, plan = begun.plan or (None, None)
                 end = End(claim, plan_id, name, outcome, result, plan, begun.task, entry)
                 self._begun[claim] = replace(begun, task=None, result=result)  # if refused: another way
@@ -315,16 +315,16 @@ class PlanHooks(FeederHooks):
             return Done((At(task.entry), *check.checks))
         if not outcome.is_success:
             return await self._fail(claim, plan_id, seen, task, outcome)
-        result = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+        result = await self._place.stored_result(plan_id, outcome.to_bytes(), room_for_result(task))
         edit = self._place.edges.done(plan_id, task, result).and_also(check)
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
-    async def _stored(self, claim: BacklogClaim, plan_id: str, outcome: Outcome) -> bytes:
+    async def _stored(self, claim: BacklogClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
         """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
         begun = self._begun.get(claim, Begun())
         if not begun.result:
-            stored = await self._place.stored_result(plan_id, outcome.to_bytes(), INLINE_RESULT)
+            stored = await self._place.stored_result(plan_id, outcome.to_bytes(), room_for_result(task))
             begun = self._begun[claim] = replace(begun, result=stored)
         return begun.result
 
@@ -362,7 +362,7 @@ class PlanHooks(FeederHooks):
         self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
-        result = await self._stored(claim, plan_id, outcome)
+        result = await self._stored(claim, plan_id, task, outcome)
         edit = self._place.edges.done(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
@@ -385,7 +385,7 @@ class PlanHooks(FeederHooks):
                 self._limits.given_back(claim)  # a task that pauses has no place
                 return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
             return None
-        result = await self._stored(claim, plan_id, outcome)
+        result = await self._stored(claim, plan_id, task, outcome)
         edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)
         await self._commit(edit.checks, edit.ops, claim)
         return None

@@ -16,7 +16,7 @@ from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanState, Task, TaskState
 from latchwork.plans.running.handing import NOBODY, Along, Taker
 from latchwork.plans.running.waking import wake
-from latchwork.plans.states import Seen
+from latchwork.plans.states import Seen, portions
 from latchwork.primitives import BacklogClaim
 from latchwork.store.steps import ask
 from latchwork.types import Committed
@@ -63,8 +63,8 @@ class Progress:
             tasks = await self._place.tasks(plan_id, names[at : at + _TOGETHER])
             waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
             free = await self._place.free(plan_id, seen[1], waiting, known)
-            for first in range(0, len(free), _READY_TOGETHER):
-                await self._make_ready(plan_id, seen, free[first : first + _READY_TOGETHER], taker)
+            for some in portions(free, _READY_TOGETHER):
+                await self._make_ready(plan_id, seen, some, taker)
 
     async def _make_ready(self, plan_id: str, seen: Seen, tasks: Sequence[Task], taker: Taker | None) -> None:
         """Together; without those that others were faster with; one by one where one was rewritten."""

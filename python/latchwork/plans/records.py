@@ -16,8 +16,12 @@ from latchwork.types import Entry
 MOST_FAILED = 20
 #: So much of a reason is kept.
 MOST_WHY = 300
+#: With more dependencies than this those whose results are arguments are not written a second time, if they are all.
+MANY_DEPS = 100
 #: Arguments up to so many bytes stay in the record, and results in theirs.
 INLINE_ARGS, INLINE_RESULT = 2_000, 900_000
+#: The names of what a task depends on, and of what depends on it, may have so many bytes.
+MOST_NAMES = 800_000
 
 
 class PlanState(str, Enum):
@@ -172,7 +176,8 @@ class TaskRecord:
         args_from: those of them whose results are arguments.
         succ: what depends on it.
         late: for each of these in order the last that it depends on besides this task, empty for none: what an end may
-            rely on without a look at the successor. Shorter where tasks were added.
+            rely on without a look at the successor. Shorter where tasks were added; none of a task with so many
+            successors that its end does not ask.
         retry: how often it is tried.
         retry_on: classes of exceptions that are tried again, as ``module:name``: none is looked up by that.
         timeout_s: seconds after which a run is stopped; None for never.
@@ -216,6 +221,8 @@ class TaskRecord:
             "retry": retry_body(self.retry),
             "retry_on": self.retry_on,
         }
+        if len(self.deps) > MANY_DEPS and self.args_from == self.deps:
+            del body["args_from"]
         more = (("child", self.child), ("nonce", self.nonce), ("late", self.late))
         body |= {name: value for name, value in more if value}
         if self.args_at is not None:
@@ -231,12 +238,13 @@ class TaskRecord:
         """
         head, _, args = value.partition(b"\n")
         found = Record.of(head)
+        deps = found.texts("deps", ())
         return cls(
             state=_state(TaskState, found.text("state")),
             number=found.whole("n", least=0, most=10**9),
             fn=found.text("fn"),
-            deps=found.texts("deps", ()),
-            args_from=found.texts("args_from", ()),
+            deps=deps,
+            args_from=found.texts("args_from", deps if len(deps) > MANY_DEPS else ()),
             succ=found.texts("succ", ()),
             retry=retry_of(Record(found.mapping("retry", {}))),
             timeout_s=found.duration_s("timeout_s") if found.has("timeout_s") else None,
@@ -271,6 +279,11 @@ class Task:
             BadRecord: it is none.
         """
         return cls(entry.key.rpartition("/")[2], TaskRecord.of(entry.value), entry)
+
+
+def room_for_result(task: Task | None) -> int:
+    """How large a result may be beside the record of its task: both are written in one transaction."""
+    return max(1_000, INLINE_RESULT - (0 if task is None else len(task.entry.value)))
 
 
 def retry_body(retry: Retry) -> dict[str, Any]:

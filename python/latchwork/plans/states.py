@@ -18,6 +18,8 @@ from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op
 MOST_TOGETHER = 30
 #: Of the 100 that a transaction may have.
 MOST_WRITES = 90
+#: Bytes of records that are rewritten together; of a megabyte that a transaction may have.
+MOST_BYTES = 600_000
 #: Bytes of an item; a longer list of what to read is left to the task's record.
 _MOST_ITEM = 2_000
 
@@ -144,6 +146,8 @@ class Edges:
         edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in gone)
         edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)
         checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
+        if sum(len(each.entry.value) for each in ready) > MOST_BYTES // 4:
+            return None
         return Edit(checks, ops) if max(len(checks), len(ops)) <= MOST_WRITES else None
 
     def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
@@ -293,6 +297,19 @@ class Edges:
         told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
         made = Create(self.keys.plan(plan_id), told.to_bytes())
         return Edit([], [made, *self.control(plan_id, "remove", told.turn)])
+
+
+def portions(tasks: Iterable[Task], most: int) -> list[list[Task]]:
+    """In order, as many together as one transaction may rewrite: at most so many; a large one alone."""
+    found: list[list[Task]] = []
+    size = 0
+    for task in tasks:
+        size += len(task.entry.value)
+        if not found or len(found[-1]) >= most or size > MOST_BYTES:
+            found.append([])
+            size = len(task.entry.value)
+        found[-1].append(task)
+    return found
 
 
 def item_value(task: TaskRecord) -> bytes:

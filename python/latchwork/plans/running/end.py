@@ -74,7 +74,7 @@ def gathered(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
     found: list[list[tuple[End, Task]]] = []
     room = 0
     for end, task in ends:
-        cost = 5 + len(end.result) // 10_000
+        cost = 5 + (len(end.result) + len(task.entry.value)) // 10_000
         if room < cost:
             found.append([])
             room = MOST_WRITES
