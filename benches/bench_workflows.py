@@ -219,7 +219,7 @@ def latency(site, _chosen):
             site.apply(f"chain-{kind}", chain(CHAIN, make))
             run = site.client.start(f"chain-{kind}")
             run.wait(WAIT_S)
-            yield {"of": kind, **percentiles(site.gaps([run.id]))}
+            yield {"of": kind, **percentiles(site.gaps([run.id()]))}
 
 
 def load(site, _chosen):
@@ -234,7 +234,7 @@ def load(site, _chosen):
         for run in runs:
             run.wait(WAIT_S)
         took_s = time.monotonic() - began
-    yield {"per_s": len(runs) * 10 / took_s, **percentiles(site.gaps([run.id for run in runs]))}
+    yield {"per_s": len(runs) * 10 / took_s, **percentiles(site.gaps([run.id() for run in runs]))}
 
 
 def percentiles(gaps):
@@ -266,7 +266,7 @@ def master(site, _chosen):
         stack.enter_context(site.process("worker", slots=12))
         time.sleep(6.0)  # shards are shared out
         runs = [site.client.start("sleeps") for _ in range(12)]
-        ids = [run.id for run in runs]
+        ids = [run.id() for run in runs]
         wait_for(lambda: len(site.started(ids, 0.0)) == len(ids))
         time.sleep(2.0)
         at = time.time()

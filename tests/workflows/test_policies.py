@@ -1,5 +1,7 @@
 """What a failure does to the others; retries, recovery and rerun; pause and stop: with a master and a worker."""
 
+import time
+
 from latchwork.workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -62,6 +64,22 @@ def test_a_failure_waits_its_interval_and_is_tried_so_often(stage):
         hand.end(hand.wait("a"), Outcome.FAILURE)
         stage.until(made, "failure")
     assert [(n, kind) for n, kind, *_ in stage.attempts()] == [(1, "first"), (2, "retry"), (3, "retry")]
+
+
+def test_a_delay_begins_when_all_before_it_is_done_and_outlives_its_master(stage):
+    version = stage.apply(a_workflow(tasks={"a": [], "b": {"after": ["a"], "delay_s": 2.0}}))
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("a"))
+        ended = time.time()
+        eventually(lambda: stage.states(made)["a"] == "success")
+        assert hand.take() == {}
+    with stage.master():
+        claim = hand.wait("b")
+        assert time.time() - ended > 1.8
+        hand.end(claim)
+        stage.until(made, "success")
 
 
 def test_a_recovery_runs_what_failed_and_keeps_what_succeeded(stage):
@@ -170,6 +188,25 @@ def test_a_stop_kills_what_runs_and_takes_back_the_rest(stage):
         stage.until(made, "stopped")
         eventually(lambda: stage.left() == [])
     assert stage.states(made) == {"a": "killed", "queued": "killed", "after": "waiting"}
+
+
+def test_a_master_has_nothing_in_mind_of_what_is_over(stage):
+    version = stage.apply(a_workflow(tasks={"a": [], "queued": [], "after": ["a"]}))
+    hand = stage.hand()
+    with stage.master() as run:
+        for _ in range(3):
+            made = stage.start(version)
+            eventually(lambda: hand.backlog.size("default") == 2)
+            claim = hand.take(limit=1)["a"]
+            stage.until_task(made, a="running")
+            stage.send("stop", made)
+            eventually(lambda claim=claim: stage.is_cancelled(claim))
+            hand.end(claim, Outcome.KILLED)
+            stage.until(made, "stopped")
+        eventually(lambda: stage.left() == [])
+        held = {**vars(run), **vars(run._book)}
+        eventually(lambda: not any(each for each in held.values() if isinstance(each, dict | set)))
+        assert not run._cancelled
 
 
 def test_a_task_that_is_stopped_while_its_worker_dies_is_taken_by_nobody(stage):

@@ -306,6 +306,7 @@ class ShardRun:
             self._book.put(each)
         if len(self._claims) > 2 * len(self._book.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
+        self._cancelled &= self._book.running.keys()
         self._abandoned += written.abandoned
         if written.mends:
             self._mends, self._is_known = True, False

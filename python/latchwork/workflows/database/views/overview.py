@@ -26,7 +26,7 @@ class Lag(NamedTuple):
     Attributes:
         waiting: commands that nobody has taken yet, at most ``MOST``.
         oldest_at: when the oldest of these was written; None: none waits.
-        unowned: shards that have had no owner yet.
+        unowned: shards that have had no owner yet, or whose last one ended in good order.
         shards: how many there are.
     """
 
