@@ -117,13 +117,14 @@ def test_a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_come
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_only(cut_off, monkeypatch):
     monkeypatch.setattr(node, "STUCK_S", 2.0)
+    monkeypatch.setattr(node, "WITHOUT_S", 1e9)  # others answer
     monkeypatch.setattr(node, "_LOOK_S", 0.3)
     ours = Database(cut_off.through)
     version, hand = cut_off.apply(a_workflow()), cut_off.hand()
     with Master(ours, cut_off.store, node_id="m1", lock_ttl_s=5.0, poll_s=0.5) as one:
         run = cut_off.start(version)
         claim = hand.wait("a")
-        cut_off.proxy.hold("answers", present_only=True)
+        cut_off.proxy.hold(present_only=True)  # the server hears nothing, and has nothing to end
         hand.end(claim)
         hand.end(eventually(lambda: hand.take().get("b"), 60.0))
         eventually(lambda: cut_off.state(run) == "success", 60.0)
