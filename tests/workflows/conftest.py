@@ -16,9 +16,13 @@ from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.installation import initialize
+from latchwork.workflows.secrets import Secrets
 from latchwork_testbed.postgres import PostgresServer, find_postgres
 from missing import found_or_skipped
+from workflows import working
 from workflows.hands import Stage
+
+SECRETS = {"LATCHWORK_SECRET_WAREHOUSE": "hunter2!", "LATCHWORK_SECRET_TOKEN": "t0ps3cret"}
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +78,21 @@ def client(stage):
     """A client on the database of the stage."""
     with WorkflowClient.local(stage.database, stage.store) as client:
         yield client
+
+
+@pytest.fixture
+def logs(store, tmp_path):
+    """The logs of attempts, known to the store."""
+    return working.begun(store, tmp_path)
+
+
+@pytest.fixture
+def worker(store, logs, tmp_path):
+    """A worker with two slots, and secrets of its own."""
+    assert logs
+    made = working.worker(store, tmp_path, secrets=Secrets(environ=SECRETS, providers=()))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

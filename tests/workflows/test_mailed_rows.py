@@ -20,27 +20,12 @@ from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
 from patience import eventually
-from workflows import working
 from workflows.mail_servers import MailServer, running
 
 from .working import log_of, put, result
 
 pytestmark = pytest.mark.threads
 MAIL = {"channel": "boss", "to": ["boss@example.org"], "subject": "Orders"}
-
-
-@pytest.fixture
-def logs(store, tmp_path):
-    return working.begun(store, tmp_path)
-
-
-@pytest.fixture
-def worker(store, logs, tmp_path):
-    assert logs
-    secrets = Secrets(environ={"LATCHWORK_SECRET_X": "hunter2!"}, providers=())
-    made = working.worker(store, tmp_path, secrets=secrets)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedu
 from latchwork.workflows.definitions.validate import validate
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
-from latchwork.workflows.worker import Secrets
 from patience import eventually
 from workflows import working
 
@@ -31,20 +30,6 @@ pytestmark = pytest.mark.threads
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
         yield opened
-
-
-@pytest.fixture
-def logs(store, tmp_path):
-    return working.begun(store, tmp_path)
-
-
-@pytest.fixture
-def worker(store, logs, tmp_path):
-    assert logs
-    secrets = Secrets(environ={"LATCHWORK_SECRET_TOKEN": "t0ps3cret"}, providers=())
-    made = working.worker(store, tmp_path, secrets=secrets)
-    yield made
-    made.close()
 
 
 def problems(type_, **params):

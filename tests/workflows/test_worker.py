@@ -35,20 +35,6 @@ def store():
         yield opened
 
 
-@pytest.fixture
-def logs(store, tmp_path):
-    return working.begun(store, tmp_path)
-
-
-@pytest.fixture
-def worker(store, logs, tmp_path):
-    assert logs
-    secrets = Secrets(environ={"LATCHWORK_SECRET_WAREHOUSE": "hunter2!"}, providers=())
-    made = working.worker(store, tmp_path, secrets=secrets)
-    yield made
-    made.close()
-
-
 def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, logs, worker, tmp_path):
     x = shell(
         store, 1, 'echo "hello $day"; echo oops >&2; echo rows=17 >> "$LATCHWORK_OUTPUT"', values={"day": "Monday"}

@@ -69,19 +69,6 @@ def store(tmp_path):
         yield opened
 
 
-@pytest.fixture
-def logs(store, tmp_path):
-    return working.begun(store, tmp_path)
-
-
-@pytest.fixture
-def worker(store, logs, tmp_path):
-    assert logs
-    made = working.worker(store, tmp_path)
-    yield made
-    made.close()
-
-
 # Forked away
 
 
