@@ -324,7 +324,7 @@ DEFECTS = (
         WAITING,
         "place not in self._claimed and not self._is_ours(place)\n",
         "place not in self._claimed\n",
-        at("backlog_staying", "an_item_that_we_took_is_not_told_before_its_claim_is"),
+        at("backlog_staying", "an_item_that_we_took_is_not_told_before_its_claim_is", on=""),
     ),
     Defect(
         "Backlog",

@@ -239,4 +239,28 @@ DEFECTS = (
             on="memory-discard",
         ),
     ),
+    Defect(
+        "FlowMaster",
+        "a connection that hangs holds its shard up for ever",
+        "workflows/master/master.py",
+        "            self._tools.database.cut(STUCK_S)\n",
+        "",
+        of(
+            "workflows/nodes",
+            "a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_only",
+            on="postgres",
+        ),
+    ),
+    Defect(
+        "FlowMaster",
+        "a master whose database hangs asks it for ever",
+        "workflows/master/master.py",
+        "        self._asker.join(_LOOK_S)\n",
+        "        self._asker.join()\n",
+        of(
+            "workflows/nodes",
+            "a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_comes_back",
+            on="postgres",
+        ),
+    ),
 )

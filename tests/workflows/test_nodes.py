@@ -1,9 +1,13 @@
 """Masters as nodes: they share the shards, hand them over, and give them away while they have no database."""
 
+import uuid
+
 import pytest
 import sqlalchemy as sa
 
+import latchwork
 from latchwork.errors import Closed
+from latchwork.testing.proxy import Proxy
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.tables import shard
 from latchwork.workflows.errors import StoreMismatch
@@ -74,6 +78,57 @@ def test_a_master_without_its_database_gives_its_shards_away_and_comes_back(stag
         master("m2")
         eventually(lambda: owners(stage) == {"m2"} and not one.is_working, 30.0)
     eventually(lambda: one.is_working, 30.0)
+
+
+@pytest.fixture
+def cut_off(database_url):
+    """A stage on PostgreSQL, and a way of one master to it that a test holds up: nothing comes back, nothing ends."""
+    url = sa.make_url(database_url)
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store, Proxy(f"{url.host}:{url.port}") as proxy:
+        made = Stage(database_url, store)
+        initialize(made.database, shards=2)
+        host, _, port = proxy.endpoint.rpartition(":")
+        made.through = url.set(host=host, port=int(port)).render_as_string(hide_password=False)
+        made.proxy = proxy
+        yield made
+        proxy.release()
+        made.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_comes_back(cut_off, monkeypatch):
+    monkeypatch.setattr(node, "WITHOUT_S", 2.0)
+    monkeypatch.setattr(node, "_LOOK_S", 0.3)
+    ours, theirs = (
+        Database(cut_off.through),
+        Database(cut_off.database.engine.url.render_as_string(hide_password=False)),
+    )
+    with Master(ours, cut_off.store, node_id="m1", lock_ttl_s=5.0, poll_s=0.5) as one:
+        eventually(lambda: owners(cut_off) == {"m1"}, 60.0)
+        cut_off.proxy.hold()
+        with Master(theirs, cut_off.store, node_id="m2", lock_ttl_s=5.0, poll_s=0.5):
+            eventually(lambda: owners(cut_off) == {"m2"} and not one.is_working, 90.0)
+            cut_off.proxy.release()
+            eventually(lambda: one.is_working, 60.0)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_only(cut_off, monkeypatch):
+    monkeypatch.setattr(node, "STUCK_S", 2.0)
+    monkeypatch.setattr(node, "_LOOK_S", 0.3)
+    ours = Database(cut_off.through)
+    version, hand = cut_off.apply(a_workflow()), cut_off.hand()
+    with Master(ours, cut_off.store, node_id="m1", lock_ttl_s=5.0, poll_s=0.5) as one:
+        run = cut_off.start(version)
+        claim = hand.wait("a")
+        cut_off.proxy.hold(present_only=True)  # the server hears nothing, and has nothing to end
+        hand.end(claim)
+        hand.end(eventually(lambda: hand.take().get("b"), 60.0))
+        eventually(lambda: cut_off.state(run) == "success", 60.0)
+        assert one.is_working
+    ours.close()
 
 
 def test_a_node_is_refused_before_it_joins_where_something_is_wrong(stage, store, tmp_path):

@@ -29,9 +29,9 @@ def readings(monkeypatch):
     """How often the states of a transaction's keys were read, because its first multi failed."""
     found = []
 
-    def counted(*args):
+    def counted(*args, **options):
         found.append(args)
-        return states.read_states(*args)
+        return states.read_states(*args, **options)
 
     monkeypatch.setattr(writes, "read_states", counted)
     return found

@@ -19,7 +19,6 @@ checks = pytest.importorskip("schemathesis.checks")
 conformance = pytest.importorskip("schemathesis.specs.openapi.checks")
 
 FOR_S = float(os.environ.get("LATCHWORK_FUZZ_S", "0"))
-EXAMPLES = 10 if FOR_S else 2
 #: Endless: read in test_live.
 LEFT_OUT = ("/stream", "/events")
 CHECKS = (
@@ -71,7 +70,7 @@ def ask_all(operation, way, headers, turn):
     @hypothesis.seed(turn)
     @hypothesis.given(case=operation.as_strategy(generation_mode=way))
     @hypothesis.settings(
-        max_examples=EXAMPLES,
+        max_examples=10 if turn else 2,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

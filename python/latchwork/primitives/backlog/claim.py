@@ -174,9 +174,12 @@ class BacklogClaim(Taken):
 
     async def _look(self) -> Standing:
         claim, item = await ask(self._store.get_many, [self._claim.key, self.item.key])
+        is_same = item is not None and item.version == self.item.version
+        if claim is not None and not is_same:  # no snapshot: our end may have landed between the reads of the two
+            claim = await ask(self._store.get, self._claim.key)
         if claim is None or claim.version != self._claim.version:
             return Standing.GONE
-        return Standing.OURS if item is not None and item.version == self.item.version else Standing.REMOVED
+        return Standing.OURS if is_same else Standing.REMOVED
 
     def _lost(self, standing: Standing = Standing.GONE) -> LockLost:
         if standing is Standing.REMOVED and not self._home.is_foreign:  # nobody else removes the claim then

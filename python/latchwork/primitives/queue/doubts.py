@@ -118,7 +118,9 @@ class Doubts:
             if claim is not None:
                 return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
             if item is None or doubt.item is None or item.version != doubt.item.version:
-                return None, None
+                if await ask(self._store.get, doubt.key) is None:
+                    return None, None
+                continue  # no snapshot: it landed between the reads of the two
             with contextlib.suppress(Conflict):
                 await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item.key, item.value)])
                 return None, None

@@ -47,7 +47,7 @@ LOOK_S = 10.0
 #: A node that has not looked for so many seconds claims nothing without a look.
 UNSEEN_S = 0.25
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
-TIDY_S = 0.2
+TIDY_S = 1.0
 
 
 class Feeder(Starts):

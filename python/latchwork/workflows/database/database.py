@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,8 +75,9 @@ class Database:
             )
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._writes = FairLock()
+        self._in_use: dict[Any, float] = {}
         try:
-            self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed)
+            self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed, self._in_use)
         except ModuleNotFoundError as error:
             raise LatchworkError(f"{error.name} is missing; install latchwork[workflows-postgres]") from None
         self.url = parsed.render_as_string(hide_password=True)
@@ -82,6 +85,15 @@ class Database:
     def close(self) -> None:
         """Close its connections. Twice is fine."""
         self.engine.dispose()
+
+    def cut(self, older_than_s: float = 0.0) -> int:
+        """Break connections whose transaction goes on for so long; how many. Who waits there finds the database away.
+
+        PostgreSQL ends each statement in time, but its answer may never come: through a proxy or a firewall that hangs.
+        From any thread.
+        """
+        now = time.monotonic()
+        return sum(_shut(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -141,15 +153,23 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _postgres(url: sa.URL) -> sa.Engine:
+def _postgres(url: sa.URL, in_use: dict[Any, float]) -> sa.Engine:
+    """Its engine; ``in_use`` has the connections that somebody has in hand, and since when."""
     engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE})
 
     @sa.event.listens_for(engine, "checkin")
-    def note(_: object, record: Any) -> None:
+    def note(connection: Any, record: Any) -> None:
+        in_use.pop(connection, None)
         record.info["used_at"] = time.monotonic()
+
+    @sa.event.listens_for(engine, "close")
+    @sa.event.listens_for(engine, "close_detached")
+    def forget(connection: Any, *_: object) -> None:
+        in_use.pop(connection, None)
 
     @sa.event.listens_for(engine, "checkout")
     def check(connection: Any, record: Any, _: object) -> None:
+        in_use[connection] = time.monotonic()
         used_at = record.info.get("used_at")
         if used_at is None or time.monotonic() - used_at < _IDLE_S:
             return
@@ -159,6 +179,19 @@ def _postgres(url: sa.URL) -> sa.Engine:
             raise sa.exc.InvalidatePoolError("the server has closed it") from error
 
     return engine
+
+
+def _shut(connection: Any) -> bool:
+    """End what a connection of psycopg reads and writes; False: it is closed by now."""
+    try:
+        number = connection.fileno()
+        with socket.socket(fileno=os.dup(number)) as line:
+            if connection.closed or connection.fileno() != number:
+                return False  # the number may have been another's when it was copied
+            line.shutdown(socket.SHUT_RDWR)
+    except Exception:  # of the driver, or of the system: it is closed
+        return False
+    return True
 
 
 @contextmanager

@@ -42,6 +42,8 @@ CHORES_EVERY_S, CHORES_FIRST_S = 600.0, 60.0
 #: Seconds without the database after which a node gives its shards away.
 WITHOUT_S = 10.0
 _LOOK_S = 2.0
+#: A transaction of so many seconds waits for an answer that never comes: the server ends each statement after five.
+STUCK_S = 120.0
 _MISMATCH_S = 10.0
 #: Seconds between two transactions of chores: others write in between.
 _CHORES_PAUSE_S = 0.02
@@ -98,6 +100,7 @@ class Master:
         self._mutex = mutex()
         self._closing = threading.Event()
         self._answered_at = 0.0
+        self._asker: threading.Thread | None = None
         self._manager: JobManager | None = None
         self._thread: threading.Thread | None = None
         self._shards = 0
@@ -234,12 +237,14 @@ class Master:
     def _watch(self) -> None:
         clock = self._store.clock
         while not clock.wait(self._closing, _LOOK_S):
+            self._tools.database.cut(STUCK_S)
             without_s = clock.now() - self._answered_at
             if without_s > 2 * _LOOK_S and self._asks():
                 without_s = 0.0
             try:
                 if without_s >= WITHOUT_S and self._manager is not None:
                     _log.warning("master %s is without its database for %.0f s; others get its shards", self, without_s)
+                    self._tools.database.cut()
                     self._leave()
                 elif without_s < WITHOUT_S and self._manager is None:
                     self._manager = self._made()
@@ -248,10 +253,18 @@ class Master:
                 _log.warning("master %s is not back yet: %s", self.node_id, error)
 
     def _asks(self) -> bool:
+        """Whether the database answers. Asked in a thread of its own: an answer may never come."""
+        if self._asker is None or not self._asker.is_alive():
+            name = f"latchwork-master-asks-{self.node_id}"
+            self._asker = threading.Thread(target=self._ask, name=name, daemon=True)
+            self._asker.start()
+        self._asker.join(_LOOK_S)
+        return self._store.clock.now() - self._answered_at <= 2 * _LOOK_S
+
+    def _ask(self) -> None:
         try:
             with self._tools.database.read() as connection:
                 connection.exec_driver_sql("SELECT 1")
         except DatabaseUnavailable:
-            return False
+            return
         self._told(True)
-        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -95,6 +96,7 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         start=start,
         following=start + _MOST_TASKS if start + _MOST_TASKS < len(all_tasks) else 0,
         why=why,
+        counts=Counter(sorted((each.state for each in all_tasks), key=_TASK_STATES.index)),
         cause=causes.of_run(parts, row, all_tasks, why),
         can_cache=any(task.cache_s is not None for task in body.tasks),
         numbers={each.name: each.id for each in all_tasks},

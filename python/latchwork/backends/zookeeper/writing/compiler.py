@@ -133,8 +133,11 @@ class _Compiler:
             self._guard(key, seen)
             self._add_check(key, self._pin(key, seen))
             return
+        all_above = ancestors(key)
+        if self.known.fresh and all_above and not any(above in self.known.nodes for above in all_above):
+            raise NeedStates([key])
         top = key
-        for above in ancestors(key):
+        for above in all_above:
             node = self.known.nodes.get(above)
             if node is not None and node.exists:
                 if node.leaf:

@@ -100,10 +100,11 @@ def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -
     parts: list[bytes] = []
     if above:
         try:
-            known = yield from read_states(reader, task.connection, [above], task.deadline)
+            ups = ancestors(above)
+            known = yield from read_states(reader, task.connection, [above], task.deadline, above=ups)
         except Cut as cut:
             raise task.error(cut, write=False) from cut
-        for each in reversed([above, *ancestors(above)]):
+        for each in reversed([above, *ups]):
             if not known.nodes[each].exists:
                 parts += layout.create_parent(each)
     parts.append(layout.create(layout.keep(above)))

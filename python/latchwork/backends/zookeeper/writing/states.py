@@ -23,7 +23,7 @@ from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
 from latchwork.backends.zookeeper.writing.plan import Known, Plan
 from latchwork.backends.zookeeper.writing.recent import Recent
-from latchwork.types import At, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
+from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
 _MISSING = Znode(exists=False)
@@ -53,6 +53,11 @@ class Parents:
         if above in self._there or parent(above) not in self._growing or self.is_coming(above, connection):
             return None
         return above
+
+    def above(self, key: str) -> Iterable[str]:
+        """The parents of a key to be written that are worth a look: one, if that was there lately."""
+        nearest = parent(key)
+        return (nearest,) if nearest in self._there else ancestors(key)
 
     def is_coming(self, above: str, connection: Connection | None) -> bool:
         """A write that was sent on this connection, and has not ended, creates it."""
@@ -154,6 +159,16 @@ class Memory:
             return False
         return (before.gen - seen.gen) % 2**32 < 2**31  # 32 bits, which come round
 
+    def above(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: Iterable[str]) -> set[str]:
+        """The parents whose states a transaction relies on, and those of what it turned out to need besides."""
+        found = {above for key in extra for above in ancestors(key)}
+        for each in (*checks, *ops):
+            if isinstance(each, Absent):
+                found.update(ancestors(each.key))
+            elif isinstance(each, (Create, Put)):
+                found.update(self.parents.above(each.key))
+        return found - {""}
+
     def with_coming(
         self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
     ) -> Known:
@@ -193,11 +208,17 @@ class Memory:
 
 
 def read_states(
-    reader: Reader, connection: Connection, keys: Sequence[str], deadline: float, sessions: Sequence[str] = ()
+    reader: Reader,
+    connection: Connection,
+    keys: Sequence[str],
+    deadline: float,
+    *,
+    sessions: Sequence[str] = (),
+    above: Iterable[str] = (),
 ) -> Steps[Known]:
-    """Everything a transaction may need to know of these keys, their parents and these sessions, linearizably."""
+    """Everything a transaction may need to know of these keys, parents above them and these sessions, linearizably."""
     layout = reader.layout
-    parents = sorted({above for key in keys for above in ancestors(key)} - set(keys))
+    parents = sorted(set(above) - set(keys))
     buckets = sorted({bucket(key) for key in (*keys, *parents)})
     reads = [wire.read_data(layout.guards[number]) for number in buckets]  # first: older than all that follow
     for key in keys:

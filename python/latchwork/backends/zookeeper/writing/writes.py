@@ -90,7 +90,10 @@ class Writer:
         sessions = [each.session_id for each in checks if isinstance(each, SessionAlive)]
         while True:
             try:
-                known = yield from read_states(self._reader, task.connection, list(keys), task.deadline, sessions)
+                above = self.memory.above(checks, ops, extra)
+                known = yield from read_states(
+                    self._reader, task.connection, list(keys), task.deadline, sessions=sessions, above=above
+                )
             except Cut as cut:
                 if not task.may_retry():
                     raise task.error(cut, write=False) from cut
