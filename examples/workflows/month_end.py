@@ -1,7 +1,8 @@
 """At the end of a month the books of each branch are closed: a run of their own, and one that fails stops no other.
 
+mkdir books; echo 17 > books/north.txt    # a book for each branch: a number in each line
 latchwork workflows deploy month_end.py
-latchwork workflows start month_end -p folder=/srv/books --follow
+latchwork workflows start month_end -p folder=$PWD/books --follow
 """
 
 from pathlib import Path

@@ -117,6 +117,7 @@ def test_a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_come
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_only(cut_off, monkeypatch):
     monkeypatch.setattr(node, "STUCK_S", 2.0)
+    monkeypatch.setattr(node, "WITHOUT_S", 1e9)  # others answer
     monkeypatch.setattr(node, "_LOOK_S", 0.3)
     ours = Database(cut_off.through)
     version, hand = cut_off.apply(a_workflow()), cut_off.hand()

@@ -31,9 +31,9 @@ def known(state, instance=RUNS, **more):
         ),
         (
             known(TaskState.FAILURE, failures=1, error="\nno space\nleft"),
-            "1 attempt of 1, the last one with: no space. Rec",
+            "1 attempt of 1; the error: no space. Rec",
         ),
-        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"with: {'x' * 300}... Recover"),
+        (known(TaskState.FAILURE, failures=1, error="x" * 900), f"error: {'x' * 300}... Recover"),
         (
             known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0)),
             "the worker group 'default', which has no worker: start one",
@@ -131,7 +131,7 @@ def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, c
         stage.until(made, "failure")
     cause, tasks = client.causes(made)
     assert [each.task for each in cause] == ["a"]
-    assert "1 attempt of 1, the last one with: exit code 3: no such table. Recover" in cause[0].text
+    assert "1 attempt of 1; the error: exit code 3: no such table. Recover" in cause[0].text
     assert tasks["c"] == "It waits for 'b', behind 'a', which failed: recover the run."
     assert client.why(made) == tasks
 

@@ -1,13 +1,14 @@
 """The pages in a real browser, the system's Chromium: without one the tests are left out, and say so."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from latchwork.workflows.definitions.model import plan_of
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.state import Ended, Outcome
-from workflows.web.seeds import BAD, HALF, NIGHTLY, TYPES
+from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 
 
 def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds):
@@ -23,6 +24,35 @@ def test_a_run_that_is_watched_shows_what_happens_by_itself(page, address, seeds
     page.get_by_text(re.compile("pause, asked by admin .* ago")).wait_for()
 
 
+def test_what_happens_to_a_run_moves_nothing_under_who_reads(page, address, seeds):
+    run = seeds.run(HALF)
+    page.goto(f"{address[0]}/runs/{run}")
+    page.get_by_text("Live.").wait_for()
+    before = page.locator("#graph-title").bounding_box()
+    assert "6 tasks" in page.locator(".cause").inner_text()
+    found = checked(NIGHTLY, TYPES)
+    seeds.tell(run, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.FAILURE)], 2e9)
+    page.locator(".cause").get_by_text("What it waits for").wait_for()
+    assert page.locator("#graph-title").bounding_box() == before
+    page.get_by_role("button", name="Stop").evaluate("each => delete each.dataset.confirm")
+    page.get_by_role("button", name="Stop").click()
+    page.locator(".cause").get_by_text("asked by admin").wait_for()
+    assert page.locator("#graph-title").bounding_box() == before
+
+
+def test_a_workflow_of_a_thousand_tasks_is_a_list_that_can_be_read_and_drawn_if_asked_for(page, address, seeds):
+    names = [f"task-{number:04}" for number in range(998)]
+    rows = [shell("root"), *(shell(each, ["root"]) for each in names), shell("end", names)]
+    apply(seeds.database, {"name": "thousand", "tasks": rows})
+    page.goto(f"{address[0]}/workflows/default/thousand")
+    assert page.locator("svg.dag").count() == 0
+    last = page.locator("tr", has_text="and 988 more")
+    assert last.locator("td").first.inner_text() == "end"
+    assert page.locator("#task-1").bounding_box()["height"] < 60  # one line
+    page.get_by_role("link", name="Draw them all").click()
+    page.locator("svg.dag").get_by_text("task-0997", exact=True).wait_for()
+
+
 def test_the_editor_says_what_is_wrong_as_one_types_and_draws_what_is_right(page, address):
     page.goto(f"{address[0]}/workflows/default/nightly/edit")
     area = page.locator("#yaml")
@@ -36,6 +66,31 @@ def test_the_editor_says_what_is_wrong_as_one_types_and_draws_what_is_right(page
     page.get_by_role("button", name="Apply").click()
     page.wait_for_url(f"{address[0]}/workflows/default/nightly")
     page.locator("svg.dag").get_by_text("publish", exact=True).wait_for()
+
+
+def test_the_editor_has_a_form_for_each_task_type_with_a_field_for_each_of_its_parameters(page, address):
+    page.goto(f"{address[0]}/edit")
+    fields = set(page.evaluate("[...document.querySelectorAll('[id^=f-]')].map((each) => each.id)"))
+    for kind in TYPES.names:
+        wanted = TYPES.get(kind).params.model_json_schema().get("properties", {})
+        assert {f"f-{kind}-p-{name}" for name in wanted} <= fields, kind
+        assert {f"f-{kind}-name", f"f-{kind}-o-after", f"f-{kind}-o-retries"} <= fields, kind
+
+
+def test_the_grid_and_the_chart_lead_to_tasks_and_attempts_and_a_log_is_downloaded(page, address, seeds):
+    run = seeds.run(GOOD)
+    page.goto(f"{address[0]}/workflows/default/nightly/runs")
+    page.get_by_label(f"load of run {run}: success").click()
+    page.get_by_role("heading", name="load").wait_for()
+    page.goto(f"{address[0]}/runs/{run}")
+    bars = page.locator("svg.bars a")
+    assert bars.count() == len(NIGHTLY["tasks"])
+    bars.first.click()
+    page.get_by_role("log").get_by_text("read 1,200 rows").wait_for()
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Download").click()
+    assert started.value.suggested_filename.endswith(".log")
+    assert "read 1,200 rows\n" in Path(started.value.path()).read_text()
 
 
 def test_fire_times_come_as_one_types(page, address):

@@ -171,13 +171,13 @@ def test_a_store_that_is_away_hides_who_has_the_slots_and_not_who_waits(seeds, b
 def test_a_run_that_failed_says_by_what_at_the_top_and_links_to_it(seeds, browser, ask):
     bad = seeds.run(BAD)
     text = browser().get(f"/runs/{bad}").text
-    (cause,) = re.findall(r'class="problem cause">(.*?)</div>', text, re.DOTALL)
+    (cause,) = re.findall(r'class="cause problem">(.*?)</div>', text, re.DOTALL)
     assert "Why it failed" in cause
     assert re.search(r'<a href="/tasks/\d+">extract-orders</a>: It has failed: 3 attempts of 3', cause)
     assert "exit code 1: no space left on device" in cause
     assert "behind &#39;extract-orders&#39;" in text
     good = seeds.run(GOOD)
-    assert 'class="problem cause"' not in browser().get(f"/runs/{good}").text
+    assert 'class="cause problem"' not in browser().get(f"/runs/{good}").text
     document = ask("viewer-of-default").get(f"/api/v1/instances/{bad}/why").json()
     assert [each["task"] for each in document["cause"]] == ["extract-orders"]
 

@@ -61,7 +61,10 @@ def apply(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Write a definition: a new version if it differs from the newest of its name. Its schedule owes nothing yet."""
+    """Write a definition: a new version if it differs from the newest of its name.
+
+    Its schedule begins with its next time: nothing before that is made up for.
+    """
     where = home_of(home, database, store)
     text = text_of(file)
     with client_of(where) as client:
@@ -192,7 +195,7 @@ def schedule(
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Show when workflows start next by themselves, or switch a schedule. Switched on, it owes nothing of before."""
+    """Show when workflows start next by themselves, or switch a schedule. Switched on, it begins with its next time."""
     if on is not None and name is None:
         raise UsageError("name the workflow whose schedule is to be switched")
     with client_of(home_of(home, database, store)) as client:

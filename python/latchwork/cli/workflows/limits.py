@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 )
 def limits(
     project: Annotated[
-        str | None, typer.Argument(metavar="PROJECT", show_default=False, help="Which.  [unless given: all]")
+        str | None, typer.Argument(metavar="PROJECT", show_default=False, help="Whose limit.  [unless given: all]")
     ] = None,
     *,
     max_running_tasks: Annotated[

@@ -27,6 +27,15 @@ StartFrom = Annotated[
     ),
 ]
 
+RecoverFrom = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="TASK",
+        show_default=False,
+        help="Run this task again too, with all behind it; may be given several times.",
+    ),
+]
 PriorityWord = Annotated[
     str | None,
     typer.Option(
@@ -173,7 +182,7 @@ recover = _asks(
     "Run what failed or was ended once more, and what follows; what succeeded is kept, unless --from names it.",
     "latchwork workflows recover 12",
     "latchwork workflows recover 12 --from load",
-    option=("start_from", StartFrom, None),
+    option=("start_from", RecoverFrom, None),
 )
 rerun = _asks(
     "rerun",

@@ -140,7 +140,7 @@ def _ended(known: Known, retries: int) -> str:
         return _PLAIN[known.state]
     why_last = "; no worker took the last one in time" if known.last == NOT_TAKEN else ""
     tries = counted(known.failures, "attempt")
-    said = f", the last one with: {_first_line(known.error)}" if known.error and not why_last else "."
+    said = f"; the error: {_first_line(known.error)}" if known.error and not why_last else "."
     return f"It has failed: {tries} of {retries + 1}{why_last}{said} Recover the run, or force it to success."
 
 
