@@ -22,7 +22,7 @@ from latchwork.web import Role
 from latchwork.workflows.database import Database, definitions
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.database.policies import backfills
+from latchwork.workflows.database.policies import backfills, limits
 from latchwork.workflows.database.tables import command, definition, instance, shard, task, task_group
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
@@ -107,10 +107,11 @@ def fill_more(connection, code, runs):
 
 
 def command_of(database):
-    """A start that was done; and a task group, which has a page, too."""
+    """A start that was done; and a task group and a limit, which have pages, too."""
     with database.write() as connection:
         if connection.execute(sa.select(task_group.c.name).limit(1)).first() is None:
             connection.execute(sa.insert(task_group).values(name="bench", size=3))
+        limits.put(connection, limits.Limit("default", 1000, "suspend"))
         found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
         if found is None:
             code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()
