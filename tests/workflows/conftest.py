@@ -22,7 +22,11 @@ from missing import found_or_skipped
 from workflows import working
 from workflows.hands import Stage
 
-SECRETS = {"LATCHWORK_SECRET_WAREHOUSE": "hunter2!", "LATCHWORK_SECRET_TOKEN": "t0ps3cret"}
+SECRETS = {
+    "LATCHWORK_SECRET_WAREHOUSE": "hunter2!",
+    "LATCHWORK_SECRET_TOKEN": "t0ps3cret",
+    "LATCHWORK_SECRET_X": "hunter2!",
+}
 
 
 @pytest.fixture(scope="session")
