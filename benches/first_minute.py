@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def extract(day: str) -> dict:
 @workflow(params={"day": "${business_date}"})
 def hello(day: str):
     got = extract(day)
-    shell("echo ${rows} rows", name="report", after=[got], env={"rows": got["rows"]})
+    shell("echo $rows rows", name="report", after=[got])
 """
 WAIT_S = 120.0
 
@@ -83,9 +84,10 @@ def walk(folder, wheel, port):
 
 
 def see(link, page):
-    """Ask for the page of the run until it says that it has succeeded, as a browser would that has signed in."""
+    """Press the button of the link; then ask for the page of the run until it says that it has succeeded."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
-    browser.open(link, timeout=10.0).close()
+    here, _, word = link.partition("?link=")
+    browser.open(here, urllib.parse.urlencode({"link": word}).encode(), timeout=10.0).close()
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         with browser.open(page, timeout=10.0) as answer:

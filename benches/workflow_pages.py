@@ -22,8 +22,8 @@ from latchwork.web import Role
 from latchwork.workflows.database import Database, definitions
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.database.policies import backfills
-from latchwork.workflows.database.tables import command, definition, instance, shard, task
+from latchwork.workflows.database.policies import backfills, limits
+from latchwork.workflows.database.tables import command, definition, instance, shard, task, task_group
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
 from latchwork.workflows.types import TaskTypes
@@ -107,8 +107,11 @@ def fill_more(connection, code, runs):
 
 
 def command_of(database):
-    """A start that was done."""
+    """A start that was done; and a task group and a limit, which have pages, too."""
     with database.write() as connection:
+        if connection.execute(sa.select(task_group.c.name).limit(1)).first() is None:
+            connection.execute(sa.insert(task_group).values(name="bench", size=3))
+        limits.put(connection, limits.Limit("default", 1000, "suspend"))
         found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
         if found is None:
             code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()
@@ -139,7 +142,7 @@ def pages_of(middle, command_id):
         *(f"/tasks/{made}", f"/tasks/{made + 3}", f"/attempts/{made}.1.{made}", f"/commands/{command_id}"),
         *("/backfills", f"/backfills/{BACKFILLS}", f"/backfills/{BACKFILLS}?state=submitted"),
         *("/schedules", "/schedules/preview?cron=0+3+*+*+*", "/lineage", "/alerts", "/workers", "/settings"),
-        *("/audit", "/users", "/account", "/api"),
+        *("/limits", "/limits/default", "/groups/bench", "/audit", "/users", "/account", "/api"),
         *(f"/api/v1/backfills/{BACKFILLS}/runs?limit=500", "/api/v1/instances?limit=500"),
     ]
 

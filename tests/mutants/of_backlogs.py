@@ -248,8 +248,8 @@ DEFECTS = (
         "Backlog",
         "every one that waits watches the lane",
         WAITING,
-        "        place = await take_turn(line, waiter, patience, blocks=_blocks)\n",
-        "        place = await take_turn(line, waiter, patience, blocks=lambda _ticket: False)\n",
+        "blocks=_blocks)\n        if place is None:\n            return None\n        found = False\n",
+        "blocks=lambda _: False)\n        if place is None:\n            return None\n        found = False\n",
         at("backlog_waiting", "only_the_first_that_waits_watches_the_lane"),
     ),
     Defect(

@@ -43,7 +43,11 @@ DEFECTS = (
         "workflows/desk/limiting/groups.py",
         '    check_name("name", name)\n',
         "",
-        of(PAGES, "what_is_refused_is_said_on_the_page_with_what_was_written", on="/groups-sent2"),
+        of(
+            PAGES,
+            "what_is_refused_is_said_on_the_page_with_what_was_written",
+            on="/groups-sent2-422-is no name; use up to 100",
+        ),
     ),
     Defect(
         "FlowSlots",

@@ -145,14 +145,6 @@ DEFECTS = (
     ),
     Defect(
         "Plans",
-        "a worker that takes along what it makes ready never looks what comes first",
-        "tasks/running/feeder.py",
-        "self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0\n",
-        "self._room()\n",
-        of("plans/handing", "a_chain_does_not_keep_what_comes_first_waiting", on="memory"),
-    ),
-    Defect(
-        "Plans",
         "a close waits for tasks that another close has given up",
         "tasks/running/feeder.py",
         "            self._is_over = True\n",
@@ -339,5 +331,25 @@ DEFECTS = (
         "            if now is None or now.version == entry.version:  # our key is gone\n",
         "            if now is None or now.version:  # our key is gone\n",
         of("plans/answers", "a_start_that_lands_while_it_is_sent_again_is_one_start", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a claim that lands between the reads of it and of its item stays, and nobody runs it",
+        "primitives/queue/doubts.py",
+        "                if await ask(self._store.get, doubt.key) is None:\n",
+        "                if doubt.key:\n",
+        of("plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "an end that lands between the reads of its claim and of its item counts as lost",
+        "primitives/backlog/claim.py",
+        "        if claim is not None and not is_same:  # no snapshot",
+        "        if claim is not None and item is claim:  # no snapshot",
+        of(
+            "plans/torn_reads",
+            "an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed",
+            on="memory",
+        ),
     ),
 )

@@ -123,6 +123,7 @@ def removal(plans, _):
 WORK = [finish, wide, failure, stop, cancel, recover, child, cancelled_child, limited, removal]
 
 
+@pytest.mark.timeout(3600 if LONG else 180)
 @pytest.mark.parametrize("work", WORK, ids=lambda each: each.__name__)
 def test_a_worker_may_die_at_every_write(work, backend_url, store):
     """In the short form at every twelfth one, in memory; in the long form at each, both ways, on every backend."""

@@ -45,6 +45,7 @@ def fails(seed, mutant):
     return False
 
 
+@pytest.mark.timeout(3600 if LONG else 180)
 def test_plans_end_and_each_task_has_one_result_under_random_schedules():
     for seed in range(RUNS):
         try:

@@ -84,9 +84,7 @@ def look(page, where, path):
     return found
 
 
-def test_every_page_can_be_read_by_everybody_also_with_names_as_long_as_they_may_be(
-    page, address, seeds, started, full
-):
+def test_every_page_can_be_read_by_everybody_also_with_the_longest_names(page, address, seeds, started, full):
     found = []
     paths = [filled(each, started, seeds, "admin")[1] for each in sorted(PAGES.keys() - PARTS)]
     for path in sorted([*paths, *full], key=lambda path: path.startswith("/commands")):  # it leads on by itself

@@ -12,13 +12,15 @@ import sqlalchemy as sa
 
 from latchwork.workflows.database.policies.tables import project_limit
 from latchwork.workflows.database.tables import definition, instance, task
-from latchwork.workflows.state import TaskState
+from latchwork.workflows.state import InstanceState, TaskState
 
 #: What a start does while the project has as many tasks as it may.
 ADMISSIONS = ("suspend", "fail", "precompute")
 #: So many tasks of a project run at a time at most: each has a key of its own. As many is what the store has of one
 #: that is limited no more.
 MOST_TASKS = 10_000
+#: The states of runs in which workers may have tasks of them.
+_GOING = [each.value for each in (InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.READY_STOP)]
 _FIND = sa.select(project_limit).where(project_limit.c.project == sa.bindparam("project"))
 _FIND_LOCKED = _FIND.with_for_update()
 
@@ -69,5 +71,6 @@ def in_hands(connection: sa.Connection, project: str) -> int:
     now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
     chosen = sa.select(sa.func.count()).select_from(task).join(instance, now)
     held = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
-    chosen = chosen.where(instance.c.active, instance.c.code.in_(of_project), held, task.c.queue_key.is_not(None))
+    goes = sa.and_(instance.c.active, instance.c.state.in_(_GOING))  # dates of a backfill that wait have no tasks
+    chosen = chosen.where(goes, instance.c.code.in_(of_project), held, task.c.queue_key.is_not(None))
     return int(connection.execute(chosen).scalar_one())

@@ -1,0 +1,71 @@
+"""Reads of several keys are of no one moment: what lands between two of them is not taken for what it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from latchwork.errors import LockLost, OutcomeUnknown
+from latchwork.plans.keys import LANE
+from latchwork.primitives import Backlog
+from latchwork.primitives.backlog.items import BacklogItem, Names
+from latchwork.primitives.fair.tickets import write_body
+from latchwork.primitives.queue.doubts import Doubt, Doubts
+from latchwork.store.steps import run
+from latchwork.types import Absent, At, Create, Put
+
+NAMES = Names("b")
+
+
+@pytest.fixture
+def backlog(store):
+    with Backlog(store, "b") as made:
+        made.put(LANE, "s", "one", b"x")
+        yield made
+
+
+def lands_between(monkeypatch, store, land):
+    """Have something happen, once, after the first key of a read of several was read, and before the others are."""
+    read, left = store.get_many, [land]
+
+    def get_many(keys, **options):
+        first = read(keys[:1], **options)
+        if left:
+            left.pop()()
+        return [*first, *read(keys[1:], **options)]
+
+    monkeypatch.setattr(store, "get_many", get_many)
+
+
+def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog):
+    """Else it stays as long as its session: claimed, and nobody runs it."""
+    item = store.get(NAMES.item(LANE, "s", "one"))
+    key, session = NAMES.claim(LANE, "s", "one"), store.session
+    body, taken = write_body({"nonce": "ours"}), BacklogItem.of(item).taken().to_bytes()
+    doubts = Doubts(store, "a test", "test-doubts")
+    doubt = Doubt(key, item.key, "ours", session, item)
+    doubts.note(doubt)
+    lands_between(
+        monkeypatch,
+        store,
+        lambda: store.commit([At(item), Absent(key)], [Put(item.key, taken), Create(key, body, session)]),
+    )
+    found = run(doubts.settle(doubt))
+    assert found is not None
+    assert found[0].key == key
+    assert BacklogItem.of(found[1]).attempts == 1
+
+
+def test_an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed(monkeypatch, store, backlog):
+    """Else it is told that its item was removed, and what it took along is forgotten."""
+    (claim,) = backlog.try_take([LANE])
+    part = claim.ack_part()
+    lands_between(monkeypatch, store, lambda: store.commit(part.checks, part.ops))
+    assert part.landed(OutcomeUnknown("the connection broke"))
+
+
+def test_an_item_that_somebody_removed_is_lost_all_the_same(store, backlog):
+    (claim,) = backlog.try_take([LANE])
+    part = claim.ack_part()
+    store.delete(claim.item.key)
+    with pytest.raises(LockLost, match="was removed"):
+        part.landed(OutcomeUnknown("the connection broke"))
