@@ -43,9 +43,7 @@ DEFECTS = (
         "plans/records.py",
         "        if len(self.deps) > MANY_DEPS and self.args_from == self.deps:\n",
         "        if self.args_from is None:\n",
-        of(
-            "plans/size", "ten_thousand_neighbours_of_the_longest_names_fit_into_a_record_and_twice_as_many_are_refused"
-        ),
+        of("plans/size", "ten_thousand_neighbours_fit_into_a_record_and_twice_as_many_are_refused", on="memory"),
     ),
     Defect(
         "Plans",

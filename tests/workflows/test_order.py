@@ -44,6 +44,8 @@ def test_instances_by_priority_then_by_number_with_nine_before_ten(stage, order)
                 created_at=0.0,
             )
         )
+        if not stage.database.is_sqlite:
+            connection.exec_driver_sql("SELECT setval(pg_get_serial_sequence('instance', 'id'), 7)")
     with stage.master(order=order, now=lambda: 1_000_000.0):
         plain = [stage.start(version) for _ in range(4)]
         first = stage.start(version, priority="highest")
