@@ -94,6 +94,18 @@ DEFECTS = (
         of("backends/zookeeper/versions", "at_refuses_a_session_bound_key_recreated_by_the_next_session"),
     ),
     Defect(
+        "ZooKeeper checks",
+        "a parent that is known far above says which one above a key is the nearest",
+        "backends/zookeeper/writing/compiler.py",
+        "            if node is None or node.exists:\n                return node is None\n        return False\n",
+        "            if node is not None:\n                return False\n        return bool(ancestors(key))\n",
+        of(
+            "backends/zookeeper/parents",
+            "deletions_below_several_parents_that_are_not_there_take_a_look_or_three",
+            on="2",
+        ),
+    ),
+    Defect(
         "ZooKeeper reads",
         "many keys are read without a barrier",
         "backends/zookeeper/reads.py",

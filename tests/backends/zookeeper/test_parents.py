@@ -74,6 +74,16 @@ def test_a_parent_taken_for_there_that_another_store_has_swept_is_made_again(bac
     assert not there(other, "in/p/t1/a")
 
 
+@pytest.mark.parametrize("count", [2, 3, 30])
+def test_deletions_below_several_parents_that_are_not_there_take_a_look_or_three(backend, other, readings, count):
+    """What one look finds of the parents of one key says nothing about those of the next."""
+    create(other, "in/there/key")
+    gone = [Delete(f"in/p{number}/q/key") for number in range(count)]
+    backend.commit([], [Put("in/new", b"v"), Delete("in/there/other"), *gone]).result(WAIT_S)
+    assert there(other, "in/new")
+    assert len(readings) <= 3
+
+
 def test_a_parent_emptied_by_our_own_deletion_is_made_again(backend):
     create(backend, "in/p/t1/a", "in/p/t2/a")
     for _ in range(3):

@@ -133,11 +133,10 @@ class _Compiler:
             self._guard(key, seen)
             self._add_check(key, self._pin(key, seen))
             return
-        all_above = ancestors(key)
-        if self.known.fresh and all_above and not any(above in self.known.nodes for above in all_above):
-            raise NeedStates([key])
+        if self.known.fresh and self._is_open(key):  # all at once: each look is another attempt
+            raise NeedStates([key, *(each for each in self.touched if self._is_absent(each) and self._is_open(each))])
         top = key
-        for above in all_above:
+        for above in ancestors(key):
             node = self.known.nodes.get(above)
             if node is not None and node.exists:
                 if node.leaf:
@@ -147,6 +146,18 @@ class _Compiler:
             if node is not None:
                 top = above
         self.probes[top] = None
+
+    def _is_absent(self, key: str) -> bool:
+        seen = self.known.nodes.get(key)
+        return seen is not None and not seen.exists
+
+    def _is_open(self, key: str) -> bool:
+        """Whether it is not known which parent above a key is the nearest that is there."""
+        for above in ancestors(key):
+            node = self.known.nodes.get(above)
+            if node is None or node.exists:
+                return node is None
+        return False
 
     def _hold_leaf(self, key: str, node: Znode) -> None:
         """While this session-bound key is there nothing can be below it."""
