@@ -336,7 +336,15 @@ DEFECTS = (
         "primitives/queue/doubts.py",
         "                if await ask(self._store.get, doubt.key) is None:\n",
         "                if doubt.key:\n",
-        of("plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory"),
+        of("plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"),
+    ),
+    Defect(
+        "Plans",
+        "a claim is found with its item as it was before, and what runs cannot be ended",
+        "primitives/queue/doubts.py",
+        "                if item is None or item.token < claim.token:  # no snapshot",
+        "                if item is claim:  # no snapshot",
+        of("plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-item"),
     ),
     Defect(
         "Plans",

@@ -23,21 +23,24 @@ def backlog(store):
         yield made
 
 
-def lands_between(monkeypatch, store, land):
-    """Have something happen, once, after the first key of a read of several was read, and before the others are."""
+def lands_between(monkeypatch, store, land, *, first=0):
+    """Have something happen, once, after one of the two keys of a read was read, and before the other is."""
     read, left = store.get_many, [land]
 
     def get_many(keys, **options):
-        first = read(keys[:1], **options)
+        found = [None, None]
+        found[first] = read([keys[first]], **options)[0]
         if left:
             left.pop()()
-        return [*first, *read(keys[1:], **options)]
+        found[1 - first] = read([keys[1 - first]], **options)[0]
+        return found
 
     monkeypatch.setattr(store, "get_many", get_many)
 
 
-def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog):
-    """Else it stays as long as its session: claimed, and nobody runs it."""
+@pytest.mark.parametrize("first", [pytest.param(0, id="claim"), pytest.param(1, id="item")])
+def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog, first):
+    """Else it stays as long as its session, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim(LANE, "s", "one"), store.session
     body, taken = write_body({"nonce": "ours"}), BacklogItem.of(item).taken().to_bytes()
@@ -48,6 +51,7 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
         monkeypatch,
         store,
         lambda: store.commit([At(item), Absent(key)], [Put(item.key, taken), Create(key, body, session)]),
+        first=first,
     )
     found = run(doubts.settle(doubt))
     assert found is not None

@@ -116,7 +116,11 @@ class Doubts:
         while True:
             claim, item = await ask(self._store.get_many, [doubt.key, doubt.item_key])
             if claim is not None:
-                return (claim, item) if read_body(claim.value).get("nonce") == doubt.nonce else (None, None)
+                if read_body(claim.value).get("nonce") != doubt.nonce:
+                    return None, None
+                if item is None or item.token < claim.token:  # no snapshot: as it was before it was claimed
+                    item = await ask(self._store.get, doubt.item_key)
+                return claim, item
             if item is None or doubt.item is None or item.version != doubt.item.version:
                 if await ask(self._store.get, doubt.key) is None:
                     return None, None
