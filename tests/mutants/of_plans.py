@@ -336,7 +336,9 @@ DEFECTS = (
         "primitives/queue/doubts.py",
         "                if await ask(self._store.get, doubt.key) is None:\n",
         "                if doubt.key:\n",
-        of("plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"),
+        of(
+            "plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"
+        ),
     ),
     Defect(
         "Plans",

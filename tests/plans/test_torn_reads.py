@@ -40,7 +40,7 @@ def lands_between(monkeypatch, store, land, *, first=0):
 
 @pytest.mark.parametrize("first", [pytest.param(0, id="claim"), pytest.param(1, id="item")])
 def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog, first):
-    """Else it stays as long as its session, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
+    """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim(LANE, "s", "one"), store.session
     body, taken = write_body({"nonce": "ours"}), BacklogItem.of(item).taken().to_bytes()
