@@ -342,6 +342,14 @@ DEFECTS = (
     ),
     Defect(
         "Plans",
+        "a claim of unknown outcome stays though its item was removed",
+        "primitives/queue/doubts.py",
+        "        if claim is not None and item is None:  # somebody removed",
+        "        if claim is item:  # somebody removed",
+        of("plans/torn_reads", "a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too", on="memory"),
+    ),
+    Defect(
+        "Plans",
         "a claim is found with its item as it was before, and what runs cannot be ended",
         "primitives/queue/doubts.py",
         "                if item is None or item.token < claim.token:  # no snapshot",

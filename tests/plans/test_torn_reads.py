@@ -12,6 +12,7 @@ from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.steps import run
 from latchwork.types import Absent, At, Create, Put
+from patience import eventually
 
 NAMES = Names("b")
 
@@ -57,6 +58,19 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
     assert found is not None
     assert found[0].key == key
     assert BacklogItem.of(found[1]).attempts == 1
+
+
+def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, backlog):
+    """Else it stays as long as its session, and who puts the item anew has it taken by nobody."""
+    item = store.get(NAMES.item(LANE, "s", "one"))
+    key, session = NAMES.claim(LANE, "s", "one"), store.session
+    doubts = Doubts(store, "a test", "test-doubts")
+    doubt = Doubt(key, item.key, "ours", session, item)
+    store.commit([], [Put(item.key, b"{}"), Create(key, write_body({"nonce": "ours"}), session)])
+    store.delete(item.key)
+    doubts.note(doubt)
+    assert run(doubts.settle(doubt)) is None
+    eventually(lambda: store.get(key) is None)
 
 
 def test_an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed(monkeypatch, store, backlog):

@@ -78,6 +78,8 @@ class Doubts:
     async def settle(self, doubt: Doubt) -> tuple[Entry, Entry] | None:
         """Claim and item of a doubt, if it landed: the claim is the caller's then. Else it never will land."""
         claim, item = await self._decide(doubt)
+        if claim is not None and item is None:  # somebody removed the item: the thread removes the claim
+            return None
         is_mine = self._is_mine_to_end(doubt)
         return (claim, item) if is_mine and claim is not None and item is not None else None
 
