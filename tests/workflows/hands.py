@@ -3,10 +3,12 @@
 import itertools
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 
 import sqlalchemy as sa
 
+import latchwork
 from latchwork.primitives import Backlog
 from latchwork.types import Absent, At, Create, Delete
 from latchwork.workflows.database import Database, consuming, definitions, runs
@@ -15,6 +17,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import attempt, command, event, instance, shard
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.exchange import Head, Result, Running, Spec
+from latchwork.workflows.installation import initialize
 from latchwork.workflows.keys import Item, Keys
 from latchwork.workflows.master.shard import ShardRun, Tools
 from latchwork.workflows.state import Outcome
@@ -290,3 +293,13 @@ class Stage:
             give_up()
         if errors:
             raise errors[0]
+
+
+@contextmanager
+def stage_in_memory(database_url, shards=1):
+    """A stage on an empty database, with a store of its own in memory."""
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
+        made = Stage(database_url, store)
+        initialize(made.database, shards=shards)
+        yield made
+        made.close()

@@ -1,25 +1,18 @@
 """Masters on each database: on PostgreSQL transactions run side by side."""
 
-import uuid
-
 import pytest
 import sqlalchemy as sa
 
-import latchwork
 from latchwork.workflows.database.tables import backfill, instance
-from latchwork.workflows.installation import initialize
 from latchwork.workflows.state import Outcome
 from patience import eventually
-from workflows.hands import Stage, a_workflow
+from workflows.hands import a_workflow, stage_in_memory
 
 
 @pytest.fixture
 def stage(database_url):
-    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
-        made = Stage(database_url, store)
-        initialize(made.database, shards=2)
+    with stage_in_memory(database_url, shards=2) as made:
         yield made
-        made.close()
 
 
 @pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file"), "postgres"], indirect=True)

@@ -1,27 +1,21 @@
 """Workflows that would start themselves by others: refused when the one is written that closes the ring."""
 
 import threading
-import uuid
 from contextlib import suppress
 
 import pytest
 
-import latchwork
 from latchwork.workflows.care import document_of, import_document
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import definitions
 from latchwork.workflows.errors import DefinitionInvalid
-from latchwork.workflows.installation import initialize
-from workflows.hands import Stage, a_workflow
+from workflows.hands import a_workflow, stage_in_memory
 
 
 @pytest.fixture
 def stage(database_url):
-    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
-        made = Stage(database_url, store)
-        initialize(made.database, shards=1)
+    with stage_in_memory(database_url) as made:
         yield made
-        made.close()
 
 
 on_file = pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file")], indirect=True)

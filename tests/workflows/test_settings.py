@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from alembic import command as alembic
 from alembic.config import Config
 
-import latchwork
 from latchwork.workflows.care import Doctor, import_document
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database, settings
@@ -18,13 +17,12 @@ from latchwork.workflows.definitions.settings.checks import url_problem
 from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.desk import definitions
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
-from latchwork.workflows.installation import initialize
 from latchwork.workflows.looking import BadRequest
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.worker import Secrets
 from latchwork.workflows.worker.preparing import with_password
 from workflows import working
-from workflows.hands import Stage
+from workflows.hands import stage_in_memory
 
 from .working import log_of
 
@@ -37,11 +35,8 @@ FILE = pytest.mark.parametrize("database_url", [pytest.param("sqlite", id="file"
 
 @pytest.fixture
 def stage(database_url):
-    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
-        made = Stage(database_url, store)
-        initialize(made.database, shards=1)
+    with stage_in_memory(database_url) as made:
         yield made
-        made.close()
 
 
 @pytest.fixture

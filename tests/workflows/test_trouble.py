@@ -17,11 +17,11 @@ from latchwork.workflows.database import database as of_database
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import event
 from latchwork.workflows.errors import NotOwner, StoreMismatch
-from latchwork.workflows.installation import adopt_store, initialize, join_store
+from latchwork.workflows.installation import adopt_store, join_store
 from latchwork.workflows.keys import Keys
 from patience import eventually
 from trials.fault import locked
-from workflows.hands import Hand, Stage, a_workflow
+from workflows.hands import Hand, Stage, a_workflow, stage_in_memory
 
 
 @pytest.fixture
@@ -111,11 +111,8 @@ def test_a_file_that_another_program_keeps_longer_than_a_writer_waits_loses_noth
 
 @pytest.fixture
 def on_postgres(database_url):
-    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as store:
-        made = Stage(database_url, store)
-        initialize(made.database, shards=1)
+    with stage_in_memory(database_url) as made:
         yield made
-        made.close()
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
