@@ -27,7 +27,7 @@ async def take_turn(
     """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
 
     No ticket is left behind when it ends without a place. ``on_ahead`` is called with how many block us, whenever that
-    is looked at, and with 0 when it is our turn.
+    is looked at: with 0 when it seems to be our turn.
 
     Raises:
         SessionLost: the session ended while waiting.
@@ -61,11 +61,8 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
         SessionLost: the session has ended; also when our turn seems to have come, but the session ended while we slept.
         LockLost: our ticket is gone.
     """
-    tell = on_ahead or _nobody
-    has_turn = await _await_turn(queue, place, waiter, patience, blocks, tell)
+    has_turn = await _await_turn(queue, place, waiter, patience, blocks, on_ahead or _nobody)
     queue.refuse_lost(place)
-    if has_turn:
-        tell(0)
     return has_turn
 
 
@@ -79,15 +76,16 @@ async def _await_turn(  # noqa: PLR0917 - one caller
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
+        tell(len(ahead))
         if not ahead:
             return True
         if patience.is_over:
             return await queue.has_nobody_ahead(place, ahead)
-        tell(len(ahead))
         if not await until_over(ahead[-1], blocks, waiter, patience, beside=True):
             return False
         over.add(ahead[-1])
         if await queue.are_gone(place, ahead[:-1], waiter.beside):
+            tell(0)
             return True
 
 
