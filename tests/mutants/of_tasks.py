@@ -60,7 +60,9 @@ DEFECTS = (
         "tasks/children/child.py",
         "            end_left()\n",
         "",
-        of("tasks/left_behind", "daemon_of_a_supervisor_that_was_killed_ends_before_the_next_command_starts", on="dead"),
+        of(
+            "tasks/left_behind", "daemon_of_a_supervisor_that_was_killed_ends_before_the_next_command_starts", on="dead"
+        ),
     ),
     Defect(
         "Children",

@@ -72,7 +72,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
 
 
 def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hears_of_it(connect, store):
-    """It is told that its end was lost, and never that this landed: nobody is left with the claim, for all die together."""
+    """It is told that its end was lost, and never that this landed: nobody has the claim: all die together."""
     bench = Taking(connect(), pair)
     (one,) = bench.decide("one")
     part = bench.claims["one"].ack_part(one.ops)

@@ -141,7 +141,9 @@ class Shift:
         self.group.start()
         self.group.wait_joined(None)
         if (left := end_left()) > 0:
-            _log.warning("worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left)
+            _log.warning(
+                "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
+            )
         _empty(self._folder)  # of one of our name that died: its children have ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._see_cancels))
