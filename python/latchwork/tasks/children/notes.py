@@ -1,4 +1,4 @@
-"""Notes of commands that run: who starts the next one ends what is left of those whose supervisor was killed. Linux only.
+"""Notes of commands that run: who starts the next ends what is left where a supervisor was killed. Linux only.
 
     <temporary folder>/latchwork-<user>/children-<boot>-<process namespace>/<mark>
 
