@@ -53,6 +53,7 @@ def left(request, tmp_path):
         pid = pid_in(mark)
         parent.send_signal(signal.SIGSTOP)
         os.kill(supervisor, signal.SIGKILL)
+        eventually(lambda: not lives(supervisor), 45.0)
         if request.param == "dead":
             parent.kill()
             parent.wait()

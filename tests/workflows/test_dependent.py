@@ -154,15 +154,15 @@ def test_what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked(stage
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
-        some = [stage.start(version, schedule_time=DAY) for _ in range(3)]
-        eventually(lambda: stage.count(waiting) == 3)
+        some = [stage.start(version, schedule_time=DAY) for _ in range(5)]
+        eventually(lambda: stage.count(waiting) == 5)
         with stage.database.write() as connection:  # nobody hears of the end
             rows = [dict(row) for row in connection.execute(sa.select(waiting)).mappings()]
             connection.execute(waiting.delete())
         stage.until(end(stage, hand, target), "success")
     with stage.database.write() as connection:
         connection.execute(waiting.insert(), rows)
-    for after in ({"after": some[1]}, {}, {}):
+    for after in ({"after": some[0]}, {}, {}):
         stage.send("wake", code=target.code, **after)
     with stage.master():
         for made in some:
