@@ -123,6 +123,31 @@ def test_a_log_grows_on_its_page(page, address, seeds):
     log.get_by_text("<b>and more</b>").wait_for()
 
 
+def limits_and_groups(page, where):
+    """Made, changed and removed by their forms; what is wrong is said, and what was written stands there still."""
+    for fields, path, change, size, field in (
+        ({"name": "warehouse", "size": "3"}, "/groups", "New group", "Size", "size"),
+        ({"project": "default", "max_running_tasks": "9"}, "/limits", "Limit a project", "Tasks at a time", "max_"),
+    ):
+        page.goto(f"{where}/limits")
+        page.locator("summary", has_text=change).click()
+        form = page.locator(f'details form[action="{path}"]')
+        for name, value in fields.items():
+            form.locator(f"[name={name}]").fill(value)
+        form.locator(f"[name^={field}]").fill("none")
+        form.get_by_role("button", name="Store").click()
+        assert "'none' is no whole number" in page.get_by_role("alert").inner_text()
+        form.locator(f"[name^={field}]").fill("4")
+        form.get_by_role("button", name="Store").click()
+        page.get_by_role("link", name=next(iter(fields.values())), exact=True).click()
+        page.get_by_label(size).fill("5")
+        page.get_by_role("button", name="Change").click()
+        assert page.get_by_label(size).input_value() == "5"
+        page.get_by_role("button", name="Remove").click()
+        page.get_by_role("heading", name="Limits", exact=True).wait_for()
+        assert page.get_by_role("link", name=next(iter(fields.values())), exact=True).count() == 0
+
+
 @pytest.mark.parametrize("page", [{"scripts": False}], indirect=True, ids=["without JavaScript"])
 def test_everything_can_be_done_without_javascript(page, address, seeds):
     run = seeds.run(BAD)
@@ -132,6 +157,7 @@ def test_everything_can_be_done_without_javascript(page, address, seeds):
     page.get_by_text(re.compile("recover, asked by admin")).wait_for()
     page.goto(f"{address[0]}/schedules?cron=%40daily")
     assert page.locator("#fires li").count() == 5
+    limits_and_groups(page, address[0])
     page.goto(f"{address[0]}/edit")
     page.locator("summary", has_text="shell").click()
     page.locator("#f-shell-name").fill("second")
