@@ -253,7 +253,7 @@ def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask):
 
     apply(seeds.database, starts("middle", "default", "default.inmost"))
     apply(seeds.database, starts("inmost", "default", "billing.ring"))
-    answer = ask("stranger").post("/api/v1/workflows", json=starts("ring", "billing", "default.middle"))
+    answer = ask("stranger").post("/api/v1/workflows", json={"definition": starts("ring", "billing", "default.middle")})
     assert answer.status_code == 422, answer.text
     hidden = "one that you may not see"
     assert f"billing.ring -> {hidden} -> {hidden} -> billing.ring" in answer.text
