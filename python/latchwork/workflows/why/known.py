@@ -44,11 +44,11 @@ class Ahead(NamedTuple):
     """The tasks before a queued one, of those that wait for the same: in its lane.
 
     Attributes:
-        count: how many.
+        tasks: how many.
         is_more: there are more than that.
     """
 
-    count: int
+    tasks: int
     is_more: bool = False
 
 
@@ -188,9 +188,9 @@ def _cancelled(known: Known, at: float, now: float) -> str:
 def _in_line(ahead: Ahead | None) -> str:
     if ahead is None:
         return "It is queued"
-    if not ahead.count:
+    if not ahead.tasks:
         return "It is queued, the next in line"
-    return f"It is queued behind {'more than ' if ahead.is_more else ''}{counted(ahead.count, 'task')}"
+    return f"It is queued behind {'more than ' if ahead.is_more else ''}{counted(ahead.tasks, 'task')}"
 
 
 def _queued(task: TaskSpec, group: str, known: Known) -> str:
