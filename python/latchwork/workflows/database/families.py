@@ -238,10 +238,11 @@ def who_waits(
     )
 
 
-def waiting_for(connection: sa.Connection, shard: int, code: int) -> list[int]:
-    """The instances of a shard that wait for a workflow."""
-    chosen = sa.select(waiting.c.instance).where(waiting.c.shard == shard, waiting.c.code == code).distinct()
-    return list(connection.execute(chosen.order_by(waiting.c.instance)).scalars())
+def waiting_for(connection: sa.Connection, shard: int, code: int, *, after: int, most: int) -> list[int]:
+    """The instances of a shard that wait for a workflow, by their number: so many behind one."""
+    mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.instance > after)
+    chosen = sa.select(waiting.c.instance).where(mine).distinct().order_by(waiting.c.instance).limit(most)
+    return list(connection.execute(chosen).scalars())
 
 
 def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:
