@@ -1,8 +1,10 @@
 """How long pages take with a long history: rows are written as masters would leave them, then each page is asked for.
 
     python benches/workflow_pages.py --attempts 1000000 --database sqlite:////var/tmp/pages.db
+    python benches/workflow_pages.py --attempts 1000000 --database postgres
 
-The rows stay: a second call with the same database measures again without writing. Figures are of one client, the app
+The rows stay: a second call with the same database measures again without writing; ``postgres`` is a server of its own,
+which is started for this and gone afterwards. Figures are of one client, the app
 called in its process, without a network between. Every page of the site is asked for: one that nobody gave an address
 here is named.
 """
@@ -12,6 +14,7 @@ import os
 import re
 import statistics
 import time
+from contextlib import ExitStack
 
 import psutil
 import sqlalchemy as sa
@@ -27,13 +30,14 @@ from latchwork.workflows.database.tables import command, definition, instance, s
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
 from latchwork.workflows.types import TaskTypes
+from latchwork_testbed.postgres import PostgresServer
 
 WORKFLOWS, TASKS = 50, 10
 #: Backfills, and the dates of each; elements of the map of one run.
 BACKFILLS, DATES, ELEMENTS = 40, 5000, 1000
 BATCH = 100_000
 #: Rows of one batch are made inside the database: ten million through Python take a quarter of an hour.
-NUMBERS = "WITH RECURSIVE n(i) AS (SELECT :first UNION ALL SELECT i + 1 FROM n WHERE i < :last) "
+NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(:first AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < :last) "
 RUNS = """
 INSERT INTO instance (id, code, version, shard, state, active, priority, params, schedule_time, created_at, started_at,
                       ended_at)
@@ -158,6 +162,14 @@ def main():
     parser.add_argument("--database", default="sqlite:////var/tmp/latchwork-pages.db")
     parser.add_argument("--times", type=int, default=15)
     given = parser.parse_args()
+    with ExitStack() as stack:
+        if given.database == "postgres":
+            given.database = stack.enter_context(PostgresServer(settings={"fsync": "off"})).database_url()
+        measure(given)
+
+
+def measure(given):
+    """Write what is not there, and ask for each page."""
     database = Database(given.database)
     upgrade(database)
     begun = time.monotonic()

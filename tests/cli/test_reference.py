@@ -29,7 +29,8 @@ def commands(command, path=()):
         yield " ".join(path), command
         return
     for name, each in command.commands.items():
-        yield from commands(each, (*path, name))
+        if not each.hidden:  # the names that some had before
+            yield from commands(each, (*path, name))
 
 
 COMMANDS = dict(commands(typer.main.get_command(application())))

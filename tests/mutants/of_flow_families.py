@@ -24,6 +24,22 @@ DEFECTS = (
     ),
     Defect(
         "FlowFamilies",
+        "what ends while a round goes on is told to nobody who has looked",
+        "workflows/master/policies/waking.py",
+        "            self._go_on(code, 0)  # behind the rest of that round\n",
+        "",
+        of(DEPENDENT, "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on=MEMORY),
+    ),
+    Defect(
+        "FlowFamilies",
+        "of those that wait for one workflow only the first look",
+        "workflows/master/policies/waking.py",
+        "            self._go_on(code, found[-1])\n",
+        "            pass\n",
+        of(DEPENDENT, "more_than_look_in_one_transaction_look_in_rounds_of_several", on=MEMORY),
+    ),
+    Defect(
+        "FlowFamilies",
         "a child's end is not told",
         HOLDING,
         "            if made.parent is not None:\n",

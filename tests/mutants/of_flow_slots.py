@@ -11,6 +11,7 @@ HOLDING, CAUSES, KNOWN = (
     "workflows/why/known.py",
 )
 MEMORY = "memory"
+PLACES = "queued_tasks_say_how_many_are_before_them_and_no_more_than_some_hundred_are_counted"
 
 DEFECTS = (
     Defect(
@@ -80,5 +81,57 @@ DEFECTS = (
         '        "cause": first.id,\n        **_fresh(given),\n',
         '        "cause": first.id,\n',
         of(PAGES, "a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one"),
+    ),
+    Defect(
+        "FlowSlots",
+        "a task that somebody has counts as before those that wait",
+        "workflows/cluster.py",
+        "if each not in taken]",
+        "]",
+        of(WHY, PLACES, on=MEMORY),
+    ),
+    Defect(
+        "FlowSlots",
+        "a place in a queue that was not read to its end is told as if it had been",
+        CAUSES,
+        "            yield task, Ahead(len(line.free) - 1, is_more=True)\n",
+        "            yield task, Ahead(len(line.free) - 1)\n",
+        of(WHY, PLACES, on=MEMORY),
+    ),
+    Defect(
+        "FlowSlots",
+        "a refused backfill names a project that one may not see",
+        "workflows/desk/backfills.py",
+        "    if who.may(Role.VIEWER, project):\n        need(",
+        "    if project:\n        need(",
+        of(PAGES, "a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one"),
+    ),
+    Defect(
+        "FlowSlots",
+        "a ring names workflows that one may not see",
+        "workflows/desk/definitions.py",
+        ", may_see=partial(who.may, Role.VIEWER)",
+        "",
+        of(PAGES, "a_ring_of_workflows_names_none_that_its_writer_may_not_see"),
+    ),
+    Defect(
+        "FlowSlots",
+        "the forms of task types are made from schemas for each page",
+        "workflows/ui/editing/editor.py",
+        "@lru_cache(maxsize=1024)\n",
+        "",
+        of("workflows/web/live", "the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_asked"),
+    ),
+    Defect(
+        "FlowSlots",
+        "PostgreSQL goes back by ids through all that is newer than the runs of a workflow",
+        "workflows/database/views/instances.py",
+        '    if connection.dialect.name == "sqlite":\n        return chosen.where(instance.c.code == code)',
+        "    if connection is not None:\n        return chosen.where(instance.c.code == code)",
+        of(
+            "workflows/web/on_postgres",
+            "the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_backfill_of_another",
+            on="-postgres",
+        ),
     ),
 )

@@ -261,6 +261,14 @@ DEFECTS = (
     ),
     Defect(
         "Semaphore",
+        "ticket and lease are taken for one moment's, and a lease that landed between for lost",
+        "primitives/fair/semaphore.py",
+        "            lease = await ask(self._store.get, self._lease_key(place))\n",
+        "            pass\n",
+        at("semaphore", "a_lease_that_lands_between_the_reads_of_it_and_of_its_ticket_is_ours"),
+    ),
+    Defect(
+        "Semaphore",
         "one lease too many is given",
         "primitives/fair/semaphore.py",
         "sum(map(_is_lease, entries.values())) >= _read_size(size)",

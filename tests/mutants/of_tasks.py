@@ -55,6 +55,44 @@ DEFECTS = (
         of("tasks/children", "a_daemon_of_a_child_whose_supervisor_is_killed_ends_with_it"),
     ),
     Defect(
+        "Children",
+        "what a supervisor left that was killed with its parent stays",
+        "tasks/children/child.py",
+        "            end_left()\n",
+        "",
+        of(
+            "tasks/left_behind", "daemon_of_a_supervisor_that_was_killed_ends_before_the_next_command_starts", on="dead"
+        ),
+    ),
+    Defect(
+        "Children",
+        "what a living supervisor has is taken for left behind",
+        "tasks/children/notes.py",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB)\n    except OSError:\n        return True\n",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB)\n    except OSError:\n        return False\n",
+        of("tasks/left_behind", "what_has_a_living_supervisor_is_left_alone"),
+    ),
+    Defect(
+        "Children",
+        "the note of a command stays when it has ended",
+        "tasks/children/shim.py",
+        "            if is_last and self.order.note:\n",
+        "            if False:\n",
+        of("tasks/left_behind", "what_was_given_the_environment_of_a_command_that_has_ended_is_left_alone"),
+    ),
+    Defect(
+        "Children",
+        "a folder that others can write to says what is to be ended",
+        "tasks/children/notes.py",
+        " and not found.st_mode & 0o022",
+        "",
+        of(
+            "tasks/left_behind",
+            "without_a_folder_that_is_ours_alone_commands_run_and_nothing_is_ended",
+            on="writable",
+        ),
+    ),
+    Defect(
         "Blobs",
         "who lives is asked before it is seen who has left something",
         "tasks/blobs.py",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.errors import Conflict
+import latchwork
+from latchwork.errors import Conflict, LockLost, OutcomeUnknown
 from latchwork.plans import Plans, PlanWorker, TaskState
 from latchwork.plans.keys import LANE
 from latchwork.plans.running.ends import Ends
@@ -69,6 +70,20 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
     bench.tell(one, None)
     assert bench.begun == []
     assert [each.item.id for each in bench.backlog.try_take([LANE])] == ["p~two"]
+
+
+def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hears_of_it(backend_url, store):
+    """It is told that its end was lost, and never that this landed: nobody has the claim: all die together."""
+    with latchwork.connect(backend_url) as its:
+        bench = Taking(its, pair)
+        (one,) = bench.decide("one")
+        part = bench.claims["one"].ack_part(one.ops)
+        its.commit([*part.checks, *one.checks], part.ops)
+        its.session.close()
+        with pytest.raises(LockLost):
+            part.landed(OutcomeUnknown("cut"))
+    with Backlog(store, "plans/backlog") as others:
+        assert "p~two" in {each.item.id for each in others.try_take([LANE], limit=10)}
 
 
 def test_nothing_is_taken_along_once_the_plan_is_not_as_it_was(store):

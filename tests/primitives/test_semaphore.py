@@ -20,7 +20,7 @@ from latchwork.errors import (
     WaitTimeout,
 )
 from latchwork.primitives import Semaphore
-from latchwork.types import Put
+from latchwork.types import Create, Put
 
 TTL_S = 1.0
 
@@ -223,6 +223,39 @@ def test_a_lease_with_a_lost_answer_is_taken_once(semaphore, connect, monkeypatc
     assert len(mine.holders()) == 1
     mine.release()
     assert (mine.holders(), mine.waiters()) == ([], [])
+
+
+def test_a_lease_that_lands_between_the_reads_of_it_and_of_its_ticket_is_ours(semaphore, connect, monkeypatch):
+    """Two keys are read at two moments, of which neither may have seen the lease, and neither the ticket."""
+    store = connect()
+    mine = semaphore(2, store=store)
+    commit, read, late = store.commit, store.get_many, []
+
+    def losing(checks, ops):  # sent, and on its way for long
+        late.append((checks, ops))
+        monkeypatch.setattr(store, "commit", in_the_way)
+        raise OutcomeUnknown("cut")
+
+    def in_the_way(checks, ops):  # another program's key is where the lease belongs, and goes again
+        key = next(op.key for op in ops if isinstance(op, Create))
+        monkeypatch.setattr(store, "commit", commit)
+        store.put(key, b"")
+        with pytest.raises(Conflict) as refused:
+            commit(checks, ops)
+        store.delete(key)
+        raise refused.value
+
+    def between(keys):
+        monkeypatch.setattr(store, "get_many", read)
+        (lease,) = read(keys[1:])
+        commit(*late[0])
+        return [*read(keys[:1]), lease]
+
+    monkeypatch.setattr(store, "commit", losing)
+    monkeypatch.setattr(store, "get_many", between)
+    mine.acquire(5.0)
+    assert len(mine.holders()) == 1
+    assert mine.waiters() == []
 
 
 def test_a_lease_of_unknown_outcome_is_removed_when_the_acquire_gives_up(semaphore, connect, monkeypatch, eventually):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from latchwork.workflows.database.runs import Stored
-from latchwork.workflows.master.book import Book, stored_after
+from latchwork.workflows.master.book import MOST_DUE, Book, stored_after
 from latchwork.workflows.state import (
     Claimed,
     Ended,
@@ -80,6 +80,19 @@ def test_moments_are_due_once_they_have_come_until_they_are_written():
     assert book.due(161.0) == [7]  # what was not written is due still
     book.put(after(one, now=161.0))
     assert (book.due(200.0), book.next_wake) == ([], None)
+
+
+def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each_comes():
+    book = Book()
+    for number in range(2 * MOST_DUE + 1):
+        one = after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
+        book.put(replace(one, id=number, ids={name: 10 * number + row for name, row in one.ids.items()}))
+    counts = []
+    while some := book.due(160.0):
+        counts.append(len(some))
+        for number in some:
+            book.put(after(book.instances[number], now=160.0))
+    assert counts == [MOST_DUE, MOST_DUE, 1]
 
 
 def test_what_is_started_by_force_is_taken_back_and_not_put_meanwhile():

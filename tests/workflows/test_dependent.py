@@ -7,10 +7,12 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+import sqlalchemy as sa
 
 import latchwork
 from latchwork.workflows.database.tables import waiting
 from latchwork.workflows.installation import initialize
+from latchwork.workflows.master.policies import waking
 from latchwork.workflows.state import InstanceState, Outcome, TaskState
 from latchwork.workflows.state.dependents import of_run
 from latchwork.workflows.state.windows import WINDOWS, spans
@@ -131,6 +133,43 @@ def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_u
             hand.end(hand.wait("t"))
             hand.wait("go")
         stage.close()
+
+
+def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monkeypatch):
+    monkeypatch.setattr(waking, "MOST_WOKEN", 2)
+    hand = stage.hand()
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master():
+        some = [stage.start(version, schedule_time=DAY) for _ in range(5)]
+        eventually(lambda: stage.count(waiting) == 5)
+        end(stage, hand, target)
+        for made in some:
+            eventually(lambda made=made: stage.states(made)["dep"] == "success", 20.0)
+        eventually(lambda: stage.commands_open() == [])
+
+
+def test_what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked(stage, monkeypatch):
+    """The rest of a round is a command, and so is what ended behind those that have looked: they look once more."""
+    monkeypatch.setattr(waking, "MOST_WOKEN", 2)
+    hand = stage.hand()
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master():
+        some = [stage.start(version, schedule_time=DAY) for _ in range(5)]
+        eventually(lambda: stage.count(waiting) == 5)
+        with stage.database.write() as connection:  # nobody hears of the end
+            rows = [dict(row) for row in connection.execute(sa.select(waiting)).mappings()]
+            connection.execute(waiting.delete())
+        stage.until(end(stage, hand, target), "success")
+    with stage.database.write() as connection:
+        connection.execute(waiting.insert(), rows)
+    for after in ({"after": some[0]}, {}, {}):
+        stage.send("wake", code=target.code, **after)
+    with stage.master():
+        for made in some:
+            eventually(
+                lambda made=made: stage.states(made)["dep"] == "success", 20.0
+            )  # the next look is half a minute away
+        eventually(lambda: stage.commands_open() == [])
 
 
 def test_a_message_that_was_lost_costs_half_a_minute_and_no_more(stage):

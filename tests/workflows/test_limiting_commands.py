@@ -72,7 +72,7 @@ def test_each_is_a_command_with_a_document_and_an_exit_code(served):
         client.set_group("own", 4)
     shown = json.loads(by_itself(served, "groups show own --json").stdout)
     assert (shown["size"], shown["used"], shown["holders"], shown["queue"]) == (4, 0, [], [])
-    gone = by_itself(served, "groups remove nobody")
+    gone = by_itself(served, "groups rm nobody")
     assert (gone.returncode, gone.stdout, gone.stderr[:6]) == (1, "", "error:")
     wrong = by_itself(served, "backfill first --dependents --json")
     assert (wrong.returncode, "give --from and --to, or --dates" in wrong.stderr) == (2, True)
@@ -99,12 +99,12 @@ def test_groups_are_set_listed_shown_and_removed(served, typed, tmp_path):
             why = typed(f"why {run} --json")
             assert "the one slot of the task group 'few' is taken, by" in " ".join(why["tasks"].values())
             assert why["cause"] == []
-            assert "task group few is named by default.holds" in typed("groups remove few", ends=1)
+            assert "task group few is named by default.holds" in typed("groups rm few", ends=1)
         finally:
             (tmp_path / "go").touch()
         assert client.wait(run, 60).state.value == "success"
-    assert typed("groups remove more --json") == {"group": "more", "removed": True}
-    assert "there is no task group 'more'" in typed("groups remove more", ends=1)
+    assert typed("groups rm more --json") == {"group": "more", "removed": True}
+    assert "there is no task group 'more'" in typed("groups rm more", ends=1)
     assert "there is no task group 'more'" in typed("groups show more", ends=1)
     assert "is no name" in typed("groups set a/b --size 1", ends=2)
 

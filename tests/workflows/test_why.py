@@ -1,12 +1,18 @@
 """Why a task or a run is where it is: each reason, and who of several is named."""
 
+import re
+
 import pytest
 
+from latchwork.primitives import Group
 from latchwork.types import Create
+from latchwork.workflows import cluster
 from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.desk import causes as causes_of_desk
+from latchwork.workflows.keys import Item
 from latchwork.workflows.state import InstanceState, Outcome, TaskState
 from latchwork.workflows.types import TaskTypes
-from latchwork.workflows.why import Around, Crew, Full, Known, blamed, causes, why
+from latchwork.workflows.why import Ahead, Around, Crew, Full, Known, blamed, causes, why
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -54,10 +60,30 @@ def known(state, instance=RUNS, **more):
             known(TaskState.SUBMITTED, crew=CREW, full=[Full("project 'p'", 1, ())]),
             "the one slot of the project 'p' is taken.",
         ),
+        (known(TaskState.SUBMITTED, crew=CREW, ahead=Ahead(0)), "It is queued, the next in line; it waits for"),
+        (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1), ahead=Ahead(1)), "It is queued behind 1 task; the slot of"),
+        (
+            known(TaskState.SUBMITTED, crew=CREW, full=[FULL], ahead=Ahead(200, is_more=True)),
+            "It is queued behind more than 200 tasks; all 2 slots of the task group 'few'",
+        ),
+        (
+            known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0), ahead=Ahead(5)),
+            "queued for the worker group 'default', wh",
+        ),
+        (
+            known(TaskState.RUNNING, InstanceState.READY_STOP, worker="w-1", cancel_sent_at=88.0),
+            "It is being ended, attempt 1: its cancel was sent to worker w-1 12 s ago.",
+        ),
+        (known(TaskState.RUNNING, cancel_sent_at=0.0), "attempt 1: its cancel was sent to its worker."),
+        (
+            known(TaskState.SUBMITTED, crew=CREW, cancel_sent_at=90.0),
+            "Its cancel was sent 10 s ago: no worker takes it",
+        ),
+        (known(TaskState.SUCCESS, cancel_sent_at=90.0), "It has succeeded."),
     ],
 )
 def test_a_task_says_what_holds_it_up_and_what_would_change_that(given, said):
-    assert said in why("a", given, FLOW, 0.0)
+    assert said in why("a", given, FLOW, 100.0)
 
 
 def test_a_task_far_behind_a_failure_names_it():
@@ -134,6 +160,51 @@ def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, c
     assert "1 attempt of 1; the error: exit code 3: no such table. Recover" in cause[0].text
     assert tasks["c"] == "It waits for 'b', behind 'a', which failed: recover the run."
     assert client.why(made) == tasks
+
+
+def a_worker(stage):
+    """One that lives, of two slots; nothing is taken by it."""
+    labels = {"groups": "default", "slots": "2", "types": "shell"}
+    return Group(stage.store, stage.keys.workers, member_id="w-1", labels=labels, session=stage.hands[0].session)
+
+
+def test_queued_tasks_say_how_many_are_before_them_and_no_more_than_some_hundred_are_counted(
+    stage, client, monkeypatch
+):
+    hand = stage.hand()
+    with stage.master(), a_worker(stage):
+        low = stage.start(stage.apply(a_workflow("low", tasks={"a": [], "b": [], "c": []}, priority="low")))
+        high = stage.start(stage.apply(a_workflow("high", tasks={"x": [], "y": []}, priority="high")))
+        eventually(lambda: len(stage.items()) == 5)
+        told = {**client.why(high), **client.why(low)}
+        place = ["the next in line;", *(f"behind {n} task{'s' if n > 1 else ''};" for n in range(1, 5))]
+        assert all(each in told[name] for name, each in zip("xyabc", place, strict=True)), told
+        hand.take(limit=1)
+        eventually(lambda: "the next in line" in client.why(high)["y"])  # what is taken is before nobody
+        monkeypatch.setattr(causes_of_desk, "MOST_AHEAD", 2)
+        told = client.why(low)
+        assert ("behind 1 task;" in told["a"], "behind 2 tasks;" in told["b"]) == (True, True)
+        assert "It is queued behind more than 2 tasks;" in told["c"]
+        monkeypatch.setattr(cluster, "_MOST_TAKEN", 1)
+        assert "It is queued; it waits" in client.why(low)["a"]  # too many are taken to say
+
+
+def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_whom(stage, client):
+    hand = stage.hand("w-7")
+    with stage.master():
+        run = stage.start(stage.apply(a_workflow(tasks={"a": []})))
+        claim = hand.wait("a")
+        stage.until_task(run, a=TaskState.RUNNING)
+        assert client.why(run)["a"] == "It is running, attempt 1, on worker w-7."
+        stage.send("stop", run)
+        eventually(lambda: stage.is_cancelled(claim))
+        wanted = r"It is being ended, attempt 1: its cancel was sent to worker w-7 \d s ago\."
+        assert re.fullmatch(wanted, client.why(run)["a"])
+        key = stage.keys.cancel(Item.of(claim.item.id).x)
+        stage.store.put(key, b"\xff{nonsense")
+        assert client.why(run)["a"] == "It is being ended, attempt 1: its cancel was sent to worker w-7."
+        hand.end(claim, Outcome.KILLED)
+        stage.until(run, "stopped")
 
 
 def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):

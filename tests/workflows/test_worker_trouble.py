@@ -113,6 +113,25 @@ def test_daemon_that_a_task_makes_is_gone_before_the_task_runs_again(tmp_path, s
         end_process(process)
 
 
+def test_daemon_of_a_supervisor_killed_under_a_frozen_worker_is_gone_before_the_task_runs_again(tmp_path, store, logs):
+    """Nobody of its own is left to end it: the next worker on this machine does."""
+    url, mark, again = f"sqlite:///{tmp_path}/store.db", tmp_path / "daemon", tmp_path / "again"
+    assert logs
+    processes = [worker_process(url, tmp_path, "w1", 5.0)]
+    try:
+        x = shell(store, 1, f"if [ -e {mark} ]; then touch {again}; exit 0; fi; {a_daemon(mark)}")
+        pid = pid_in(mark)
+        processes.append(worker_process(url, tmp_path, "w2", 5.0))
+        processes[0].send_signal(signal.SIGSTOP)
+        _supervisor_of(processes[0].pid, x).kill()
+        eventually(again.exists, 60.0)
+        assert is_gone(pid)
+        assert result(store, x).outcome is Outcome.SUCCESS
+    finally:
+        for each in processes:
+            end_process(each)
+
+
 def _supervisor_of(pid, x):
     return next(each for each in psutil.Process(pid).children() if f"latchwork-task-{x}" in each.cmdline())
 

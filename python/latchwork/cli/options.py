@@ -101,6 +101,13 @@ def add(app: typer.Typer, **commands: Any) -> None:
         app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
 
 
+def renamed(app: typer.Typer, **commands: Any) -> typer.Typer:
+    """The app, which takes what ``command`` made by the names that it had before as well; no help shows these."""
+    for name, each in commands.items():
+        app.command(name, epilog=each.epilog, hidden=True)(each)
+    return app
+
+
 def summary(text: str) -> str:
     """The first sentence: what a list of commands says of one, whole however long it is."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")

@@ -123,7 +123,7 @@ def _at(moment: float, first: float, last: float) -> float:
 
 def _fitted(name: str) -> str:
     text = str(harmless(name))
-    return text if len(text) <= 25 else f"{text[:12]}…{text[-12:]}"
+    return text if len(text) <= 22 else f"{text[:10]}…{text[-11:]}"
 
 
 def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:

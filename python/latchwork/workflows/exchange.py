@@ -178,6 +178,16 @@ class Running:
         return cls(worker, host, record.moment_s("since", 0.0), record.text("given_back", "")[:200])
 
 
+def cancel_of(at: float) -> bytes:
+    """What a cancel says: when it was sent, in seconds since the epoch."""
+    return b"%d" % at
+
+
+def cancel_sent_at(value: bytes) -> float:
+    """When a cancel was sent; 0 if it does not say that."""
+    return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """How an attempt ended.

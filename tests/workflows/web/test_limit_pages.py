@@ -5,6 +5,7 @@ import re
 import pytest
 import sqlalchemy as sa
 
+from latchwork.web import Role
 from latchwork.workflows.database.policies import groups, limits
 from latchwork.workflows.database.tables import command, event, task
 from latchwork.workflows.site import make_site
@@ -234,6 +235,26 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
     assert (rows[1]["dependents"], "cause" in rows[0]) == ("direct", True)
     assert client.post(form, data={**sent, "key": "d2", "dependents": "some"}).status_code == 422
     apply(seeds.database, {**NIGHTLY, "name": "outside", "tasks": [{"name": "ready", **waits}], "schedule": None})
-    text = client.get(form).text
-    assert "cannot get a backfill with it" in text
-    assert "stranger is no operator in project &#39;default&#39;" in text
+    refused = client.post(form, data={**sent, "key": "d3", "dependents": "direct"})
+    assert refused.status_code == 403
+    for text in (client.get(form).text, refused.text):
+        assert "a workflow that waits for this one is in a project that you may not see" in text
+        assert not {"default", "outside"} & set(re.findall(r"\w+", text.partition("<main")[2]))  # nor by its name
+    assert "cannot get a backfill with it" in client.get(form).text
+    seeds.accounts.set_role("stranger", "default", Role.VIEWER, by="test")
+    assert "stranger is no operator in project &#39;default&#39;" in client.get(form).text
+    seeds.accounts.set_role("stranger", "default", None, by="test")
+
+
+def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask):
+    def starts(name, project, other):
+        task = {"name": "it", "type": "sub_process", "params": {"workflow": other}}
+        return {"name": name, "project": project, "tasks": [task]}
+
+    apply(seeds.database, starts("middle", "default", "default.inmost"))
+    apply(seeds.database, starts("inmost", "default", "billing.ring"))
+    answer = ask("stranger").post("/api/v1/workflows", json={"definition": starts("ring", "billing", "default.middle")})
+    assert answer.status_code == 422, answer.text
+    hidden = "one that you may not see"
+    assert f"billing.ring -> {hidden} -> {hidden} -> billing.ring" in answer.text
+    assert "inmost" not in answer.text

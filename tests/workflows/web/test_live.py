@@ -14,8 +14,13 @@ from latchwork.web.pages import duration, harmless
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.model import plan_of
 from latchwork.workflows.definitions.validate import checked
+from latchwork.workflows.desk import Parts
 from latchwork.workflows.site import admin_link, make_site
 from latchwork.workflows.state import Claimed, Ended, Outcome
+from latchwork.workflows.types import TaskTypes
+from latchwork.workflows.types.base import ParamsModel
+from latchwork.workflows.types.shell import Shell
+from latchwork.workflows.ui.editing import editor
 from latchwork.workflows.ui.editing.editor import with_task
 from latchwork.workflows.ui.editing.places import line_of
 from patience import eventually
@@ -119,6 +124,35 @@ def test_a_form_of_a_task_type_gives_the_values_that_were_meant():
     with pytest.raises(FormInvalid, match="args"):
         values_of(fields, {"function": "a:b", "args": "{"})
     assert values_of(fields, {"function": "a:b", "args": '{"n": 1}'}) == {"function": "a:b", "args": {"n": 1}}
+
+
+def test_the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_asked(monkeypatch):
+    class Greeting(ParamsModel):
+        whom: str
+
+    class Farewell(ParamsModel):
+        when: int
+
+    class Greet(Shell):
+        name, params = "greet", Greeting
+
+    class Leave(Shell):
+        name, params = "greet", Farewell
+
+    made = []
+    schema = ParamsModel.model_json_schema.__func__
+    monkeypatch.setattr(
+        ParamsModel, "model_json_schema", classmethod(lambda model, **how: made.append(model) or schema(model, **how))
+    )
+    first, second = (Parts(None, None, TaskTypes([each()])) for each in (Greet, Leave))
+    shown = [[each.name for each in editor.type_fields(parts, "greet")] for parts in (first, second, first, second)]
+    assert shown == [["whom"], ["when"]] * 2
+    assert made == [Greeting, Farewell]
+    filled = editor.type_fields(first, "greet", {"greet-p-whom": "you"})
+    assert ([each.value for each in filled], [each.value for each in editor.type_fields(first, "greet")]) == (
+        ["you"],
+        [""],
+    )
 
 
 TEXT = """\

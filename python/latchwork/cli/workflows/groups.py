@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group
+from latchwork.cli.options import Json, command, group, renamed
 from latchwork.cli.text import Grid, Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork.words import counted, utc_text
@@ -107,8 +107,8 @@ def set_(
     told(f"task group {name} has size {size}", {"group": name, "size": size}, as_json=as_json)
 
 
-@command("latchwork workflows groups remove warehouse")
-def remove(
+@command("latchwork workflows groups rm warehouse")
+def rm(
     name: Name,
     *,
     home: HomeDir = None,
@@ -122,6 +122,5 @@ def remove(
     told(f"task group {name} is gone", {"group": name, "removed": True}, as_json=as_json)
 
 
-groups_app = group(
-    "Task groups: so many of their tasks run at a time.", list=list_, show=show_, set=set_, remove=remove
-)
+groups_app = group("Task groups: so many of their tasks run at a time.", list=list_, show=show_, set=set_, rm=rm)
+renamed(groups_app, remove=rm)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group
+from latchwork.cli.options import Json, command, group, renamed
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
 from latchwork.cli.text import say, say_json, told
 from latchwork.cli.workflows.opening import (
@@ -331,8 +331,8 @@ def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
         say(name)
 
 
-@command("latchwork workflows secrets remove DB_PASSWORD")
-def secrets_remove(
+@command("latchwork workflows secrets rm DB_PASSWORD")
+def secrets_rm(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the secret.")], *, home: HomeDir = None
 ) -> None:
     """Forget a secret of this machine."""
@@ -344,9 +344,8 @@ def secrets_remove(
     say(f"secret {name} is gone")
 
 
-secrets_app = group(
-    "Secrets of this machine's workers, by name.", set=secrets_set, list=secrets_list, remove=secrets_remove
-)
+secrets_app = group("Secrets of this machine's workers, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm)
+renamed(secrets_app, remove=secrets_rm)
 
 
 def _worker(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:

@@ -166,6 +166,8 @@ class Semaphore(SessionLock):
 
     async def _refuse_gone(self, place: Place, error: Conflict) -> None:
         ticket, lease = await ask(self._store.get_many, [place.ticket.key, self._lease_key(place)])
+        if ticket is None and lease is None:  # no snapshot: a move of ours may have landed between the reads of the two
+            lease = await ask(self._store.get, self._lease_key(place))
         if ticket is None and lease is None:
             self._queue.refuse_lost(place)
             raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error

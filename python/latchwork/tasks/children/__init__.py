@@ -5,6 +5,7 @@ It keeps to itself how a supervisor is told what to do.
 
 from latchwork.tasks.children.child import CannotStart, Child, ChildEnd
 from latchwork.tasks.children.leash import Leash
+from latchwork.tasks.children.notes import end_left
 from latchwork.tasks.children.streams import DEVNULL, PIPE, STDOUT
 
-__all__ = ["DEVNULL", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash"]
+__all__ = ["DEVNULL", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash", "end_left"]

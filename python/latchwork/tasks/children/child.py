@@ -6,7 +6,8 @@ when its parent is gone, or when it is told. ``Leash`` moves that moment on as l
 runs under a session is gone before the session can end, whether or not its parent still moves.
 
 Where the supervisor itself is killed, what the command started is looked for by a variable of its environment,
-``LATCHWORK_CHILD``, as long as the parent lives.
+``LATCHWORK_CHILD``: by the parent, or, if that is frozen or dead, by whoever of the same user starts a command next on
+this machine (``notes``).
 
 Not promised: that a child which was started by another machine's means (``at``, a container engine, a batch system)
 ends. Where there is no ``/proc``, only the command's process group does. Nothing here touches the network.
@@ -32,6 +33,7 @@ from latchwork.interrupts import Itself, mutex, surely
 from latchwork.store.forks import Home
 from latchwork.store.steps import OnInterrupt, undoable
 from latchwork.tasks.children.marked import MARK, end_marked
+from latchwork.tasks.children.notes import Note, end_left
 from latchwork.tasks.children.order import Shim, is_readable, moment_text, order_of
 from latchwork.tasks.children.streams import Stream, Streams
 
@@ -132,6 +134,7 @@ class Child:
         self._end: ChildEnd | None = None
         self._heard = b""
         self._is_closed = False
+        self._note: Note | None = None
         self._shim = Shim()
         self._start(order, Streams(stdin, stdout, stderr), keep, label)
 
@@ -139,7 +142,9 @@ class Child:
     async def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
         await OnInterrupt(partial(self._give_up, streams))  # nobody else could end it
         try:
-            self._shim.start(order, streams.theirs, keep, label)
+            end_left()
+            self._note = Note(self._mark)
+            self._shim.start(order, streams.theirs, keep, label, self._note)
             streams.close_theirs()
             self.stdin, self.stdout, self.stderr = streams.ours
             self.pid = self._hear_start()
@@ -254,7 +259,10 @@ class Child:
         """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        return ChildEnd("unsupervised", signal=signal.SIGKILL, left=end_marked(self._mark))
+        left = end_marked(self._mark)
+        if self._note is not None:
+            self._note.remove()
+        return ChildEnd("unsupervised", signal=signal.SIGKILL, left=left)
 
     def _hear_start(self) -> int:
         heard = b""
@@ -278,6 +286,8 @@ class Child:
             self._is_closed = True
             self._shim.close_pipes()
         self._shim.wait()
+        if self._note is not None and not self._shim.pid:  # else it is the supervisor's to remove
+            self._note.remove()
 
 
 def _end_of(words: list[bytes]) -> ChildEnd:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
+from latchwork.tasks.children.notes import Note
 
 SHIM = Path(__file__).with_name("shim.py")
 #: Its length goes before an order, in so many digits.
@@ -27,7 +28,7 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
     user: str | None,
     keep: Sequence[int],
 ) -> list[bytes]:
-    """The parts of an order, but the descriptors of the streams.
+    """The parts of an order, but the descriptors of the streams and the note.
 
     Raises:
         ValueError: an argument cannot be one.
@@ -44,6 +45,7 @@ def order_of(  # noqa: PLR0917 - the parts of one record, in its order
         repr(float(grace_s)).encode(),
         _folder_of(folder),
         _ids_of(user).encode(),
+        b"",
         b"",
         f"{len(argv)} {len(pairs)}".encode(),
         *argv,
@@ -93,9 +95,11 @@ class Shim:
         if self.process is not None:
             self.process.kill()
 
-    def start(self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str) -> None:
-        """Start it, and give it its order."""
+    def start(self, order: list[bytes], streams: Sequence[int], keep: Sequence[int], label: str, note: Note) -> None:
+        """Start it, and give it its order, and the note that its command runs."""
         order[5] = " ".join(map(str, streams)).encode()
+        order[6] = note.order
+        passed = [*streams, *keep, *([note.fd] if note.path is not None else [])]
         body = b"\0".join(order)
         theirs_in, self.orders = os.pipe()
         self.reports, theirs_out = os.pipe()
@@ -104,7 +108,7 @@ class Shim:
                 [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
                 stdin=theirs_in,
                 stdout=theirs_out,
-                pass_fds=[*streams, *keep],
+                pass_fds=passed,
                 start_new_session=True,
                 cwd="/",
             )
@@ -113,6 +117,7 @@ class Shim:
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
+            note.close()
 
     def close_pipes(self) -> None:
         """Close the pipes, once: one thread at a time."""

@@ -77,10 +77,13 @@ class Order:
     """What is to be run."""
 
     def __init__(self, parts: list[bytes]) -> None:
-        fixed, counts, rest = parts[:6], [int(n) for n in parts[6].split()], parts[7:]
+        fixed, counts, rest = parts[:7], [int(n) for n in parts[7].split()], parts[8:]
         self.parent, self.until, self.grace_s = int(fixed[0]), float(fixed[1]), float(fixed[2])
         self.folder, self.user = fixed[3], fixed[4]
         self.streams = [int(fd) for fd in fixed[5].split()]
+        lock, _, self.note = fixed[6].partition(b" ")
+        if lock:  # it says that we live: the command must not have it
+            os.set_inheritable(int(lock), False)
         self.argv, rest = rest[: counts[0]], rest[counts[0] :]
         pairs, rest = rest[: counts[1]], rest[counts[1] :]
         self.env = dict(pair.split(b"=", 1) for pair in pairs)
@@ -201,7 +204,7 @@ class Shim:
             os.waitpid(self.child, 0)
             self.tell("failed " + os.fsdecode(failure))
             return False
-        self.tell(f"started {self.child}")
+        self.tell(f"started {self.child}", is_last=False)
         return True
 
     def become(self, failure: int) -> NoReturn:
@@ -316,12 +319,8 @@ class Shim:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: self.kill_soon())
+            signal.signal(number, lambda *_: setattr(self, "kill_at", 0.0))  # what it owns goes with it
         return reading
-
-    def kill_soon(self) -> None:
-        """Somebody ends the supervisor itself: what it owns goes with it."""
-        self.kill_at = 0.0
 
     def watch_parent(self) -> int | None:
         """A descriptor that becomes readable when the parent ends, though a child of its has its end of the pipe."""
@@ -332,8 +331,11 @@ class Shim:
             os._exit(0)
         return opened
 
-    def tell(self, line: str) -> None:
-        """Report to the parent, if it is there."""
+    def tell(self, line: str, *, is_last: bool = True) -> None:
+        """Report to the parent, if it is there; with the last report nothing is left that a note must tell."""
+        with contextlib.suppress(OSError):
+            if is_last and self.order.note:
+                os.unlink(self.order.note)  # noqa: PTH108 - without pathlib, which takes long to import
         with contextlib.suppress(OSError):
             os.write(1, line.encode("utf-8", "surrogateescape") + b"\n")
 
@@ -363,7 +365,7 @@ def children_of(pid: int) -> list[int]:
     """The children of all threads of a process."""
     found = []
     with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - without pathlib, which takes long to import
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes long to import
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found += [int(each) for each in file.read().split()]
     return found

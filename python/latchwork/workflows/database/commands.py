@@ -13,7 +13,8 @@ that could not be done has an ``error``. ``args`` of each type:
 ``force_success``, ``force_start``   task
 ``rerun``          no_cache
 ``pause``, ``resume``, ``stop``   none
-``wake``           none; or backfill, whose next moments are to be started
+``wake``           none; or backfill, whose next moments are to be started; or code, of which something has ended, and
+                   after: who waits for it has looked, up to this instance
 ``mend``           none, and no instance: the shard is read again, and what nobody waits for is dropped
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from latchwork.workflows.database.commands import CommandType
 from latchwork.workflows.database.tables import command
 from latchwork.workflows.errors import UnknownWorkflow
 
@@ -63,6 +64,15 @@ def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow
 def is_any_open(connection: sa.Connection, shard: int) -> bool:
     """Whether a shard has open commands."""
     return connection.execute(_ANY_OPEN, {"shard": shard}).first() is not None
+
+
+def open_wakes(connection: sa.Connection, shard: int, code: int, *, but: int) -> dict[int, int]:
+    """The other open commands of a shard that have look who waits for a workflow, and behind which run each begins."""
+    chosen = sa.select(command.c.id, command.c.args).where(
+        command.c.shard == shard, command.c.done_at.is_(None), command.c.type == CommandType.WAKE.value
+    )
+    found = connection.execute(chosen.where(command.c.id != but).order_by(command.c.id))
+    return {row.id: row.args.get("after") or 0 for row in found if row.args.get("code") == code}
 
 
 def done(

@@ -5,7 +5,7 @@ Who writes has the guard of the shard in the same transaction; parents and child
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -110,27 +110,38 @@ def above(connection: sa.Connection, row: int | None) -> list[int]:
     return found
 
 
-def rings(connection: sa.Connection, wanted: Sequence[Definition]) -> list[list[Problem]]:
+def rings(
+    connection: sa.Connection, wanted: Sequence[Definition], *, may_see: Callable[[str], bool] = lambda _project: True
+) -> list[list[Problem]]:
     """Sub-processes by which definitions, once they are written, would start themselves; of each by its place.
 
     Who writes such tasks does so one after the other until their transactions end: of two that would make a ring
     together, the second sees the first.
+
+    Args:
+        connection: a transaction.
+        wanted: what is to be written.
+        may_see: whether workflows of a project are named to who writes.
     """
     if not any(_starts(each) for one in wanted for each in one.tasks):
         return [[] for _ in wanted]
     if connection.dialect.name != "sqlite":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _RINGS})
     bodies: dict[tuple[str, str], Definition | None] = {(each.project, each.name): each for each in wanted}
-    return [list(_rings_of(connection, bodies, each)) for each in wanted]
+    return [list(_rings_of(connection, bodies, each, may_see)) for each in wanted]
 
 
 def _rings_of(
-    connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], wanted: Definition
+    connection: sa.Connection,
+    bodies: dict[tuple[str, str], Definition | None],
+    wanted: Definition,
+    may_see: Callable[[str], bool],
 ) -> Iterator[Problem]:
     for index, each in enumerate(wanted.tasks):
         way = _way(connection, bodies, name, wanted.key) if (name := _starts(each)) else None
         if way is not None:
-            shown = " -> ".join([wanted.key, *way])
+            named = [each.key if may_see(each.project) else "one that you may not see" for each in way]
+            shown = " -> ".join([wanted.key, *named])
             what = f"it would start itself, again and again: {shown}; let one of these start another workflow"
             yield Problem(f"tasks[{index}].params.workflow", what)
 
@@ -141,16 +152,16 @@ def _starts(spec: TaskSpec) -> str:
 
 def _way(
     connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], start: str, goal: str
-) -> list[str] | None:
+) -> list[Definition] | None:
     """The workflows from one to another, by sub-processes; None: no way leads there."""
-    open_: list[tuple[str, list[str]]] = [(start, [])]
+    open_: list[tuple[str, list[Definition]]] = [(start, [])]
     seen: set[str] = set()
     while open_:
         name, way = open_.pop()
         body = _body(connection, bodies, name)
         if body is None or body.key in seen:
             continue
-        way = [*way, body.key]
+        way = [*way, body]
         if body.key == goal:
             return way
         seen.add(body.key)
@@ -227,10 +238,11 @@ def who_waits(
     )
 
 
-def waiting_for(connection: sa.Connection, shard: int, code: int) -> list[int]:
-    """The instances of a shard that wait for a workflow."""
-    chosen = sa.select(waiting.c.instance).where(waiting.c.shard == shard, waiting.c.code == code).distinct()
-    return list(connection.execute(chosen.order_by(waiting.c.instance)).scalars())
+def waiting_for(connection: sa.Connection, shard: int, code: int, *, after: int, most: int) -> list[int]:
+    """The instances of a shard that wait for a workflow, by their number: so many behind one."""
+    mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.instance > after)
+    chosen = sa.select(waiting.c.instance).where(mine).distinct().order_by(waiting.c.instance).limit(most)
+    return list(connection.execute(chosen).scalars())
 
 
 def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:

@@ -19,6 +19,16 @@ MOST_VALUES = 500_000
 class _Loader(yaml.SafeLoader):
     """Plain values only; a key that stands twice is a mistake, and ``on`` and ``3:10`` are text."""
 
+    merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Not too much: what is merged (``<<``) is written out for each mention, before any value is made."""
+        self.merged += len(node.value)
+        if self.merged > MOST_VALUES:
+            told = f"it merges more than {MOST_VALUES:,} values; use fewer aliases"
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+        super().flatten_mapping(node)
+
     def fetch_flow_collection_start(self, token: type) -> None:
         """Not too deep: each level costs the scanner time for every level around it."""
         _check_depth(self.flow_level, self.get_mark())

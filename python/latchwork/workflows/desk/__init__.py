@@ -4,6 +4,6 @@ Nothing here writes run state: what is asked of a run becomes a command for the 
 """
 
 from latchwork.workflows.desk.errors import EXPECTED, problem_of
-from latchwork.workflows.desk.parts import Cluster, Parts, WorkerSeen
+from latchwork.workflows.desk.parts import Cluster, Line, Parts, WorkerSeen
 
-__all__ = ["EXPECTED", "Cluster", "Parts", "WorkerSeen", "problem_of"]
+__all__ = ["EXPECTED", "Cluster", "Line", "Parts", "WorkerSeen", "problem_of"]

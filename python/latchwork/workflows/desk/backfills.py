@@ -127,8 +127,18 @@ def _behind(connection: sa.Connection, who: Identity, key: str, dependents: str)
         return []
     found = of_workflow(connection, key, is_all=dependents == "all")
     for each in found:
-        need(who, Role.OPERATOR, each.definition.project)
+        _need_behind(who, each.definition.project)
     return found
+
+
+def _need_behind(who: Identity, project: str) -> None:
+    """As ``need``, for a project that nobody asked for by its name: who may not see it is not told that."""
+    if who.may(Role.VIEWER, project):
+        need(who, Role.OPERATOR, project)
+        return
+    role = Role.OPERATOR.word
+    what = "a workflow that waits for this one is in a project that you may not see"
+    raise Problem(403, f"{what}, and {who.name} is no {role} there; ask an administrator for that role", needs=role)
 
 
 def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backfill, first: Asked) -> None:

@@ -5,7 +5,7 @@ store.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -18,13 +18,17 @@ from latchwork.workflows.database.views import slots
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.desk import held
 from latchwork.workflows.desk.limiting.holding import SlotTask, holders_of
-from latchwork.workflows.desk.parts import Parts, WorkerSeen
-from latchwork.workflows.keys import project_group, slots_of
+from latchwork.workflows.desk.parts import Line, Parts, WorkerSeen
+from latchwork.workflows.keys import Item, project_group, slots_of, x_of
 from latchwork.workflows.state import InstanceState, TaskState, base_of
 from latchwork.workflows.state.serial import GOING
-from latchwork.workflows.why import Around, Cause, Crew, Full, Held, Known, blamed, causes, why
+from latchwork.workflows.why import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
 
 Row: TypeAlias = Any
+#: So many tasks before a queued one are counted, and so many lanes read for one answer.
+MOST_AHEAD, _MOST_LANES = 200, 4
+#: So many cancels are looked for.
+_MOST_CANCELS = 200
 
 
 class _Read(NamedTuple):
@@ -57,6 +61,8 @@ def reasons(  # noqa: PLR0917 - one run, as it was read
     others = {each.name: TaskState(each.state) for each in tasks}
     read = _read(parts, who, row, body, tasks, asked)
     workers, now = parts.workers(), time.time()
+    ahead = _ahead(parts, row, asked) if workers else {}
+    cancelled = _cancelled(parts, row, asked)
     found = {}
     for task in asked:
         spec = body.task(base_of(task.name))
@@ -81,6 +87,8 @@ def reasons(  # noqa: PLR0917 - one run, as it was read
             blamed=read.blamed.get(task.name, ""),
             cached_from=ended.cached_from,
             until=task.until,
+            ahead=ahead.get(task.id),
+            cancel_sent_at=cancelled.get(x_of(task.id, task.n)),
         )
         found[task.name] = why(task.name, around, body, now)
     return found
@@ -107,10 +115,50 @@ def _read(  # noqa: PLR0917 - one caller
         )
 
 
+def _is_queued(task: Row) -> bool:
+    return task.state == TaskState.SUBMITTED.value and task.queue_key is not None
+
+
 def _lane(task: Row) -> tuple[str, ...]:
     """What a queued task needs a slot of each."""
-    is_queued = task.state == TaskState.SUBMITTED.value and task.queue_key is not None
-    return slots_of(task.queue_key.partition("/")[0]) if is_queued else ()
+    return slots_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
+
+
+def _ahead(parts: Parts, row: Row, asked: Sequence[Row]) -> dict[int, Ahead]:
+    """Who is before the queued ones of these tasks in their lanes, by the id of the task.
+
+    A lane is read once, and no further than ``MOST_AHEAD`` tasks; of what is not in it, as its item is not there yet
+    or was taken a moment ago, nothing is said.
+    """
+    lanes: dict[str, dict[int, str]] = {}
+    for task in filter(_is_queued, asked):
+        lane, shelf, priority = task.queue_key.split("/")
+        name = f"{shelf}/{Item(task.id, task.n, row.shard, int(priority)).id}"
+        lanes.setdefault(lane, {})[task.id] = name
+    found: dict[int, Ahead] = {}
+    for lane in sorted(lanes)[:_MOST_LANES]:
+        line = parts.line(lane, MOST_AHEAD + 1)
+        if line is not None:
+            found.update(_places(line, lanes[lane]))
+    return found
+
+
+def _places(line: Line, wanted: Mapping[int, str]) -> Iterator[tuple[int, Ahead]]:
+    at = {name: number for number, name in enumerate(line.free)}
+    for task, name in wanted.items():
+        if name in at:
+            yield task, Ahead(at[name])
+        elif not line.is_whole and line.free and name > line.free[-1]:
+            yield task, Ahead(len(line.free) - 1, is_more=True)
+
+
+def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
+    """Of these tasks the attempts whose cancel was sent: asked for only while their run stops, or has failed."""
+    if row.state != InstanceState.READY_STOP.value and not row.ending:
+        return {}
+    in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
+    queued = [each for each in asked if each.state in in_hand and each.queue_key is not None]
+    return parts.cancelled([x_of(each.id, each.n) for each in queued[:_MOST_CANCELS]])
 
 
 def _full(

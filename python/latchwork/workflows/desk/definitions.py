@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -108,7 +109,7 @@ def apply(
                 f"{wanted.key} has version {newest} now, and version {base} was edited; compare them, then apply again",
                 version=newest,
             )
-        wrong = [*families.rings(connection, [wanted])[0]]
+        wrong = [*families.rings(connection, [wanted], may_see=partial(who.may, Role.VIEWER))[0]]
         wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
 from fastapi import Request
@@ -20,6 +20,7 @@ from latchwork.workflows.logs import LogStore
 from latchwork.workflows.types import TaskTypes
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class WorkerSeen(NamedTuple):
@@ -46,6 +47,18 @@ class WorkerSeen(NamedTuple):
     state: str = "running"
 
 
+class Line(NamedTuple):
+    """The head of a lane of the queue.
+
+    Attributes:
+        free: the items that nobody has taken, in order, as ``<shelf>/<id>``.
+        is_whole: whether these are all.
+    """
+
+    free: tuple[str, ...]
+    is_whole: bool
+
+
 class Cluster(Protocol):
     """What is asked of the store. Safe to share; its methods block, and may raise ``LatchworkError``."""
 
@@ -59,6 +72,14 @@ class Cluster(Protocol):
 
     def slots(self) -> Mapping[str, Sequence[str]]:
         """The attempts that hold the slots of each group, as ``<task>.<n>``; without groups of which none is taken."""
+        ...
+
+    def line(self, lane: str, most: int) -> Line | None:
+        """The first so many that nobody has taken; None: too many are taken to say."""
+        ...
+
+    def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
+        """Of these attempts, as ``<task>.<n>``, those whose cancel was sent, with when; 0: not known when."""
         ...
 
 
@@ -93,22 +114,27 @@ class Parts:
 
     def slots(self) -> Mapping[str, Sequence[str]] | None:
         """The attempts that hold the slots of each group; None: the store cannot be asked."""
-        if self.cluster is None:
-            return None
-        try:
-            return self.cluster.slots()
-        except LatchworkError:
-            _log.debug("the slots were not read", exc_info=True)
-            return None
+        return self._asked("slots", lambda cluster: cluster.slots())
 
     def workers(self) -> Sequence[WorkerSeen] | None:
         """The workers that live; None: the store cannot be asked."""
+        return self._asked("workers", lambda cluster: cluster.workers())
+
+    def line(self, lane: str, most: int) -> Line | None:
+        """The first so many of a lane that nobody has taken; None: that is not known."""
+        return self._asked("queue", lambda cluster: cluster.line(lane, most))
+
+    def cancelled(self, attempts: Sequence[str]) -> Mapping[str, float]:
+        """Of these attempts those whose cancel was sent, as far as the store can be asked, with when."""
+        return (self._asked("cancels", lambda cluster: cluster.cancelled(attempts)) if attempts else None) or {}
+
+    def _asked(self, what: str, ask: Callable[[Cluster], T]) -> T | None:
         if self.cluster is None:
             return None
         try:
-            return self.cluster.workers()
+            return ask(self.cluster)
         except LatchworkError:
-            _log.debug("the workers were not read", exc_info=True)
+            _log.debug("the %s were not read", what, exc_info=True)
             return None
 
 

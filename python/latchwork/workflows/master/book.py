@@ -15,6 +15,9 @@ from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
 from latchwork.workflows.state.records import OVER
 
+#: So many instances are asked in one turn what time has brought: thousands may wait for the same moment.
+MOST_DUE = 200
+
 
 class Attempt(NamedTuple):
     """The newest attempt of a task.
@@ -115,9 +118,9 @@ class Book:
         return self.instances[attempt.instance].known.tasks[attempt.name].state
 
     def due(self, now: float) -> list[int]:
-        """The instances in which something is to be decided by now; each once."""
+        """The instances in which something is to be decided by now; each once, and no more than fit into a turn."""
         found: dict[int, None] = {}
-        while self._wakes and self._wakes[0][0] <= now:
+        while self._wakes and self._wakes[0][0] <= now and len(found) < MOST_DUE:
             _, instance = heapq.heappop(self._wakes)
             stored = self.instances.get(instance)
             if stored is not None and stored.known.wake_at is not None and stored.known.wake_at <= now:

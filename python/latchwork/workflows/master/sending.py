@@ -6,6 +6,7 @@ Each step is one transaction that changes nothing when it was done before, so wh
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from latchwork.primitives import Backlog, BacklogItem
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
 from latchwork.workflows.errors import NotOwner
+from latchwork.workflows.exchange import cancel_of
 from latchwork.workflows.keys import PROJECT, Item, Keys
 
 _log = logging.getLogger(__name__)
@@ -224,7 +226,7 @@ class Sending:
         told: list[str] = []
         for x, place in places.items():
             try:
-                self._commit([Exists(self.key(place))], [Put(self._keys.cancel(x), b"")])
+                self._commit([Exists(self.key(place))], [Put(self._keys.cancel(x), cancel_of(time.time()))])
             except Conflict:
                 continue  # it has ended
             told.append(x)
@@ -232,7 +234,7 @@ class Sending:
 
     def abandon(self, attempts: Sequence[str]) -> None:
         """Have attempts ended, and not taken, whose items nobody knows any more."""
-        ops = [Put(self._keys.cancel(x), b"") for x in attempts]
+        ops = [Put(self._keys.cancel(x), cancel_of(time.time())) for x in attempts]
         for start in range(0, len(ops), _MOST_OPS):
             self._commit([], ops[start : start + _MOST_OPS])
 

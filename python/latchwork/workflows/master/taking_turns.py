@@ -145,7 +145,7 @@ class Turns:
 def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored]) -> list[int]:
     """Those of these runs whose turn it may be; it is asked once more under the lock."""
     found: list[int] = []
-    first: dict[tuple[int, int | None], list[int]] = {}
+    first: dict[tuple[int, int | None], set[int]] = {}
     for stored in waiting:
         try:
             given = plans.get(connection, stored.code, stored.version).definition
@@ -154,7 +154,7 @@ def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored
             most = None  # it fails when it begins
         of = (stored.code, most)
         if of not in first:
-            first[of] = serials.next_of(connection, *of)
+            first[of] = set(serials.next_of(connection, *of))
         if stored.id in first[of]:
             found.append(stored.id)
     return found

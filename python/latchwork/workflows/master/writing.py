@@ -32,6 +32,7 @@ from latchwork.workflows.master.inputs import Told, in_mind, row_of
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.policies.recalling import Recalling
 from latchwork.workflows.master.policies.untaken import untaken
+from latchwork.workflows.master.policies.waking import Waking
 from latchwork.workflows.master.taking_turns import Turns
 from latchwork.workflows.master.telling import Telling
 from latchwork.workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
@@ -90,6 +91,7 @@ class Writing:
         self._holding = Holding(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
         self._turns = Turns(connection)
+        self._waking = Waking(connection, shard, now, lambda each: self.advance(each, [Wake()]))
         self._recalling = Recalling(connection, plans, now)
         self._telling = Telling(connection, plans, now)
 
@@ -276,6 +278,8 @@ class Writing:
         rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
+            if self._waking.is_done(row):
+                continue
             instance, error, backfill = None, None, None
             try:
                 if row.type == CommandType.MEND.value:
@@ -293,6 +297,7 @@ class Writing:
                 _log.exception("command %d of shard %d cannot be done", row.id, self._shard)
                 error = f"{type(defect).__name__}: {defect}"[:1000]
             consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
+        self.written.more |= self._waking.goes_on
 
     def _start(self, row: CommandRow) -> int:
         wanted = orders.start_of(row)
@@ -335,7 +340,7 @@ class Writing:
 
     def _change(self, row: CommandRow) -> int | None:
         if row.type == "wake" and row.instance is None:
-            self._wake_waiting(row)
+            self._waking.command(row)
             return None
         wanted = orders.event_of(row)
         instance = row.instance or 0
@@ -374,14 +379,6 @@ class Writing:
         except (ValueError, UnknownWorkflow):
             return False
         return self._turns.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
-
-    def _wake_waiting(self, row: CommandRow) -> None:
-        """A run of a workflow has ended: tasks here that wait for it look."""
-        code = row.args.get("code")
-        if not isinstance(code, int):
-            raise orders.Malformed(f"command {row.id} wakes nobody")
-        for instance in families.waiting_for(self._connection, self._shard, code):
-            self.advance(instance, [Wake()])
 
 
 _OPEN = frozenset(TaskState) - {

@@ -30,7 +30,8 @@ def home(request: Request, who: Who) -> HTMLResponse:
             "lag": overview.lag(connection),
         }
         schedules = catalog.schedules(connection, who.projects())
+        is_new = not catalog.listed(connection, among=who.projects(), most=1)
     fires = [(next_fire(each, now), each) for each in schedules if each.enabled and each.online]
     soon = sorted(((at, each) for at, each in fires if at is not None), key=lambda pair: pair[0])[:8]
     workers = parts.workers()
-    return page(request, who, "home.html", soon=soon, workers=workers, most=overview.MOST, **values)
+    return page(request, who, "home.html", soon=soon, workers=workers, most=overview.MOST, is_new=is_new, **values)

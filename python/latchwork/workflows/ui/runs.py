@@ -100,6 +100,7 @@ def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: 
         cause=causes.of_run(parts, row, all_tasks, why),
         can_cache=any(task.cache_s is not None for task in body.tasks),
         numbers={each.name: each.id for each in all_tasks},
+        newest={each.task: logs.name_of(each) for each in reversed(tried) if each.log_ref},
         kinds={task.name: task.type for task in body.tasks},
         svg=dag_svg(body, states, links) if is_drawn else None,
         parent=families.parent(parts, who, row),

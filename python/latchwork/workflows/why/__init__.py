@@ -4,7 +4,7 @@ What a task that the master holds itself waits for is a part of its own.
 """
 
 from latchwork.workflows.why.held import Held
-from latchwork.workflows.why.known import Crew, Full, Known, blamed, why
+from latchwork.workflows.why.known import Ahead, Crew, Full, Known, blamed, why
 from latchwork.workflows.why.run import Around, Cause, causes
 
-__all__ = ["Around", "Cause", "Crew", "Full", "Held", "Known", "blamed", "causes", "why"]
+__all__ = ["Ahead", "Around", "Cause", "Crew", "Full", "Held", "Known", "blamed", "causes", "why"]

@@ -40,6 +40,18 @@ class Crew(NamedTuple):
     busy: int
 
 
+class Ahead(NamedTuple):
+    """The tasks before a queued one, of those that wait for the same: in its lane.
+
+    Attributes:
+        tasks: how many.
+        is_more: there are more than that.
+    """
+
+    tasks: int
+    is_more: bool = False
+
+
 class Full(NamedTuple):
     """What has no slot free that the task needs.
 
@@ -77,6 +89,9 @@ class Known:
         blamed: the task far behind which it waits and which failed; empty: none.
         cached_from: the run whose outputs it has; None: it ran itself.
         until: when it is given up if it is still queued then, in seconds since the epoch; None: never.
+        ahead: who is before it in the queue; None: not known.
+        cancel_sent_at: when its cancel was sent, in seconds since the epoch, 0 if that is not known; None: it was not,
+            as far as is known.
     """
 
     state: TaskState
@@ -97,6 +112,8 @@ class Known:
     blamed: str = ""
     cached_from: int | None = None
     until: float | None = None
+    ahead: Ahead | None = None
+    cancel_sent_at: float | None = None
 
 
 def why(name: str, known: Known, definition: Definition, now: float) -> str:
@@ -121,6 +138,8 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
         return "It is left out: no branch that leads to it was chosen."
     if state in _PLAIN or state is TaskState.FAILURE:
         return _ended(known, task.retries)
+    if known.cancel_sent_at is not None and state in {TaskState.RUNNING, TaskState.SUBMITTED}:
+        return _cancelled(known, known.cancel_sent_at, now)
     if state is TaskState.RUNNING:
         return f"It is running, attempt {known.n}{f', on worker {known.worker}' if known.worker else ''}."
     if not known.owner and known.instance not in OVER:
@@ -158,8 +177,24 @@ def _later(known: Known, left_s: float) -> str:
     return f"{what} in {left_s:.0f} s." if known.instance is InstanceState.RUNNING else f"{what} when the run goes on."
 
 
+def _cancelled(known: Known, at: float, now: float) -> str:
+    when = f" {max(0.0, now - at):.0f} s ago" if at else ""
+    if known.state is TaskState.SUBMITTED:
+        return f"Its cancel was sent{when}: no worker takes it any more."
+    who = f"worker {known.worker}" if known.worker else "its worker"
+    return f"It is being ended, attempt {known.n}: its cancel was sent to {who}{when}."
+
+
+def _in_line(ahead: Ahead | None) -> str:
+    if ahead is None:
+        return "It is queued"
+    if not ahead.tasks:
+        return "It is queued, the next in line"
+    return f"It is queued behind {'more than ' if ahead.is_more else ''}{counted(ahead.tasks, 'task')}"
+
+
 def _queued(task: TaskSpec, group: str, known: Known) -> str:
-    task_group, crew = task.task_group, known.crew
+    task_group, crew, is_queued = task.task_group, known.crew, _in_line(known.ahead)
     if task_group and task_group not in known.limits:
         make = f"make it with `latchwork workflows groups set {task_group} --size N`"
         return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
@@ -169,12 +204,12 @@ def _queued(task: TaskSpec, group: str, known: Known) -> str:
         them = "whose worker does not know" if crew.workers == 1 else f"none of whose {crew.workers} workers knows"
         return f"It is queued for the worker group {group!r}, {them} the task type {task.type!r}: install it there."
     if known.full:
-        return f"It is queued; {' and '.join(map(_taken, known.full))}."
+        return f"{is_queued}; {' and '.join(map(_taken, known.full))}."
     if crew is not None and crew.busy >= crew.slots > 0:
         slots, verb = ("the slot", "is") if crew.slots == 1 else (f"all {crew.slots} slots", "are")
-        return f"It is queued; {slots} of the {counted(crew.workers, 'worker')} of the group {group!r} {verb} busy."
+        return f"{is_queued}; {slots} of the {counted(crew.workers, 'worker')} of the group {group!r} {verb} busy."
     limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
-    return f"It is queued; it waits for a worker of the group {group!r}{limit} to take it."
+    return f"{is_queued}; it waits for a worker of the group {group!r}{limit} to take it."
 
 
 def _taken(full: Full) -> str:

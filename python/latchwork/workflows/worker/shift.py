@@ -16,7 +16,7 @@ from latchwork.errors import LatchworkError, Unavailable
 from latchwork.primitives import Backlog, Group
 from latchwork.store import Session, Store
 from latchwork.tasks import Feeder, GroupCommit, Slots
-from latchwork.tasks.children import Leash
+from latchwork.tasks.children import Leash, end_left
 from latchwork.types import Change
 from latchwork.workflows.bundles import BundleCache
 from latchwork.workflows.keys import Keys
@@ -140,6 +140,10 @@ class Shift:
         self._logs.check(found.value.decode("ascii", "replace"))
         self.group.start()
         self.group.wait_joined(None)
+        if (left := end_left()) > 0:
+            _log.warning(
+                "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
+            )
         _empty(self._folder)  # of one of our name that died: its children have ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._see_cancels))

@@ -5,11 +5,13 @@ Nothing is written before "Apply". Without JavaScript each button is a round of 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -104,7 +106,7 @@ def _added(  # noqa: PLR0917 - one caller
     if kind not in parts.types.names:
         raise Problem(422, f"there is no task type {kind[:40]!r}")
     try:
-        params = values_of(_type_fields(parts, kind), sent, f"{prefix}p-")
+        params = values_of(type_fields(parts, kind), sent, f"{prefix}p-")
         options = values_of(_option_fields(), sent, f"{prefix}o-")
         name = _name(sent.get(f"{prefix}name", ""))
         task = {"name": name, "type": kind, **({"params": params} if params else {}), **options}
@@ -178,26 +180,33 @@ def _page(
     sent: dict[str, str] | None = None,
 ) -> HTMLResponse:
     parts = parts_of(request)
-    forms = [(name, _type_fields(parts, name, sent), _option_fields(name, sent)) for name in parts.types.names]
+    forms = [(name, type_fields(parts, name, sent), _option_fields(name, sent)) for name in parts.types.names]
     values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
     return page(request, who, "editor.html", status, sent=sent or {}, **values, **_looked(parts, who, text))
 
 
-def _type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:
-    found = fields_of(parts.types.get(kind).params.model_json_schema())
-    return _filled(found, sent, f"{kind}-p-")
+def type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:
+    """The fields of a task type's parameters, with what was sent if the form comes back."""
+    return _filled(_fields_of(parts.types.get(kind).params), sent, f"{kind}-p-")
 
 
 def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[Field]:
-    schema = TaskSpec.model_json_schema()
-    chosen = {**schema, "properties": {name: schema["properties"][name] for name in _OPTIONS}}
-    return _filled(fields_of(chosen), sent, f"{kind}-o-")
+    return _filled(_fields_of(TaskSpec, _OPTIONS), sent, f"{kind}-o-")
 
 
-def _filled(fields: list[Field], sent: dict[str, str] | None, prefix: str) -> list[Field]:
+@lru_cache(maxsize=1024)
+def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Field, ...]:
+    """The fields of a model, of these names if any are given. Once for each: its schema takes milliseconds."""
+    schema = model.model_json_schema()
+    if names:
+        schema = {**schema, "properties": {name: schema["properties"][name] for name in names}}
+    return tuple(fields_of(schema))
+
+
+def _filled(fields: tuple[Field, ...], sent: dict[str, str] | None, prefix: str) -> list[Field]:
     """With what was sent, when the form comes back."""
     if sent is None:
-        return fields
+        return list(fields)
     return [
         Field(
             each.name, each.kind, each.needed, sent.get(prefix + each.name, ""), each.choices, each.help, each.optional
