@@ -86,7 +86,7 @@ DEFECTS = (
         "FlowSlots",
         "a task that somebody has counts as before those that wait",
         "workflows/cluster.py",
-        "and each not in taken]",
+        "if each not in taken]",
         "]",
         of(WHY, PLACES, on=MEMORY),
     ),
@@ -121,5 +121,17 @@ DEFECTS = (
         "@lru_cache(maxsize=1024)\n",
         "",
         of("workflows/web/live", "the_form_of_a_task_type_is_made_once_and_is_that_of_the_types_that_are_asked"),
+    ),
+    Defect(
+        "FlowSlots",
+        "PostgreSQL goes back by ids through all that is newer than the runs of a workflow",
+        "workflows/database/views/instances.py",
+        '    if connection.dialect.name == "sqlite":\n        return chosen.where(instance.c.code == code)',
+        "    if connection is not None:\n        return chosen.where(instance.c.code == code)",
+        of(
+            "workflows/web/on_postgres",
+            "the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_backfill_of_another",
+            on="-postgres",
+        ),
     ),
 )

@@ -114,7 +114,7 @@ def test_a_backfill_is_counted_as_one_types_and_asked_for(page, address):
 def test_a_log_grows_on_its_page(page, address, seeds):
     run = seeds.run(HALF)
     page.goto(f"{address[0]}/runs/{run}")
-    page.locator("#tasks").get_by_role("link", name="load").click()
+    page.locator("#tasks").get_by_role("link", name="load", exact=True).click()
     page.get_by_role("link", name="1: log").click()
     log = page.get_by_role("log")
     log.get_by_text("read 1,200 rows").wait_for()
@@ -146,6 +146,7 @@ def limits_and_groups(page, where):
         page.get_by_role("button", name="Remove").click()
         page.get_by_role("heading", name="Limits", exact=True).wait_for()
         assert page.get_by_role("link", name=next(iter(fields.values())), exact=True).count() == 0
+        page.complaints.clear()  # a browser tells of each answer that is no page
 
 
 @pytest.mark.parametrize("page", [{"scripts": False}], indirect=True, ids=["without JavaScript"])
@@ -223,4 +224,4 @@ def test_a_keyboard_is_enough(page, address, seeds):
     page.goto(f"{address[0]}/workflows")
     page.keyboard.press("/")
     page.keyboard.type("close")
-    page.get_by_role("link", name="default.nightly").wait_for(state="detached")
+    page.get_by_role("link", name="default.nightly", exact=True).wait_for(state="detached")

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from latchwork.workflows.database.tables import instance
+from latchwork.workflows.database.views import instances
 from latchwork.workflows.site import make_site
 from workflows.web.seeds import BAD, GOOD, HALF, Seeds
 
@@ -50,3 +53,33 @@ def test_pages_and_commands_on_postgresql(database, tmp_path):
             assert status in {200, 422}, nasty
     live = site.state.site.live
     assert live._look(["all", f"instance:{runs[0]}"]).keys() == {"all", f"instance:{runs[0]}"}
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("state", ["", "success"])
+def test_the_newest_runs_of_a_workflow_are_found_by_its_own_index_behind_a_long_backfill_of_another(database, state):
+    """One of two: by their shares, to go back by ids finds one at every second step, and so it goes through all."""
+    seeds = Seeds(database)
+    old, long = (seeds.codes[each] for each in ("nightly", "close"))
+    row = {"version": 1, "shard": 0, "state": "success", "active": False, "priority": 2, "params": {}}
+    row |= {"schedule_time": 1.0, "created_at": 1.0}
+    with database.write() as connection:
+        for code in (old, long):
+            connection.execute(sa.insert(instance), [{**row, "code": code} for _ in range(3000)])
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ANALYZE instance")
+    seen = []
+    with database.read() as connection:
+        sa.event.listen(connection, "before_cursor_execute", lambda *args: seen.append(args[2:4]))
+        found = instances.newest(connection, codes=[old], state=state, most=8)
+        recent = instances.recent(connection, [old, long], 8)
+        plans = [
+            "\n".join(connection.exec_driver_sql(f"EXPLAIN {text}", values).scalars())
+            for text, values in list(seen)
+            if "LIMIT" in text
+        ]
+    newest = [each.id for each in found]
+    assert newest == sorted(newest, reverse=True) == [each.id for each in recent[old]]
+    assert ({each.code for each in found}, len(recent[long])) == ({old}, 8)
+    assert len(plans) == 3
+    assert all("ix_instance_code" in each and "Sort" not in each for each in plans), plans

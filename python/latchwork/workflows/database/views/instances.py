@@ -13,6 +13,8 @@ from latchwork.workflows.database.tables import attempt, command, definition, ev
 Row: TypeAlias = Any
 #: So many workflows are asked for one by one.
 _MOST_CODES = 200
+#: The largest id that there can be.
+MOST_ID = 2**63 - 1
 
 _INSTANCE = sa.select(
     *instance.c,
@@ -53,7 +55,7 @@ def newest(
         most: so many.
     """
     if codes is None:
-        ids = [row.id for row in connection.execute(_ids(before, state).limit(most))]
+        ids = list(connection.execute(_ids(before, state).order_by(instance.c.id.desc()).limit(most)).scalars())
     else:
         ids = _of_codes(connection, sorted(codes), before, state, most)
     return by_id(connection, ids)
@@ -67,16 +69,37 @@ def _of_codes(connection: sa.Connection, codes: Sequence[int], before: int | Non
     chosen = _ids(before, state).limit(most)
     found: list[int] = []
     if len(codes) > _MOST_CODES:
-        found += connection.execute(chosen.where((instance.c.code + 0).in_(codes))).scalars()
+        chosen = chosen.where((instance.c.code + 0).in_(codes)).order_by(instance.c.id.desc())
+        found += connection.execute(chosen).scalars()
         return found
-    mine = chosen.where(instance.c.code == sa.bindparam("of_code"))
+    mine = _of_code(connection, chosen, state)
     for code in codes:
         found += connection.execute(mine, {"of_code": code}).scalars()
     return sorted(found, reverse=True)[:most]
 
 
+def _of_code(connection: sa.Connection, chosen: sa.Select[Any], state: str = "") -> sa.Select[Any]:
+    """Those of one workflow, ``of_code``, the newest first.
+
+    PostgreSQL would go back by ids alone where a workflow has one of some ten rows, through all that is newer and of
+    others: a long backfill. It takes the workflow's own index where the order is that of the index, and the code is no
+    constant for it.
+    """
+    code = sa.bindparam("of_code", type_=sa.BigInteger())
+    if connection.dialect.name == "sqlite":
+        return chosen.where(instance.c.code == code).order_by(instance.c.id.desc())
+    same = [(instance.c.state, sa.literal(state))] if state else []
+    index = [(instance.c.code, code), *same, (instance.c.id, None)]
+    place = sa.tuple_(*(column for column, _ in index))
+    least, most = (
+        sa.tuple_(*(sa.literal(end, sa.BigInteger()) if each is None else each for _, each in index))
+        for end in (0, MOST_ID)
+    )
+    return chosen.where(place >= least, place <= most).order_by(*(column.desc() for column, _ in index))
+
+
 def _ids(before: int | None, state: str) -> sa.Select[Any]:
-    chosen = sa.select(instance.c.id).order_by(instance.c.id.desc())
+    chosen = sa.select(instance.c.id)
     if state:
         chosen = chosen.where(instance.c.state == state)
     return chosen if before is None else chosen.where(instance.c.id < before)
@@ -92,8 +115,8 @@ def by_id(connection: sa.Connection, ids: Collection[int]) -> list[Row]:
 def recent(connection: sa.Connection, codes: Iterable[int], most: int) -> dict[int, list[Row]]:
     """The newest instances of each of these workflows, by its code."""
     columns = (instance.c.id, instance.c.code, instance.c.state, instance.c.schedule_time, instance.c.created_at)
-    of_code = sa.select(*columns).where(instance.c.code == sa.bindparam("code")).order_by(instance.c.id.desc())
-    return {code: list(connection.execute(of_code.limit(most), {"code": code}).all()) for code in codes}
+    of_code = _of_code(connection, sa.select(*columns)).limit(most)
+    return {code: list(connection.execute(of_code, {"of_code": code}).all()) for code in codes}
 
 
 def tasks(connection: sa.Connection, instance_id: int, run: int) -> list[Row]:
