@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.database import Database, Shard
+from latchwork.workflows.database import Database, Shard, families
 from latchwork.workflows.database.alerts import tables as alert_tables
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.fair import FairLock
@@ -20,6 +20,7 @@ from latchwork.workflows.database.policies import tables as rule_tables
 from latchwork.workflows.database.tables import about, instance, metadata, shard
 from latchwork.workflows.errors import NotOwner, SchemaTooNew
 from latchwork.workflows.installation import initialize
+from latchwork.workflows.state.windows import Span
 from patience import eventually
 
 
@@ -236,3 +237,22 @@ def test_the_dates_of_a_backfill_are_counted_by_an_index_that_has_all_that_is_as
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
         assert "ix_instance_backfill_state" in str(connection.exec_driver_sql(f"{explain} {text}").all())
+
+
+def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_spans(database):
+    with database.write() as connection:
+        if not database.is_sqlite:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        said = []
+
+        @sa.event.listens_for(connection, "before_cursor_execute", retval=True)
+        def explained(_connection, _cursor, text, given, _context, _many):
+            if text.startswith("SELECT instance.id") and not said:
+                said.append((f"{'EXPLAIN QUERY PLAN' if database.is_sqlite else 'EXPLAIN'} {text}", given))
+            return text, given
+
+        families.newest(connection, 7, Span(0.0, 1.0), [1, 2])
+        told = str(connection.exec_driver_sql(*said[0]).all())
+        assert "ix_instance_code_schedule_time_id" in told
+        assert "Sort" not in told
+        assert "ORDER BY" not in told

@@ -199,6 +199,12 @@ def test_too_many_tasks_are_refused(size):
     assert "at most 5,000" in str(validate(given, TYPES)[0])
 
 
+def test_a_list_that_is_longer_than_a_map_may_be_is_refused_before_it_fails():
+    given = {"name": "x", "tasks": [{"name": "t", "type": "noop", "params": {}, "map": list(range(1_001))}]}
+    (problem,) = validate(given, TYPES)
+    assert str(problem) == "tasks[0].map: it has 1,001 items; a map has at most 1,000"
+
+
 LAUGHS = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])
 #: Python would make lists of all of them before any value is looked at.
 MERGED = "\n".join(

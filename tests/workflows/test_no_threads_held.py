@@ -1,20 +1,10 @@
 """Parents that wait hold no thread, no slot and no place among the tasks that workers may have."""
 
-import shutil
 import threading
-
-import pytest
 
 from latchwork.workflows.state.records import MOST_IN_HANDS
 from patience import eventually
 from workflows.hands import a_workflow
-
-
-@pytest.fixture
-def stage_url(tmp_path, empty_database):
-    """On a file with each store: a thousand small transactions, one after the other, are no matter of PostgreSQL."""
-    shutil.copy(empty_database, tmp_path / "flows.db")
-    return f"sqlite:///{tmp_path}/flows.db"
 
 
 def sub(of, **params):

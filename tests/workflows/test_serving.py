@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ import time
 import pytest
 
 import latchwork
+from latchwork.errors import LatchworkError
+from latchwork.workflows import Serve, ServeOptions
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
 from latchwork.workflows.installation import initialize, join_store
@@ -72,6 +75,16 @@ def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start,
     begun = [line.split() for line in notes_of(notes)]
     assert [word for word, _ in begun] == ["begin", "begin", "end"]
     assert kinds == [("holds", "first", "lost"), ("holds", "failover", "success"), ("after", "first", "success")]
+
+
+def test_a_server_whose_address_is_taken_says_so_before_it_touches_anything(tmp_path):
+    """It joined, took tasks of the one that runs already, and ended them when it found that it could not listen."""
+    home = Home.of(tmp_path / "home", environ={})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LatchworkError, match=f"cannot listen on 127.0.0.1:{port}.*choose another --port"):
+            Serve(home, ServeOptions(port=port)).start()
+    assert not home.folder.exists()
 
 
 def is_alive(pid):

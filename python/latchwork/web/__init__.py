@@ -13,7 +13,7 @@ from latchwork.web.live import Hub
 from latchwork.web.pages import Pages
 from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
 from latchwork.web.problems import Problem
-from latchwork.web.server import HttpServer
+from latchwork.web.server import HttpServer, listening
 from latchwork.web.who import Who, who
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "fields_of",
     "graph_svg",
     "hash_password",
+    "listening",
     "make_app",
     "new_secret",
     "shares",

@@ -21,13 +21,16 @@ class HttpServer:
         app: what is served.
         host: name or address to bind.
         port: 0 takes a free one.
+        taken: the address, from ``listening``, where it was taken before there was an app; then ours to close.
     Raises:
         LatchworkError: the address cannot be bound.
     """
 
-    def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, app: FastAPI, host: str = "127.0.0.1", port: int = 0, *, taken: socket.socket | None = None
+    ) -> None:
         self._app = app
-        self._socket = _bound(host, port)
+        self._socket = listening(host, port) if taken is None else taken
         self.host, self.port = self._socket.getsockname()[:2]
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off", ws="none"
@@ -67,7 +70,12 @@ class HttpServer:
             self._ended.set()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Take an address; who asks there waits until it is served.
+
+    Raises:
+        LatchworkError: it cannot be bound.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(found[0], socket.SOCK_STREAM)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from latchwork.store import connect
-from latchwork.web import HttpServer
+from latchwork.web import HttpServer, listening
 from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.home import Home
@@ -90,6 +90,8 @@ class Serve:
 
     def _open(self, stack: ExitStack) -> None:
         home, options = self.home, self.options
+        # First: a second server of one address would take tasks from the other for a moment, and end them.
+        taken = stack.enter_context(listening(options.host, options.port)) if options.has_pages else None
         home.make()
         database = Database(home.database)
         stack.callback(database.close)
@@ -115,7 +117,7 @@ class Serve:
             cookie = f"latchwork-{found.id[:8]}"  # browsers do not tell ports apart
             app = make_site(database, logs=logs, cluster=cluster, hosts=options.names, cookie=cookie)
             check_reach(app, options.host)
-            server = HttpServer(app, options.host, options.port)
+            server = HttpServer(app, taken=taken)
             server.start()
             stack.callback(server.close)
             self.url = server.url

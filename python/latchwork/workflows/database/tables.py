@@ -168,6 +168,7 @@ instance = Table(
     Index("ix_instance_active_id", "id", "code", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
     Index(None, "code", "id"),
+    Index(None, "code", "schedule_time", "id"),
     Index(None, "state", "id"),
     Index(None, "code", "state", "id"),
     Index(

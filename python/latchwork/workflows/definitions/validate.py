@@ -30,6 +30,8 @@ from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.types.registry import UnknownType
 
 MOST_TASKS = 5_000
+#: So many items has a map at most.
+MOST_ITEMS = 1_000
 MOST_BYTES = 1_000_000
 #: What every task may refer to.
 BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
@@ -148,6 +150,9 @@ def _sizes(definition: Definition) -> Iterator[Problem]:
         yield Problem("tasks", "there are none; a workflow has at least one")
     if len(definition.tasks) > MOST_TASKS:
         yield Problem("tasks", f"there are {len(definition.tasks):,}; a workflow has at most {MOST_TASKS:,}")
+    for index, task in enumerate(definition.tasks):
+        if isinstance(task.map, list) and len(task.map) > MOST_ITEMS:
+            yield Problem(f"tasks[{index}].map", f"it has {len(task.map):,} items; a map has at most {MOST_ITEMS:,}")
     size = len(definition.to_json())
     if size > MOST_BYTES:
         yield Problem("", f"it takes {size:,} bytes; at most {MOST_BYTES:,}: move long scripts into files of a bundle")

@@ -23,7 +23,7 @@ from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
-from latchwork.workflows.definitions.validate import MOST_TASKS
+from latchwork.workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
 from latchwork.workflows.definitions.values import gathered, items_of, values_of
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.master.orders import Wanted
@@ -61,8 +61,6 @@ from latchwork.workflows.types.logical import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)
 
-#: So many items has a map at most.
-MOST_ITEMS = 1_000
 #: So many bytes of JSON do the outputs have that a held task gathers.
 MOST_OUTPUT = 262_144
 _OUTCOMES = {
