@@ -1,6 +1,6 @@
 """What workflows cost: tasks a second, from ready to started, a fan-out, processes that are killed, and doing nothing.
 
-    python benches/bench_workflows.py [--pairs sqlite,postgres+etcd35] [--what idle,rate,masters,fan,latency,load,...]
+    python benches/bench_workflows.py [--pairs sqlite,postgres+etcd35] [--what idle,rate,masters,work,fan,...]
                                       [--tasks 1000] [--slots 8] [--ttl-s 10] [--peers] [--json FILE]
 
 Master, worker, database and store share the machine; master and worker are one process, as in `serve`, without pages.
@@ -9,11 +9,14 @@ Master, worker, database and store share the machine; master and worker are one 
 ``rate``       tasks that do nothing, in instances of 250, from the first start to the last end; the worker is a process
                of its own, so that the processor time for each is the master's
 ``masters``    the same by one master, and by four; each, and the worker, a process of its own
+``work``       shell scripts that do nothing, each a process under its supervisor; master and worker as in ``rate``
 ``fan``        one instance with a task behind which all others come
 ``latency``    from the end of a task of a chain to the start of the next: tasks that do nothing, and shell scripts
 ``load``       the same while chains of ten are started at a quarter of the rate that is asked of the pair
-``worker``     from the kill of a worker to the next run of its task, beyond the session that it had
+``worker``     from the kill of a worker to the next run of its task, and the longest beyond the session that it had
 ``master``     from the kill of one of two masters to the next start of a task in each of its runs, the last of them
+
+What is killed is killed so often as ``--times`` says.
 
 ``--peers`` has Airflow, Prefect and Luigi do the same (scripts/install_workflow_peers). Prints figures with the load of
 the machine, and judges none.
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
@@ -41,7 +45,7 @@ import sqlalchemy as sa
 import latchwork
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
-from latchwork.workflows.database.tables import attempt, task
+from latchwork.workflows.database.tables import attempt, shard, task
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import open_logs
@@ -128,6 +132,11 @@ class Site:
             rows = connection.execute(chosen.order_by(task.c.instance, attempt.c.started_at)).all()
         return [b.started_at - a.ended_at for a, b in pairwise(rows) if a.instance == b.instance]
 
+    def owners(self):
+        """The masters that own shards."""
+        with self.database.read() as connection:
+            return set(connection.execute(sa.select(shard.c.owner)).scalars())
+
     def started(self, instances, since):
         """When the next task of each of these was started after a moment, by instance."""
         with self.database.read() as connection:
@@ -188,17 +197,28 @@ def rate(site, chosen):
 def masters(site, chosen):
     """One master, and four, each in a process of its own."""
     for many in (1, 4):
+        former = site.owners()
         with ExitStack() as stack:
             made = [stack.enter_context(site.process("master")) for _ in range(many)]
             stack.enter_context(site.process("worker"))
             site.apply("rate", [noop(f"t{n}") for n in range(PART)])
-            time.sleep(5.0 if many > 1 else 0.0)  # shards are shared out
+            # Shared out, and nobody's any more who was killed before.
+            wait_for(lambda: len(site.owners() - former) == many and not site.owners() & former)  # noqa: B023
             site.run("rate", many)
             count = max(4, chosen.tasks // PART)
             before = sum(map(used, made))
             took_s = site.run("rate", count)
             cpu_s = sum(map(used, made)) - before
         yield {"of": str(many), "per_s": count * PART / took_s, "cpu_ms": cpu_s / (count * PART) * 1000}
+
+
+def work(site, chosen):
+    """Shell scripts that do nothing."""
+    with site.master(), site.process("worker"):
+        site.apply("work", [shell(f"t{n}", "true") for n in range(PART)])
+        count = max(1, chosen.tasks // PART)
+        site.run("work")
+        yield {"of": "shell", "per_s": count * PART / site.run("work", count)}
 
 
 def used(process):
@@ -244,29 +264,38 @@ def percentiles(gaps):
 
 def worker(site, chosen):
     """A worker process is killed under its task."""
-    journal = site.folder / "journal"
-    site.apply("killed", [shell("t", f"date +%s.%N >> {journal}; [ $(wc -l < {journal}) -gt 1 ] || sleep 600")])
-    with site.master(), site.process("worker", slots=1) as process:
-        run = site.client.start("killed")
-        wait_for(journal.exists)
-        with site.worker():
-            time.sleep(1.0)
-            process.kill()
-            at = time.time()
-            run.wait(WAIT_S)
-    moments = [float(line) for line in journal.read_text().split()]
-    yield {"rerun_s": moments[1] - at, "beyond_ttl_s": moments[1] - at - chosen.ttl_s}
+    reruns = []
+    for time_ in range(chosen.times):
+        name, journal = f"killed{time_}", site.folder / f"journal{time_}"
+        site.apply(name, [shell("t", f"date +%s.%N >> {journal}; [ $(wc -l < {journal}) -gt 1 ] || sleep 600")])
+        with site.master(), site.process("worker", slots=1) as process:
+            run = site.client.start(name)
+            wait_for(journal.exists)
+            with site.worker():
+                time.sleep(1.0)
+                process.kill()
+                at = time.time()
+                run.wait(WAIT_S)
+        moments = [float(line) for line in journal.read_text().split()]
+        reruns.append(moments[1] - at)
+    yield {**spread("rerun", reruns), "beyond_ttl_s": max(reruns) - chosen.ttl_s}
 
 
-def master(site, _chosen):
+def master(site, chosen):
     """One of two master processes is killed while chains run in all shards."""
     site.apply("sleeps", chain(600, sleeper))
+    found = [master_is_killed(site) for _ in range(chosen.times)]
+    late = sum(gap > 4.0 for gaps in found for gap in gaps)
+    yield {**spread("dispatch", [gaps[-1] for gaps in found]), "runs": sum(map(len, found)), "late": late}
+
+
+def master_is_killed(site):
+    """Seconds to the next start of a task in each run."""
     with ExitStack() as stack:
         made = [stack.enter_context(site.process("master")) for _ in range(2)]
         stack.enter_context(site.process("worker", slots=12))
         time.sleep(6.0)  # shards are shared out
-        runs = [site.client.start("sleeps") for _ in range(12)]
-        ids = [run.id() for run in runs]
+        ids = [site.client.start("sleeps").id() for _ in range(12)]
         wait_for(lambda: len(site.started(ids, 0.0)) == len(ids))
         time.sleep(2.0)
         at = time.time()
@@ -274,7 +303,19 @@ def master(site, _chosen):
         # What had been handed to a worker by then starts at once: the next of each is what somebody decided.
         wait_for(lambda: len(site.started(ids, at + 2.0)) == len(ids))
         gaps = sorted(moment - at for moment in site.started(ids, at + 2.0).values())
-    yield {"dispatch_s": gaps[-1], "runs": len(gaps), "late": sum(gap > 4.0 for gap in gaps)}
+        for each in ids:
+            site.client.stop(each)
+        for each in ids:
+            site.client.wait(each, WAIT_S)
+        return gaps
+
+
+def spread(what, seconds):
+    """Of several times the middle, the 95th of a hundred, and the longest."""
+    ordered = sorted(seconds)
+    p95 = ordered[min(len(ordered) - 1, math.ceil(len(ordered) * 0.95) - 1)]
+    figures = {"p50": statistics.median(ordered), "p95": p95, "max": ordered[-1]}
+    return {"times": len(ordered), **{f"{what}_{name}_s": value for name, value in figures.items()}}
 
 
 def be_worker(chosen):
@@ -319,7 +360,7 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-WHAT = {each.__name__: each for each in (idle, rate, masters, fan, latency, load, worker, master)}
+WHAT = {each.__name__: each for each in (idle, rate, masters, work, fan, latency, load, worker, master)}
 ROLES = {"worker": be_worker, "master": be_master}
 
 
@@ -344,6 +385,7 @@ def options():
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--ttl-s", type=float, default=10.0)
+    parser.add_argument("--times", type=int, default=1, help="how often somebody is killed (default: 1)")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)

@@ -291,6 +291,30 @@ DEFECTS = (
     ),
     Defect(
         "Feeder",
+        "a node that has a dead one ahead of it waits for its session to end",
+        "tasks/running/lining.py",
+        "        return min(most_s, look_within_s(self._ahead.values(), most_s))\n",
+        "        return most_s\n",
+        of(
+            "tasks/lining",
+            "an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Feeder",
+        "a node that learns of others ahead while it waits goes on waiting",
+        "tasks/running/lining.py",
+        "                self._bell.ring()  # it looks sooner\n",
+        "                pass\n",
+        of(
+            "tasks/lining",
+            "an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Feeder",
         "a node that is told while it runs something stays first in the line",
         "tasks/running/lining.py",
         "            if self._is_running():\n                self._leave(lane)\n",

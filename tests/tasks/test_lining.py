@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
-from latchwork.primitives import BacklogItem
+from latchwork.primitives import Backlog, BacklogItem
 from latchwork.tasks.running.choosing import SUSPECT
-from latchwork.tasks.running.lining import worth_claiming
+from latchwork.tasks.running.lining import look_within_s, worth_claiming
 from latchwork.testing.faults import FaultyStore
 
 from . import examples
@@ -37,6 +39,12 @@ def test_a_look_is_made_for_what_may_kill_its_nodes():
     suspect = item("any/1/a", attempts=SUSPECT)
     assert worth_claiming([suspect, item("any/1/b")], ["any"], 5) == []
     assert worth_claiming([item("any/1/a", attempts=SUSPECT, why="given back")], ["any"], 5) != []
+
+
+def test_who_has_others_ahead_looks_sooner_and_the_further_behind_the_later():
+    assert look_within_s([], 10.0) == look_within_s([0, 0], 10.0) == 10.0
+    assert look_within_s([1], 10.0) == look_within_s([0, 3, 1], 10.0) == 1.0
+    assert look_within_s([3], 10.0) == 3.0
 
 
 # On a node
@@ -167,3 +175,30 @@ def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store
             time.sleep(0.3)
             put(store, examples.waits, id="c")
             eventually(lambda: two.feeder.running() == ["any/s1/c"])
+
+
+def test_an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends(store, connect):
+    """The first in the line never comes for what it is told, as one that was killed a moment ago."""
+    dead, ahead = Backlog(connect(), "work", label="dead"), []
+    with closing(dead), ThreadPoolExecutor(1) as pool:
+        told = pool.submit(dead.wait_told, "any", stays=True, on_ahead=ahead.append)
+        eventually(lambda: ahead == [0])
+        with Node(connect(), look_s=300.0):
+            eventually(lambda: len(store.children("work/takers/any")) == 2)
+            began = time.monotonic()
+            put(store, examples.square, 3, id="i")
+            assert result_of(store, "i").result(PAYLOADS) == 9
+            assert time.monotonic() - began < 30.0
+            assert [each.id for each in told.result(10.0)] == ["i"]
+
+
+def test_a_node_behind_others_that_finds_nothing_writes_nothing(connect):
+    """It only looks."""
+    with Node(connect(), name="n1"), FaultyStore(connect()) as faulty:
+        waits(faulty)
+        with Node(faulty, name="n2"):
+            eventually(lambda: len(faulty.children("work/takers/any")) == 2)
+            time.sleep(0.5)
+            seen, calls = looks(faulty), len(faulty.calls)
+            eventually(lambda: looks(faulty) >= seen + 2)
+            assert not [call for call in faulty.calls[calls:] if call.op not in {"list", "get", "get_many", "children"}]

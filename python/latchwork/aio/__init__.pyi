@@ -592,6 +592,7 @@ class Backlog:
         limit: int = 20,
         accept: Accept | None = None,
         stays: bool = False,
+        on_ahead: Callable[[int], None] | None = None,
     ) -> list[BacklogItem] | None: ...
 
 class BacklogClaim:

@@ -18,12 +18,13 @@ from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown
 from latchwork.primitives.backlog.claim import BacklogClaim, Holding
 from latchwork.primitives.backlog.handing import PutTaken
 from latchwork.primitives.backlog.items import BacklogItem, Names, check_inline, check_place, new_number, shelf_op
-from latchwork.primitives.backlog.pages import Share
+from latchwork.primitives.backlog.pages import Share, check_lanes
 from latchwork.primitives.backlog.records import Records
 from latchwork.primitives.backlog.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
-from latchwork.primitives.backlog.waiting import IsFree, Waiting
+from latchwork.primitives.backlog.waiting import IsFree, Wait, Waiting
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, driven
@@ -259,7 +260,7 @@ class Backlog(Records):
             Closed: the backlog, its session or its store was closed.
             ForkedProcess: it was made by the parent of this process.
         """
-        self._check_lanes(lanes)
+        check_lanes(lanes)
         if not check_whole(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wish = Wish(
@@ -337,7 +338,7 @@ class Backlog(Records):
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
-        return await self._wait(lane, timeout_s, accept) is not None
+        return await self._wait(lane, timeout_s, accept, self._waiting.wait) is not None
 
     @driven
     async def wait_told(
@@ -348,6 +349,7 @@ class Backlog(Records):
         limit: int = 20,
         accept: Accept | None = None,
         stays: bool = False,
+        on_ahead: Callable[[int], None] | None = None,
     ) -> list[BacklogItem] | None:
         """Wait like ``wait_free``, and return what is free: ``take_told`` takes it without a look.
 
@@ -358,6 +360,8 @@ class Backlog(Records):
             accept: as for ``try_take``.
             stays: keep the place in the line, also when the time is over; the next such call, of one thread, tells what
                 is new, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` when you have enough.
+            on_ahead: with ``stays``: called with how many are ahead in the line, whenever that is looked at. Who is
+                dead or slow is told all the same: while somebody is ahead, ``try_take`` now and then.
         Returns:
             All items of the lane that were free, in order; empty when something is free, and has to be looked for with
             ``try_take``; None when the time is over.
@@ -366,7 +370,8 @@ class Backlog(Records):
         """
         if not check_whole(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
-        told = await self._wait(lane, timeout_s, accept, stays=stays)
+        wait = partial(self._waiting.stay, on_ahead=on_ahead) if stays else self._waiting.wait
+        told = await self._wait(lane, timeout_s, accept, wait, self._waiting.kept(lane) if stays else None)
         return None if told is None else told.tell(limit)
 
     def leave(self, lane: str) -> None:
@@ -374,10 +379,9 @@ class Backlog(Records):
         self._waiting.leave(lane)
 
     async def _wait(
-        self, lane: str, timeout_s: float | None, accept: Accept | None, *, stays: bool = False
+        self, lane: str, timeout_s: float | None, accept: Accept | None, wait: Wait, kept: Waiter | None = None
     ) -> IsFree | None:
         check_member(lane, "lane")
-        wait, kept = (self._waiting.stay, self._waiting.kept(lane)) if stays else (self._waiting.wait, None)
         async with self._waits.begin(timeout_s, kept) as (waiter, patience):
             try:
                 told = await wait(lane, waiter, patience, accept or everything)
@@ -392,9 +396,3 @@ class Backlog(Records):
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
         self._waits.close()
         self._waiting.close()
-
-    def _check_lanes(self, lanes: Sequence[str]) -> None:
-        if isinstance(lanes, str):
-            raise TypeError(f"lanes must be a list of names, not {lanes!r}; give [{lanes!r}]")
-        for lane in lanes:
-            check_member(lane, "lane")

@@ -30,6 +30,7 @@ from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
 from latchwork.primitives.backlog.claim import Holding
 from latchwork.primitives.backlog.items import Names
+from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
 from latchwork.types import At, Delete, Entry
@@ -290,6 +291,14 @@ class Kept:
     def fresh(self, now: float) -> list[Entry]:
         """What may be taken without reading it again."""
         return self.entries if now < self.until else []
+
+
+def check_lanes(lanes: Sequence[str]) -> None:
+    """Refuse what is no list of names of lanes."""
+    if isinstance(lanes, str):
+        raise TypeError(f"lanes must be a list of names, not {lanes!r}; give [{lanes!r}]")
+    for lane in lanes:
+        check_member(lane, "lane")
 
 
 async def tidy(store: Store, names: Names, lane: str) -> bool:

@@ -10,7 +10,7 @@ not wait for it, because one of them may accept the item.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,13 +24,17 @@ from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_b
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.store.steps import OnInterrupt, ask
+from latchwork.store.steps import OnInterrupt, Steps, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
 _PASSES = "passes"
 #: Pages that are looked at before a wait.
 _PAGES = 3
+
+
+#: Waits in a lane: by whom, how long, and for which items.
+Wait = Callable[[str, Waiter, Patience, Accept], Steps["IsFree | None"]]
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +112,14 @@ class Waiting:
             if look is not None:
                 look.ours[item.shelf, item.id] = item.version
 
-    async def stay(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+    async def stay(
+        self,
+        lane: str,
+        waiter: Waiter,
+        patience: Patience,
+        accept: Accept,
+        on_ahead: Callable[[int], None] | None = None,
+    ) -> IsFree | None:
         """As ``wait``, without a look before; the place is kept, also when time is over, but not once called off.
 
         Args:
@@ -116,13 +127,14 @@ class Waiting:
             waiter: who waits: who has kept a place, if somebody has.
             patience: how long.
             accept: whether an item will do.
+            on_ahead: called with how many are ahead in the line, whenever that is looked at.
         """
         is_kept, post = False, None
         await OnInterrupt(partial(self.leave, lane))
         try:
             post = self._kept_by(lane)
             if post is None:
-                place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks)
+                place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
                 post = Post(place, waiter, self._look(lane, accept))

@@ -6,7 +6,8 @@ is there. The values of tickets are read only where they decide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone
 from latchwork.primitives.waiting.common import Patience
@@ -21,10 +22,12 @@ async def take_turn(
     *,
     blocks: Blocks = everyone,
     body: Mapping[str, object] | None = None,
+    on_ahead: Callable[[int], None] | None = None,
 ) -> Place | None:
     """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
 
-    No ticket is left behind when it ends without a place.
+    No ticket is left behind when it ends without a place. ``on_ahead`` is called with how many block us, whenever that
+    is looked at: with 0 when it seems to be our turn.
 
     Raises:
         SessionLost: the session ended while waiting.
@@ -35,16 +38,22 @@ async def take_turn(
         return None  # a single try: do not even queue
     place = await waiter.keep_trying(lambda: queue.join(waiter.session, body), patience)
     has_turn = False
+    wait = partial(await_turn, queue, place, waiter, patience, blocks, on_ahead)
     try:
-        has_turn = await waiter.keep_trying(lambda: await_turn(queue, place, waiter, patience, blocks), patience)
+        has_turn = await waiter.keep_trying(wait, patience)
     finally:
         if not has_turn:
             await queue.leave(place)
     return place if has_turn else None
 
 
-async def await_turn(
-    queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks = everyone
+async def await_turn(  # noqa: PLR0917 - as ``take_turn``
+    queue: TicketQueue,
+    place: Place,
+    waiter: Waiter,
+    patience: Patience,
+    blocks: Blocks = everyone,
+    on_ahead: Callable[[int], None] | None = None,
 ) -> bool:
     """Wait until nothing that blocks is ahead of a place; False when time is over or called off.
 
@@ -52,15 +61,22 @@ async def await_turn(
         SessionLost: the session has ended; also when our turn seems to have come, but the session ended while we slept.
         LockLost: our ticket is gone.
     """
-    has_turn = await _await_turn(queue, place, waiter, patience, blocks)
+    has_turn = await _await_turn(queue, place, waiter, patience, blocks, on_ahead or _nobody)
     queue.refuse_lost(place)
     return has_turn
 
 
-async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks) -> bool:
+def _nobody(_ahead: int) -> None:
+    """Nobody wants to know."""
+
+
+async def _await_turn(  # noqa: PLR0917 - one caller
+    queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks, tell: Callable[[int], None]
+) -> bool:
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:
         ahead = [key for key in await queue.ahead(place, blocks) if key not in over]
+        tell(len(ahead))
         if not ahead:
             return True
         if patience.is_over:
@@ -69,6 +85,7 @@ async def _await_turn(queue: TicketQueue, place: Place, waiter: Waiter, patience
             return False
         over.add(ahead[-1])
         if await queue.are_gone(place, ahead[:-1], waiter.beside):
+            tell(0)
             return True
 
 

@@ -303,6 +303,7 @@ class Feeder(Starts):
                 if self._stop.is_set() or self._lines.has_told or (found is None and self._room() > 0):
                     break
                 self._wants_room = found is None
+                until = min(until, self._looked_at + self._lines.look_s(self._look_s))
                 if self._leaves_traces and not self._tasks:
                     until = min(until, self._clock.now() + TIDY_S)
             left_s = until - self._clock.now() if has_none else None

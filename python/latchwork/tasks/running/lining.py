@@ -12,7 +12,8 @@ place in the line, neither it nor others. While it runs something it leaves the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 #: Of more items than these none is told: a look is better.
 MOST_TOLD = 20
+#: A node that has others ahead of it in a line looks after so many seconds for each of them: what they are told of may
+#: never be taken, if they are dead and nobody knows it yet.
+BEHIND_S = 1.0
 #: A node that runs something is so many seconds later not the first in the line any more.
 STAY_S = 0.02
 
@@ -44,6 +48,16 @@ def worth_claiming(told: Sequence[BacklogItem], lanes: Sequence[str], room: int)
     if len(told) > room or any(item.lane not in rank or is_suspect(item) for item in told):
         return []
     return sorted(told, key=lambda item: (rank[item.lane], item.shelf, item.id))
+
+
+def look_within_s(ahead: Iterable[int], look_s: float) -> float:
+    """Seconds after which a node that found nothing looks again. Pure.
+
+    Args:
+        ahead: in each of its lines, how many are ahead of it.
+        look_s: where nobody is.
+    """
+    return min((BEHIND_S * each for each in ahead if each), default=look_s)
 
 
 class Lines:
@@ -85,6 +99,7 @@ class Lines:
         self.is_hungry = False
         self._told: dict[str, list[BacklogItem]] = {}
         self._first_in: set[str] = set()
+        self._ahead: dict[str, int] = {}
         self._is_poked = False
         self._takes = True
         self._looks = self._last_found = self._asks_until = 0
@@ -106,6 +121,10 @@ class Lines:
         """Something has changed that no lane tells: the next one is a look."""
         self._is_poked = True
         self._bell.ring()
+
+    def look_s(self, most_s: float) -> float:
+        """Seconds after which to look again, at most ``most_s``."""
+        return min(most_s, look_within_s(self._ahead.values(), most_s))
 
     def looked(self, found: int, *, is_hungry: bool) -> None:
         """A look is over, or a claim without one."""
@@ -159,15 +178,29 @@ class Lines:
         self._first_in.discard(lane)
         stay_s = STAY_S if is_first and runs else None
         told: list[BacklogItem] | None = await ask(
-            self._backlog.wait_told, lane, stay_s, limit=MOST_TOLD, accept=self._accept, stays=True
+            self._backlog.wait_told,
+            lane,
+            stay_s,
+            limit=MOST_TOLD,
+            accept=self._accept,
+            stays=True,
+            on_ahead=partial(self._line_up, lane),
         )
         self._first_in.add(lane)
         if told is None and self._is_running():
             self._leave(lane)
         return told
 
+    def _line_up(self, lane: str, ahead: int) -> None:
+        with self._bell.mutex:
+            self._ahead[lane] = ahead
+            if ahead:
+                self._bell.ring()  # it looks sooner
+
     def _leave(self, lane: str) -> None:
         self._first_in.discard(lane)
+        with self._bell.mutex:
+            self._ahead.pop(lane, None)
         self._backlog.leave(lane)
 
     def _is_running(self) -> bool:
