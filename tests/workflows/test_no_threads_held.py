@@ -22,7 +22,7 @@ def sub(of, **params):
 
 
 def started(stage, version):
-    """One transaction makes 250 runs, or has 500 tasks look: that takes longer than others' starts on a busy machine."""
+    """One transaction makes 250 runs, or has 500 tasks look: that takes longer than other starts do."""
     number = stage.send("start", code=version.code, version=version.number)
     return eventually(lambda: stage.command(number).instance, 60.0, "the start")
 
