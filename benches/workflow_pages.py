@@ -35,7 +35,7 @@ from latchwork_testbed.postgres import PostgresServer
 WORKFLOWS, TASKS = 50, 10
 #: Backfills, and the dates of each; elements of the map of one run.
 BACKFILLS, DATES, ELEMENTS = 40, 5000, 1000
-BATCH = 100_000
+BATCH = 10_000
 #: Rows of one batch are made inside the database: ten million through Python take a quarter of an hour.
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(:first AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i < :last) "
 RUNS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from enum import Enum
@@ -36,6 +37,7 @@ def commands(command, path=()):
 COMMANDS = dict(commands(typer.main.get_command(application())))
 
 
+@functools.cache
 def rows(command):
     """Option to its default and its row, of the tables in the section of a command."""
     found = {}

@@ -7,9 +7,10 @@ import os
 import pytest
 
 from jobs.life_simulation import DEFECTS, World
+from levels import LONG
 
 #: More with LATCHWORK_LIVES=5000; about fifty a second.
-LIVES = int(os.environ.get("LATCHWORK_LIVES", "120"))
+LIVES = int(os.environ.get("LATCHWORK_LIVES", "600" if LONG else "60"))
 
 
 def test_in_no_life_an_item_runs_twice_or_is_lost():

@@ -25,7 +25,7 @@ from patience import eventually
 from trials.interrupts import plays, plays_of_many, plays_of_watchers
 
 #: Awaits from one that is tried to the next; after so many days each had its turn.
-STEP = 1 if LONG else 11
+STEP = 1 if LONG else 23
 MOST_AWAITS = 2000
 SETTLE_S = 10.0
 #: Not through a twin: a pipeline's futures are of the loop, and tests/aio has it.

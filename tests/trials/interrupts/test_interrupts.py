@@ -16,7 +16,7 @@ from trials.interrupts.harness import Interrupter
 from trials.interrupts.plays import PLAYS
 
 #: Lines from one that is tried to the next; after so many days each had its turn.
-STEP = 1 if LONG else 89
+STEP = 1 if LONG else 179
 
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.name)
