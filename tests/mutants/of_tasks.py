@@ -50,8 +50,8 @@ DEFECTS = (
         "Children",
         "what has forked away from a command whose supervisor was killed stays",
         "tasks/children/child.py",
-        "left=end_marked(self._mark))",
-        "left=0)",
+        "        left = end_marked(self._mark)\n",
+        "        left = 0\n",
         of("tasks/children", "a_daemon_of_a_child_whose_supervisor_is_killed_ends_with_it"),
     ),
     Defect(
