@@ -1,7 +1,5 @@
 """The dates of a backfill by their state, which its next step and its page count; runs that are not over by age.
 
-And the runs of a workflow by their schedule time, of which each task that waits for them wants the newest.
-
 Revision 0008, of 2026-11.
 """
 
@@ -18,8 +16,7 @@ _ACTIVE = sa.text("active")
 
 
 def upgrade() -> None:
-    """Two of few of all instances, so that others pay nothing for them, and one of all."""
-    op.create_index("ix_instance_code_schedule_time_id", "instance", ["code", "schedule_time", "id"])
+    """Indexes of few of all instances each, so that others pay nothing for them."""
     op.create_index("ix_instance_active_id", "instance", ["id", "code"], sqlite_where=_ACTIVE, postgresql_where=_ACTIVE)
     op.create_index(
         "ix_instance_backfill_state",
