@@ -204,8 +204,8 @@ def masters(site, chosen):
             site.apply("rate", [noop(f"t{n}") for n in range(PART)])
             # Shared out, and nobody's any more who was killed before.
             wait_for(lambda: len(site.owners() - former) == many and not site.owners() & former)  # noqa: B023
-            site.run("rate", many)
-            count = max(4, chosen.tasks // PART)
+            site.run("rate", 3 * many)  # each of them has made its statements once
+            count = max(8, chosen.tasks // PART)
             before = sum(map(used, made))
             took_s = site.run("rate", count)
             cpu_s = sum(map(used, made)) - before
