@@ -1,6 +1,7 @@
 """The database: its schema, its transactions, and the guard without which nothing of a run is written."""
 
 import re
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -16,8 +17,10 @@ from latchwork.workflows.database.alerts import tables as alert_tables
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.fair import FairLock
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade, versions
+from latchwork.workflows.database.policies import limits
 from latchwork.workflows.database.policies import tables as rule_tables
 from latchwork.workflows.database.tables import about, instance, metadata, shard
+from latchwork.workflows.database.views import slots
 from latchwork.workflows.errors import NotOwner, SchemaTooNew
 from latchwork.workflows.installation import initialize
 from latchwork.workflows.state.windows import Span
@@ -237,6 +240,28 @@ def test_the_dates_of_a_backfill_are_counted_by_an_index_that_has_all_that_is_as
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
         assert "ix_instance_backfill_state" in str(connection.exec_driver_sql(f"{explain} {text}").all())
+
+
+def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks_there_ever_were(database):
+    asked = []
+    with database.write() as connection:
+        if not database.is_sqlite:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
+        sa.event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+        limits.in_hands(connection, "default")
+        slots.waiting_counts(connection)
+        explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+        for text, given in asked[:2]:
+            plan = str(connection.exec_driver_sql(f"{explain} {text}", given).all())
+            assert re.search(r"ix_instance_(going|state_id|code_state_id)", plan), plan
+            assert not re.search(r"SCAN task|Scan on task", plan), plan
+
+
+def test_an_old_sqlite_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    with pytest.raises(LatchworkError, match=r"SQLite of this Python is 3\.34\.1, and workflows need 3\.35; use a"):
+        Database("sqlite://")
 
 
 def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_spans(database):

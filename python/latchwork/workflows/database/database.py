@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ _ALIVE = {
 _IDLE_S = 2.0
 #: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
 _READ_ONLY = "25006"
+#: The first version of SQLite that says what it wrote, and reads what it is told to read first.
+_SQLITE = (3, 35, 0)
 
 
 class DatabaseUnavailable(Unavailable):
@@ -133,6 +136,11 @@ class Database:
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:
+    if sqlite3.sqlite_version_info < _SQLITE:
+        raise LatchworkError(
+            f"the SQLite of this Python is {sqlite3.sqlite_version}, and workflows need 3.35; use a Python with a "
+            "newer one, or PostgreSQL"
+        )
     in_memory = url.database in {None, "", ":memory:"}
     if not in_memory:
         Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)

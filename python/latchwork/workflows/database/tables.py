@@ -41,6 +41,9 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 _ACTIVE = text("active")
 #: For a WHERE: the column itself would become ``active = 1``, for which SQLite does not take the partial index.
 IS_ACTIVE = text("instance.active")
+_GOING = text("state IN ('running', 'ready_pause', 'ready_stop')")
+#: Likewise: the runs of which workers may have tasks. Dates of a backfill that wait have none.
+IS_GOING = text("instance.state IN ('running', 'ready_pause', 'ready_stop')")
 _OPEN = text("done_at IS NULL")
 _WAKES = text("wake_at IS NOT NULL")
 _OF_BACKFILLS = text("backfill IS NOT NULL")
@@ -165,6 +168,7 @@ instance = Table(
     UniqueConstraint("parent_task", "parent_run"),
     UniqueConstraint("backfill", "schedule_time"),
     Index("ix_instance_active", "shard", "id", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("ix_instance_going", "id", "run", "code", sqlite_where=_GOING, postgresql_where=_GOING),
     Index("ix_instance_active_id", "id", "code", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     Index("ix_instance_wake_at", "shard", "wake_at", sqlite_where=_WAKES, postgresql_where=_WAKES),
     Index(None, "code", "id"),

@@ -11,16 +11,14 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from latchwork.workflows.database.policies.tables import project_limit
-from latchwork.workflows.database.tables import definition, instance, task
-from latchwork.workflows.state import InstanceState, TaskState
+from latchwork.workflows.database.tables import IS_GOING, definition, instance, task
+from latchwork.workflows.state import TaskState
 
 #: What a start does while the project has as many tasks as it may.
 ADMISSIONS = ("suspend", "fail", "precompute")
 #: So many tasks of a project run at a time at most: each has a key of its own. As many is what the store has of one
 #: that is limited no more.
 MOST_TASKS = 10_000
-#: The states of runs in which workers may have tasks of them.
-_GOING = [each.value for each in (InstanceState.RUNNING, InstanceState.READY_PAUSE, InstanceState.READY_STOP)]
 _FIND = sa.select(project_limit).where(project_limit.c.project == sa.bindparam("project"))
 _FIND_LOCKED = _FIND.with_for_update()
 
@@ -68,9 +66,20 @@ def remove(connection: sa.Connection, project: str) -> bool:
 def in_hands(connection: sa.Connection, project: str) -> int:
     """How many tasks of a project are queued for workers or run, in all shards."""
     of_project = sa.select(definition.c.code).where(definition.c.project == project)
-    now = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
-    chosen = sa.select(sa.func.count()).select_from(task).join(instance, now)
+    goes = going(instance.c.code.in_(of_project))
+    chosen = sa.select(sa.func.count()).select_from(goes).join(task, is_of(goes))
     held = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
-    goes = sa.and_(instance.c.active, instance.c.state.in_(_GOING))  # dates of a backfill that wait have no tasks
-    chosen = chosen.where(goes, instance.c.code.in_(of_project), held, task.c.queue_key.is_not(None))
-    return int(connection.execute(chosen).scalar_one())
+    return int(connection.execute(chosen.where(held, task.c.queue_key.is_not(None))).scalar_one())
+
+
+def going(*more: sa.ColumnElement[bool]) -> sa.CTE:
+    """The runs of which workers may have tasks: a few of all, and read first.
+
+    A database that guesses that of a long history few tasks are queued would read them all.
+    """
+    return sa.select(instance.c.id, instance.c.run).where(IS_GOING, *more).cte("going").prefix_with("MATERIALIZED")
+
+
+def is_of(goes: sa.CTE) -> sa.ColumnElement[bool]:
+    """That a task is one of the present runs of these."""
+    return sa.and_(task.c.instance == goes.c.id, task.c.run == goes.c.run)

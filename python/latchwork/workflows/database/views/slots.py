@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import IS_ACTIVE, attempt, definition, instance, task
+from latchwork.workflows.database.policies import limits
+from latchwork.workflows.database.tables import attempt, definition, instance, task
 from latchwork.workflows.database.views.instances import TASK
 from latchwork.workflows.keys import slots_of
 from latchwork.workflows.state import TaskState
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
-_NOW = sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run)
 _NAMED = sa.select(*TASK, definition.c.project, definition.c.name.label("workflow"))
 _TOGETHER = 400
 
@@ -51,7 +51,8 @@ def waiting(connection: sa.Connection, name: str, most: int) -> Waiting:
 
 def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
     """The queued tasks that need a slot: their ids, lanes, and where in these they are."""
-    chosen = sa.select(task.c.id, task.c.queue_key).select_from(instance).join(task, _NOW).where(IS_ACTIVE)
+    goes = limits.going()
+    chosen = sa.select(task.c.id, task.c.queue_key).select_from(goes).join(task, limits.is_of(goes))
     chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
     for row in connection.execute(chosen):
         lane, _, shelf = row.queue_key.partition("/")
