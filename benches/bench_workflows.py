@@ -9,6 +9,7 @@ Master, worker, database and store share the machine; master and worker are one 
 ``rate``       tasks that do nothing, in instances of 250, from the first start to the last end; the worker is a process
                of its own, so that the processor time for each is the master's
 ``masters``    the same by one master, and by four; each, and the worker, a process of its own
+``memory``     of a master process, after each tenth of ten times so many tasks
 ``work``       shell scripts that do nothing, each a process under its supervisor; master and worker as in ``rate``
 ``fan``        one instance with a task behind which all others come
 ``latency``    from the end of a task of a chain to the start of the next: tasks that do nothing, and shell scripts
@@ -221,6 +222,16 @@ def work(site, chosen):
         yield {"of": "shell", "per_s": count * PART / site.run("work", count)}
 
 
+def memory(site, chosen):
+    """A master's memory, with a growing history behind it."""
+    with site.process("master") as master, site.process("worker"):
+        site.apply("rate", [noop(f"t{n}") for n in range(PART)])
+        count = max(1, chosen.tasks // PART)
+        for number in range(1, 11):
+            site.run("rate", count)
+            yield {"tasks": number * count * PART, "rss_mb": master.memory_info().rss / 2**20}
+
+
 def used(process):
     return sum(process.cpu_times()[:2])
 
@@ -360,7 +371,7 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
-WHAT = {each.__name__: each for each in (idle, rate, masters, work, fan, latency, load, worker, master)}
+WHAT = {each.__name__: each for each in (idle, rate, masters, memory, work, fan, latency, load, worker, master)}
 ROLES = {"worker": be_worker, "master": be_master}
 
 
