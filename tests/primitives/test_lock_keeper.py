@@ -289,6 +289,32 @@ def test_a_call_that_is_interrupted_gives_back_what_it_has_taken(connect, keeper
     assert rival.acquire("many/119", 20.0).is_held
 
 
+def test_a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quarter_of_a_ttl_later(
+    connect, keepers, monkeypatch
+):
+    """The chores are quicker than the thread that was interrupted: what they find must be theirs to free."""
+    store = connect()
+    keeper, rival = keepers(ttl_s=60.0, store=store), keepers(ttl_s=60.0)
+    held = keeper.acquire("job/1", 10.0)
+    time.sleep(0.2)  # the chores that every keeper begins with
+    end_work, lane = held.end_work, keeper._chores
+    signal = lane.signal
+
+    def interrupted():
+        monkeypatch.setattr(held, "end_work", end_work)
+        raise KeyboardInterrupt
+
+    def at_once():
+        signal()
+        time.sleep(0.5)
+
+    monkeypatch.setattr(held, "end_work", interrupted)
+    monkeypatch.setattr(lane, "signal", at_once)
+    with pytest.raises(KeyboardInterrupt):
+        keeper.release(["job/1"])
+    assert rival.acquire("job/1", 5.0).is_held
+
+
 def test_a_renewal_that_fails_is_told_with_the_time_that_is_left(connect, keepers, eventually):
     told = []
     with FaultyStore(connect()) as store, keepers(ttl_s=4.0, store=store) as keeper:

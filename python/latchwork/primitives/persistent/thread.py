@@ -279,8 +279,7 @@ class KeeperThread(Starts):
     async def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
         """Free these locks on the server, now or later; returns the names that others have taken."""
         claimer = object()
-        await OnInterrupt(partial(self._done_with, claimer))
-        await OnInterrupt(partial(self._let_go, found))
+        await OnInterrupt(partial(self._let_go, found, claimer))
         doubts = self._state.take_back(found, claimer)
         for held in found:
             held.end_work()
@@ -315,9 +314,12 @@ class KeeperThread(Starts):
         self._stopping.set()
         self._wake.set()
 
-    def _let_go(self, found: Sequence[HeldLock]) -> None:
-        """Hold these locks no more, and free them in the background; some of that may be done already."""
-        claimer = object()
+    def _let_go(self, found: Sequence[HeldLock], claimer: object = None) -> None:
+        """Hold these locks no more, end this claim, and free them in the background; some of it may be done already.
+
+        The chores are signalled when the names are busy no more: what they find busy they leave for a quarter of a TTL.
+        """
+        claimer = claimer or object()
         self._state.take_back([held for held in found if held.is_kept], claimer)
         for held in found:
             held.end_work()
