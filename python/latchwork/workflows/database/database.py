@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
 from latchwork.errors import LatchworkError, Unavailable
@@ -136,9 +136,10 @@ class Database:
 
 
 def _sqlite(url: sa.URL) -> sa.Engine:
-    if sqlite3.sqlite_version_info < _SQLITE:
+    library: Any = sqlite.dialect.import_dbapi()
+    if library.sqlite_version_info < _SQLITE:
         raise LatchworkError(
-            f"the SQLite of this Python is {sqlite3.sqlite_version}, and workflows need 3.35; use a Python with a "
+            f"the SQLite of this Python is {library.sqlite_version}, and workflows need 3.35; use a Python with a "
             "newer one, or PostgreSQL"
         )
     in_memory = url.database in {None, "", ":memory:"}
