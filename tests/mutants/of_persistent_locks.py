@@ -197,8 +197,8 @@ DEFECTS = (
         "LockKeeper",
         "a release that is interrupted has the locks freed before they are there to be freed",
         "primitives/persistent/thread.py",
-        "        self._done_with(claimer)\n        self._chores.signal()\n\n    def _done_with",
-        "        self._chores.signal()\n        self._done_with(claimer)\n\n    def _done_with",
+        "        self._done_with(claimer)\n        self._chores.signal()  # last:",
+        "        self._chores.signal()\n        self._done_with(claimer)  # last:",
         at("lock_keeper", "a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quarter_of_a_ttl_later"),
     ),
     Defect(

@@ -258,8 +258,8 @@ def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks
 
 
 def test_an_old_sqlite_is_refused_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
-    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    monkeypatch.setattr(sqlite3.dbapi2, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3.dbapi2, "sqlite_version", "3.34.1")
     with pytest.raises(LatchworkError, match=r"SQLite of this Python is 3\.34\.1, and workflows need 3\.35; use a"):
         Database("sqlite://")
 

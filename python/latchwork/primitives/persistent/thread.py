@@ -315,16 +315,13 @@ class KeeperThread(Starts):
         self._wake.set()
 
     def _let_go(self, found: Sequence[HeldLock], claimer: object = None) -> None:
-        """Hold these locks no more, end this claim, and free them in the background; some of it may be done already.
-
-        The chores are signalled when the names are busy no more: what they find busy they leave for a quarter of a TTL.
-        """
+        """Hold these locks no more, end this claim, and free them in the background; some of it may be done already."""
         claimer = claimer or object()
         self._state.take_back([held for held in found if held.is_kept], claimer)
         for held in found:
             held.end_work()
         self._done_with(claimer)
-        self._chores.signal()
+        self._chores.signal()  # last: what they find busy they leave for a quarter of a TTL
 
     def _done_with(self, claimer: object) -> None:
         self._waits.poke(self._state.done_with(claimer))
