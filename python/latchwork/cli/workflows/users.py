@@ -19,7 +19,7 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, home_of, opene
 
 if TYPE_CHECKING:
     from latchwork.web import Role
-    from latchwork.workflows.database.accounts import Account, DatabaseAccounts
+    from latchwork.workflows.database import Account, DatabaseAccounts
 
 #: What takes a role away.
 _NO_ROLE = "none"
@@ -124,7 +124,7 @@ def link_user(
 
 
 def _check_names(name: str, project: str) -> None:
-    from latchwork.workflows.definitions.model import NAME_PATTERN
+    from latchwork.workflows.definitions import NAME_PATTERN
 
     for what, each in (("NAME", name), ("--project", project or "default")):
         if re.fullmatch(NAME_PATTERN, each) is None:
@@ -153,7 +153,7 @@ def _accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccou
     """The accounts of a database that is there, and of this version."""
     with opened_database(home_of(home, database)) as opened:
         from latchwork.workflows import installation_of
-        from latchwork.workflows.database.accounts import DatabaseAccounts
+        from latchwork.workflows.database import DatabaseAccounts
 
         installation_of(opened)
         yield DatabaseAccounts(opened)
