@@ -17,6 +17,8 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from latchwork.workflows import Problem, Workflow, WorkflowClient
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
@@ -206,7 +208,10 @@ def schedule(
         rows = [each for each in client.workflows() if each.cron]
         wanted = None if name is None else name if "." in name else f"default.{name}"
         rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
-        found = [{**_row(each), "next": _next(client, each, count)} for each in rows]
+        last = client.last_fires(rows)
+        found = [
+            {**_row(each), "next": _next(client, each, count), "last": _last(last.get(each.code))} for each in rows
+        ]
     if as_json:
         say_json({"schedules": found})
     elif not found:
@@ -216,10 +221,28 @@ def schedule(
         show(Line(f"{each['workflow']}: {each['cron']} {each['tz']}{state}", "bold"))
         for at in each["next"]:
             say(f"  {utc_text(at)}")
+        if each["last"] is not None:
+            _say_last(each["last"])
 
 
 def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:
-    return client.fires(row.cron, row.tz, count) if row.scheduled and row.online else []
+    return client.next_fires(row, count) if row.scheduled and row.online else []
+
+
+def _last(row: Any) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {"at": row.fire_time, "run": row.instance, "state": row.state, "error": row.error}
+
+
+def _say_last(last: Mapping[str, Any]) -> None:
+    at = f"  last: {utc_text(last['at'])}"
+    if last["error"]:
+        show(Line(f"{at}, not started: {last['error']}", "red"))
+    elif last["run"] is not None:
+        say(f"{at}, run {last['run']}" + (f": {last['state']}" if last["state"] else ""))
+    else:
+        say(at)
 
 
 def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:

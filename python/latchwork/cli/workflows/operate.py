@@ -107,14 +107,35 @@ def start(
         if not as_json:
             say(f"run {number} of {name} is started")
         found = _followed(client, number) if follow and not as_json else client.wait(number)
-        _end(found, as_json=as_json)
+        cause = _cause(client, found)
+    _end(found, cause, as_json=as_json)
 
 
-def _end(found: RunSeen, *, as_json: bool) -> None:
+def _cause(client: WorkflowClient, found: RunSeen) -> list[dict[str, str]]:
+    """Why a run that is over did not succeed: the tasks, what each says, and which attempt has the log."""
+    if found.state.value == "success":
+        return []
+    mine = [each for each in client.attempts(found.id) if each.run == found.run]
+    newest = {each.name: f"{each.task}.{each.n}.{each.claim}" for each in reversed(mine)}
+    return [
+        {"task": each.task, "why": each.text, "attempt": newest.get(each.task, "")}
+        for each in client.causes(found.id)[0]
+    ]
+
+
+def _say_cause(cause: list[dict[str, str]]) -> None:
+    for each in cause:
+        show(Line(f"{each['task']}: {each['why']}" if each["task"] else each["why"], "red"))
+        if each["attempt"]:
+            say(f"  its log: `latchwork workflows logs {each['attempt']}`")
+
+
+def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
     if as_json:
-        say_json(plain(found))
+        say_json({**plain(found), "cause": cause})
     else:
         show(Line(f"run {found.id}: {found.state.value}", STYLES.get(found.state.value, "")))
+        _say_cause(cause)
     if found.state.value != "success":
         raise typer.Exit(FAILURE)
 
@@ -158,8 +179,11 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
         with client_of(home_of(home, database, store)) as client:
             client.done(number := client.act(run, action, **{name: each for name, each in more.items() if each}))
             found = client.wait(run) if wait else client.instance(run)
-        document = {"run": run, "command": number, "state": found.state.value}
+            cause = _cause(client, found) if wait else []
+        document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
         told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
+        if not as_json:
+            _say_cause(cause)
 
     own = inspect.signature(ask, eval_str=True)
     named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
