@@ -235,6 +235,29 @@ def test_a_run_that_fails_says_which_task_with_its_error_and_where_its_log_is(fl
     assert document["cause"][0]["attempt"] != attempt
 
 
+def test_a_task_is_forced_by_a_command(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    number = flows("start", "holds", "-p", f"go={tmp_path}", "-p", f"fails={tmp_path}", "--wait", "--json").json["run"]
+    flows("force-success", number, "third").refused(2, "no task 'third'", "first, second")
+    flows("force-start", number, "first").refused(1, "failure")
+    told = flows("force-success", number, "first")
+    assert told.out == (
+        f"run {number}: task first counts as success; the run is failure; recover it, and what follows goes on\n"
+    )
+    flows("force-success", number, "first").refused(1, "first")
+    assert flows("recover", number, "--wait", "--json").json["state"] == "success"
+    assert flows("show", number, "--json").json["tasks"] == {"first": "forced_success", "second": "success"}
+
+
+def test_a_workflow_is_set_offline_and_online_by_commands(flows, nightly):
+    assert flows("offline", nightly).out == "nightly is offline\n"
+    flows("start", nightly).refused(1, "is offline")
+    assert flows("online", nightly, "--json").json == {"workflow": "nightly", "online": True}
+    assert flows("start", nightly, "--dry-run", "--wait", "--json").json["state"] == "success"
+    flows("offline", "nowhere").refused(1, "no workflow default.nowhere")
+
+
 def test_a_start_with_the_same_key_is_one_run(flows, nightly):
     first, again = (flows("start", nightly, "--unique-key", "k1", "--json").json["run"] for _ in range(2))
     assert first == again

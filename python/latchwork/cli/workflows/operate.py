@@ -1,4 +1,6 @@
-"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`."""
+"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`; of a task:
+`force-success`, `force-start`.
+"""
 
 from __future__ import annotations
 
@@ -214,6 +216,49 @@ rerun = _asks(
     "latchwork workflows rerun 12",
     "latchwork workflows rerun 12 --no-cache --wait",
     option=("no_cache", NoCache, False),
+)
+
+
+def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
+    """A command that asks something of a task: its word, what is said of the task then, its help, its examples."""
+
+    def force(
+        run: Run,
+        task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
+        *,
+        home: HomeDir = None,
+        database: DatabaseUrl = None,
+        store: StoreUrl = None,
+        as_json: Json = False,
+    ) -> None:
+        with client_of(home_of(home, database, store)) as client:
+            found = {each.name: each.id for each in client.tasks(run)}
+            if task not in found:
+                raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(found)[:20]) or 'none yet'}")
+            ask = client.force_success if action == "force-success" else client.force_start
+            client.done(number := ask(found[task]))
+            after = client.instance(run)
+        document = {"run": run, "command": number, "state": after.state.value, "task": task}
+        document["task_state"] = after.tasks.get(task, "")
+        hint = "; recover it, and what follows goes on" if after.state.value in {"failure", "stopped"} else ""
+        told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
+
+    force.__doc__ = about
+    force.__name__ = action
+    return command(*lines)(force)
+
+
+force_success = _forces(
+    "force-success",
+    "counts as success",
+    "Count a task that failed as success; a run that is over goes on once it is recovered.",
+    "latchwork workflows force-success 12 load",
+)
+force_start = _forces(
+    "force-start",
+    "waits for no slot",
+    "Let a queued task start without a slot of its task group or project.",
+    "latchwork workflows force-start 12 load",
 )
 
 
