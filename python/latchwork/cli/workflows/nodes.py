@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latchwork.cli.options import Json, command, group, renamed
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
+from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say, say_json, told
 from latchwork.cli.workflows.opening import (
     DatabaseUrl,
@@ -24,6 +22,8 @@ from latchwork.cli.workflows.opening import (
     opened_database,
     opened_store,
 )
+from latchwork.cli.workflows.telling import tell_on_stderr
+from latchwork.interrupts import Event
 from latchwork.words import counted
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def serve(
     from latchwork.workflows import Serve, ServeOptions
     from latchwork.workflows.master import Retention
 
-    _logs()
+    tell_on_stderr()
     worker_options = _worker(slots, groups, session_ttl_s=session_ttl_s)
     more: dict[str, Any] = {"names": tuple(name)} if name else {}
     more["keep"] = Retention(runs_days=keep_days, keep_runs=keep_runs)
@@ -209,7 +209,7 @@ def master(
     from latchwork.workflows.master import Master, Retention
     from latchwork.workflows.worker import Secrets
 
-    _logs()
+    tell_on_stderr()
     stop = _until_signal()
     more: dict[str, Any] = {"node_id": node_id, "order": _order(order), "lock_ttl_s": lock_ttl_s}
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
@@ -256,7 +256,7 @@ def worker(
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.worker import Secrets, Worker
 
-    _logs()
+    tell_on_stderr()
     more = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
     with opened_store(where) as there:
         node = Worker(
@@ -364,16 +364,9 @@ def _order(order: str) -> Any:
     return order
 
 
-def _logs() -> None:
-    """A node tells what happens on stderr."""
-    if not debugging():
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
-        logging.getLogger("latchwork.workflows").setLevel(logging.INFO)
-
-
-def _until_signal() -> threading.Event:
+def _until_signal() -> Event:
     """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
-    told_ = threading.Event()
+    told_ = Event()
     before: dict[int, Any] = {}
 
     def tell(_number: int, _frame: FrameType | None) -> None:
