@@ -33,7 +33,7 @@ help:
 	@echo
 	@echo '  make build     check what must be there, then install everything into .venv'
 	@echo '  make demo      build, then run a cluster of three workers and kill one half-way'
-	@echo '  make test      build, get the test servers, run the tests (8 minutes on two cores)'
+	@echo '  make test      build, get the test servers, run the tests (14 minutes on two cores)'
 	@echo '  make check     every test on every server, and all long forms (hours); or one of them:'
 	@echo '                 WHAT=tests             every test on every server, in its long form'
 	@echo '                 WHAT=faults            every fault on every backend, idle and busy, judged (an hour)'

@@ -27,6 +27,17 @@ DEFECTS = (
     ),
     Defect(
         "SQLite",
+        "who is told nothing looks as often as those who hand over to each other",
+        "backends/embedded/watches.py",
+        "            return _POLL_BUSY_S if now < self._ours_until else _POLL_OTHERS_S\n",
+        "            return _POLL_BUSY_S\n",
+        of(
+            "backends/embedded/watches",
+            "a_store_that_is_told_nothing_looks_less_often_than_those_who_hand_over_to_each_other",
+        ),
+    ),
+    Defect(
+        "SQLite",
         "a file that was replaced is written all the same",
         "backends/embedded/connection.py",
         "                self.check()\n                result = work(conn)\n",

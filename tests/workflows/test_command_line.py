@@ -187,7 +187,7 @@ def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     assert flows("schedule", nightly, "--off", "--json").json["schedules"][0]["next"] == []
     flows("schedule", nightly, "--on")
     (worker,) = flows("workers", "--json").json["workers"]
-    assert (worker["slots"], worker["groups"]) == (4, ["default"])
+    assert (worker["slots"], worker["groups"], worker["running"]) == (4, ["default"], [])
     assert flows("show", nightly).out.count("type: shell") == 2
     assert flows("show", nightly, "--svg").out.startswith("<svg")
 
@@ -209,6 +209,9 @@ def test_a_run_is_paused_resumed_stopped_recovered_and_rerun(flows, tmp_path):
     go = tmp_path / "go"
     number = flows("start", "holds", "-p", f"go={go}", "--json").json["run"]
     eventually(lambda: "running" in flows("why", number, "first").out)
+    (worker,) = flows("workers", "--json").json["workers"]
+    assert [(each["name"], each["run"]) for each in worker["running"]] == [("first", number)]
+    assert f"first of {number}" in flows("workers").out
     assert flows("pause", number, "--json").json["state"] == "ready_pause"
     flows("pause", number).refused(1, "ready_pause")
     assert flows("resume", number, "--json").json["state"] == "running"
@@ -227,6 +230,47 @@ def test_a_run_that_fails_is_exit_code_1(flows, tmp_path):
     (attempt,) = flows("show", told.json["run"], "--json").json["attempts"]
     assert (attempt["exit_code"], attempt["outcome"]) == (1, "failure")
     assert attempt["error"].splitlines()[0] in flows("show", told.json["run"]).out
+
+
+def test_a_run_that_fails_says_which_task_with_its_error_and_where_its_log_is(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    told = flows("start", "holds", "-p", f"go={tmp_path}", "-p", f"fails={tmp_path}", "--wait")
+    _, state, cause, log = told.out.splitlines()
+    assert (told.code, state.split(": ")[1]) == (1, "failure")
+    assert cause.startswith("first: ")
+    assert "ended with code 1" in cause
+    attempt = re.fullmatch(r"  its log: `latchwork workflows logs (\S+)`", log)[1]
+    assert flows("logs", attempt).code == 0
+    number = int(re.search(r"run (\d+)", told.out)[1])
+    again = flows("recover", number, "--wait")
+    assert again.out.splitlines()[1].startswith("first: ")
+    document = flows("rerun", number, "--wait", "--json").json
+    assert [(each["task"], "ended with code 1" in each["why"]) for each in document["cause"]] == [("first", True)]
+    assert document["cause"][0]["attempt"] != attempt
+
+
+def test_a_task_is_forced_by_a_command(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    number = flows("start", "holds", "-p", f"go={tmp_path}", "-p", f"fails={tmp_path}", "--wait", "--json").json["run"]
+    flows("force-success", number, "third").refused(2, "no task 'third'", "first, second")
+    flows("force-start", number, "first").refused(1, "failure")
+    told = flows("force-success", number, "first")
+    assert told.out == (
+        f"run {number}: task first counts as success; the run is failure; recover it, and what follows goes on\n"
+    )
+    flows("force-success", number, "first").refused(1, "first")
+    assert flows("recover", number, "--wait", "--json").json["state"] == "success"
+    assert flows("show", number, "--json").json["tasks"] == {"first": "forced_success", "second": "success"}
+
+
+def test_a_workflow_is_set_offline_and_online_by_commands(flows, nightly):
+    assert flows("offline", nightly).out == "nightly is offline\n"
+    flows("start", nightly).refused(1, "is offline")
+    assert flows("online", nightly, "--json").json == {"workflow": "nightly", "online": True}
+    assert flows("start", nightly, "--dry-run", "--wait", "--json").json["state"] == "success"
+    flows("offline", "nowhere").refused(1, "no workflow default.nowhere")
 
 
 def test_a_start_with_the_same_key_is_one_run(flows, nightly):

@@ -1,5 +1,6 @@
 """Schedules: one instance for each fire time, whoever dies when; windows, time zones, what is missed."""
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from zoneinfo import ZoneInfo
 
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from latchwork.workflows.database import schedules
 from latchwork.workflows.database.schedules import ScheduleRow
 from latchwork.workflows.database.tables import fire, instance, schedule
+from latchwork.workflows.desk.definitions import next_fire, next_fires
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -104,6 +106,27 @@ def test_a_schedule_fires_within_its_window_only():
         row(starts_at=NOON + 3600, ends_at=NOON + 4800, cursor=NOON + 4200).next_fire(NOON + 4300) - NOON
     ) / 60 == 80
     assert row(ends_at=NOON + 4800, cursor=NOON + 4800).next_fire(NOON + 4900) is None
+
+
+def test_a_fire_time_before_the_end_of_its_window_is_made_up_for_after_it():
+    """It was forgotten: the newest that had passed was looked at alone, and that one was behind the end."""
+    hourly = row("0 * * * *", cursor=NOON - 1800, ends_at=NOON + 1800)
+    late = NOON + 3 * 3600 + 60
+    assert hourly.next_fire(late) == NOON
+    assert replace(hourly, misfire="all").next_fire(late) == NOON
+    assert replace(hourly, misfire="skip").next_fire(late) is None
+    assert replace(hourly, max_lateness_s=3600.0).next_fire(late) is None
+    assert replace(hourly, cursor=NOON).next_fire(late) is None
+    assert replace(hourly, starts_at=NOON + 60).next_fire(late) is None
+
+
+def test_what_is_told_to_be_next_is_within_the_window_of_a_schedule():
+    """Pages and commands told fire times of after the end, at which nothing starts."""
+    hourly = row("0 * * * *", starts_at=NOON + 3600, ends_at=NOON + 2 * 3600)
+    assert next_fires(hourly, NOON, 5) == [NOON + 3600, NOON + 7200]
+    assert next_fire(hourly, NOON + 7200) is None
+    assert next_fires(replace(hourly, ends_at=None), NOON + 7200, 2) == [NOON + 3 * 3600, NOON + 4 * 3600]
+    assert next_fires(replace(hourly, cron="0 0 31 2 *"), NOON, 1) == []
 
 
 def test_a_schedule_follows_its_time_zone_over_both_changes_of_the_clock():

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.types import Put
-from latchwork.workflows.definitions.builder import workflow
-from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
+from latchwork.workflows.definitions.builder import shell, workflow
+from latchwork.workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
 from latchwork.workflows.definitions.validate import validate
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
@@ -300,3 +300,21 @@ def test_types_are_tasks_of_workflows_in_python():
     assert by_name["procedure"].params["arguments"] == ["${sql.rows}", "literal $${x}"]
     assert by_name["sql"].params["parameters"] == {"extra": "${day}"}
     assert by_name["done"].after == ("procedure", "spark", "mapreduce")
+
+
+def test_mail_of_rows_interpreters_and_types_of_packages_can_be_said_in_python():
+    """`mail` of `sql`, `interpreter` of `shell`, and types of other packages were for YAML alone."""
+
+    @workflow
+    def told():
+        sql("sqlite://", "SELECT 1", rows=5, mail={"channel": "ops", "to": ["boss@example.org"]})
+        shell("print(1)", interpreter=["python3", "-u"])
+        http("http://host", silent_s=3, timeout_s=60)
+        of_type("noop", name="a", retries=1)
+
+    by_name = {each.name: each for each in told.definition.tasks}
+    assert by_name["sql"].params["mail"] == {"channel": "ops", "to": ["boss@example.org"]}
+    assert by_name["sql"].params["rows"] == 5
+    assert by_name["shell"].params["interpreter"] == ["python3", "-u"]
+    assert (by_name["http"].params["timeout_s"], by_name["http"].timeout_s) == (3, 60)
+    assert (by_name["a"].type, by_name["a"].retries) == ("noop", 1)

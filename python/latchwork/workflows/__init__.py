@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         task,
         workflow,
     )
-    from latchwork.workflows.definitions.kinds import http, mapreduce, noop, procedure, spark, sql
+    from latchwork.workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
     from latchwork.workflows.definitions.moments import DateRange
     from latchwork.workflows.desk.alerts.seen import AlertSeen, ChannelSeen
     from latchwork.workflows.desk.limiting.groups import GroupSeen
@@ -61,7 +61,15 @@ else:
                 "task",
                 "workflow",
             ),
-            "latchwork.workflows.definitions.kinds": ("http", "mapreduce", "noop", "procedure", "spark", "sql"),
+            "latchwork.workflows.definitions.kinds": (
+                "http",
+                "mapreduce",
+                "noop",
+                "of_type",
+                "procedure",
+                "spark",
+                "sql",
+            ),
             "latchwork.workflows.definitions.moments": ("DateRange",),
             "latchwork.workflows.errors": (
                 "DefinitionInvalid",
@@ -133,6 +141,7 @@ __all__ = [
     "installation_of",
     "mapreduce",
     "noop",
+    "of_type",
     "procedure",
     "shell",
     "spark",

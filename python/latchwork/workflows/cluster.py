@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from latchwork.primitives import Group, GroupMember
 from latchwork.store import Store
@@ -82,15 +82,15 @@ class StoreCluster:
 
     def workers(self) -> list[WorkerSeen]:
         """Those that live, by name."""
-        busy: dict[str, int] = {}
+        running: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.shards, recursive=True):
-            if "/running/" in entry.key:
-                name = Running.of(entry.value).worker
-                busy[name] = busy.get(name, 0) + 1
-        return sorted(_seen(each, busy) for each in self._group.members())
+            _, is_running, x = entry.key.rpartition("/running/")
+            if is_running:
+                running.setdefault(Running.of(entry.value).worker, []).append(x)
+        return sorted(_seen(each, running.get(each.id, ())) for each in self._group.members())
 
 
-def _seen(member: GroupMember, busy: Mapping[str, int]) -> WorkerSeen:
+def _seen(member: GroupMember, running: Sequence[str]) -> WorkerSeen:
     labels = {name: each if isinstance(each, str) else "" for name, each in member.labels.items()}
     slots = labels.get("slots", "")
     return WorkerSeen(
@@ -98,10 +98,11 @@ def _seen(member: GroupMember, busy: Mapping[str, int]) -> WorkerSeen:
         member.host,
         _list(labels.get("groups", "")),
         int(slots) if slots.isdecimal() else 0,
-        busy.get(member.id, 0),
+        len(running),
         _list(labels.get("types", "")),
         labels.get("version", ""),
         labels.get("state", "running"),
+        tuple(sorted(running)),
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 from latchwork.errors import LatchworkError, Unavailable, WaitTimeout
 from latchwork.web import Identity, Problem
 from latchwork.workflows.database.views import catalog, instances
-from latchwork.workflows.desk import Parts, definitions
+from latchwork.workflows.desk import Parts, WorkerSeen, definitions
 from latchwork.workflows.desk import attempts as attempts_desk
 from latchwork.workflows.desk import causes as causes_desk
 from latchwork.workflows.desk import instances as runs_desk
+from latchwork.workflows.desk.limiting.holding import SlotTask, at_work
 from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork.workflows.logs import LogMissing, LogPart
 from latchwork.workflows.state import InstanceState
@@ -91,6 +92,15 @@ class Looks:
         """
         with told():
             return definitions.fires(cron, tz, count)
+
+    def next_fires(self, row: Row, count: int = 5) -> list[float]:
+        """The next moments at which a workflow of ``workflows`` is started by its schedule, within its window."""
+        return definitions.next_fires(row, time.time(), count)
+
+    def last_fires(self, rows: Sequence[Row]) -> dict[int, Row]:
+        """What became of the newest fire time of each of these workflows, by their codes: a run, or an error."""
+        with self._parts.database.read() as connection:
+            return catalog.last_fires(connection, [each.code for each in rows])
 
     def instance(self, instance_id: int) -> RunSeen:
         """A run.
@@ -192,7 +202,7 @@ class Looks:
                 )
             self._never.wait(LOOK_S)
 
-    def workers(self) -> Sequence[Any]:
+    def workers(self) -> Sequence[WorkerSeen]:
         """The workers that live, by name.
 
         Raises:
@@ -201,6 +211,11 @@ class Looks:
         if self._parts.cluster is None:
             raise LatchworkError("this client has no store; give its URL to see the workers")
         return self._parts.cluster.workers()
+
+    def at_work(self, workers: Sequence[WorkerSeen]) -> dict[str, tuple[SlotTask, ...]]:
+        """What each of these workers runs, by its name; those that it has for the longest first."""
+        with self._parts.database.read() as connection:
+            return at_work(connection, self._who, workers)
 
 
 def split(name: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from latchwork.store import connect
 from latchwork.web import HttpServer, listening
 from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
+from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.home import Home
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys, Order
@@ -41,6 +42,7 @@ class ServeOptions:
         has_pages: whether the API and the pages are served.
         has_master: whether instances are advanced here.
         keep: how long runs and what belongs to them are kept.
+        makes_database: whether a database is made, or brought to this version, where it is not; else it is refused.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +53,7 @@ class ServeOptions:
     has_pages: bool = True
     has_master: bool = True
     keep: Retention = field(default_factory=Retention)
+    makes_database: bool = True
 
 
 class Serve:
@@ -68,6 +71,7 @@ class Serve:
         self.url = ""
         self._stack = ExitStack()
         self._link: Callable[[], str] = str
+        self._can_sign_in: Callable[[], bool] = bool
 
     def __enter__(self) -> Serve:
         return self.start()
@@ -95,7 +99,8 @@ class Serve:
         home.make()
         database = Database(home.database)
         stack.callback(database.close)
-        initialize(database)
+        if options.makes_database:
+            initialize(database)
         store = stack.enter_context(connect(home.store))
         keys = Keys()
         found = join_store(database, store, keys)
@@ -122,10 +127,15 @@ class Serve:
             stack.callback(server.close)
             self.url = server.url
             self._link = lambda: admin_link(app, server.url)
+            self._can_sign_in = DatabaseAccounts(database).has_password
 
     def admin_link(self) -> str:
         """An address that signs a browser in as an administrator, once, within an hour."""
         return self._link()
+
+    def can_sign_in(self) -> bool:
+        """Whether anybody has a password for the pages; without, links alone lead in."""
+        return self._can_sign_in()
 
     def close(self) -> None:
         """Close all of it: pages, then tasks, then masters. Twice is fine."""

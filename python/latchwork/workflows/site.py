@@ -90,8 +90,9 @@ def check_reach(app: FastAPI, host: str) -> None:
     accounts: DatabaseAccounts = app.state.parts.accounts
     if not _is_local(host) and not accounts.has_password():
         raise LatchworkError(
-            f"--host {host} lets other machines ask, and no account has a password yet: serve on 127.0.0.1 first, and "
-            "set one on the page of your account"
+            f"--host {host} lets other machines ask, and no account has a password yet: give one to somebody with "
+            "`latchwork workflows users set NAME --role admin --password`, or serve on 127.0.0.1 first, and set one on "
+            "the page of your account"
         )
 
 

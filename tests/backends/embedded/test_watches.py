@@ -136,6 +136,26 @@ def test_a_thread_in_memory_does_not_wake_while_nothing_changes_and_nobody_asks_
     eventually(lambda: all(sink.changed_keys() == ["a"] for sink in sinks))
 
 
+def test_a_store_that_is_told_nothing_looks_less_often_than_those_who_hand_over_to_each_other(
+    sqlite_url, opened, collector, eventually, monkeypatch
+):
+    polls = []
+    really = Poller._poll
+    monkeypatch.setattr(Poller, "_poll", lambda poller: polls.append(poller) or really(poller))
+    writer, idle = opened(sqlite_url), opened(sqlite_url)
+    sink = collector()
+    idle.watch("elsewhere", sink)
+    eventually(lambda: sink.events)
+    time.sleep(0.3)  # what it asked for itself is over
+    began, before = time.monotonic(), polls.count(idle._poller)
+    while time.monotonic() < began + 1.0:
+        put(writer, "a")
+        time.sleep(0.002)
+    assert polls.count(idle._poller) - before <= 130
+    put(writer, "elsewhere")
+    eventually(lambda: sink.changed_keys() == ["elsewhere"], 1)
+
+
 def test_state_as_of_a_time_has_every_write_acknowledged_before(store, collector, eventually):
     sink = collector()
     store.watch("a", sink)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from latchwork.cli.options import group
-from latchwork.cli.workflows import alerts, care, define, groups, limits, many, nodes, operate, settings, watch
+from latchwork.cli.workflows import (
+    alerts,
+    care,
+    define,
+    groups,
+    limits,
+    many,
+    nodes,
+    operate,
+    serving,
+    settings,
+    users,
+    watch,
+)
 
 workflows_app = group(
     "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
     "`latchwork workflows serve` is all that is needed on one machine; the other commands find it by its folder.",
-    serve=nodes.serve,
+    serve=serving.serve,
     init=nodes.init,
+    api=serving.api,
     master=nodes.master,
     worker=nodes.worker,
     validate=define.validate,
@@ -18,6 +32,8 @@ workflows_app = group(
     list=define.list_,
     show=watch.show_,
     schedule=define.schedule,
+    online=define.online,
+    offline=define.offline,
     start=operate.start,
     backfill=many.backfill,
     backfills=many.backfills,
@@ -29,6 +45,7 @@ workflows_app = group(
     stop=operate.stop,
     recover=operate.recover,
     rerun=operate.rerun,
+    **{"force-success": operate.force_success, "force-start": operate.force_start},
     workers=watch.workers,
     alerts=alerts.alerts,
     limits=limits.limits,
@@ -40,6 +57,7 @@ workflows_app = group(
 )
 workflows_app.add_typer(alerts.channels_app, name="channels")
 workflows_app.add_typer(nodes.secrets_app, name="secrets")
+workflows_app.add_typer(users.users_app, name="users")
 workflows_app.add_typer(settings.connections_app, name="connections")
 workflows_app.add_typer(settings.environments_app, name="environments")
 workflows_app.add_typer(settings.parameters_app, name="parameters")

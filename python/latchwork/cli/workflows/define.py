@@ -17,7 +17,9 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows import Problem, Workflow, WorkflowClient
+    from collections.abc import Mapping
+
+    from latchwork.workflows import Home, Problem, Workflow, WorkflowClient
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
@@ -206,7 +208,10 @@ def schedule(
         rows = [each for each in client.workflows() if each.cron]
         wanted = None if name is None else name if "." in name else f"default.{name}"
         rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
-        found = [{**_row(each), "next": _next(client, each, count)} for each in rows]
+        last = client.last_fires(rows)
+        found = [
+            {**_row(each), "next": _next(client, each, count), "last": _last(last.get(each.code))} for each in rows
+        ]
     if as_json:
         say_json({"schedules": found})
     elif not found:
@@ -216,10 +221,50 @@ def schedule(
         show(Line(f"{each['workflow']}: {each['cron']} {each['tz']}{state}", "bold"))
         for at in each["next"]:
             say(f"  {utc_text(at)}")
+        if each["last"] is not None:
+            _say_last(each["last"])
+
+
+@command("latchwork workflows online nightly")
+def online(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let a workflow be started again. Its schedule begins with its next time."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=True)
+
+
+@command("latchwork workflows offline nightly")
+def offline(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let nobody start a workflow, and its schedule neither; runs that are there go on."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=False)
+
+
+def _set_online(name: str, where: Home, *, as_json: bool, is_online: bool) -> None:
+    with client_of(where) as client:
+        client.set_online(name, online=is_online)
+    told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
 
 
 def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:
-    return client.fires(row.cron, row.tz, count) if row.scheduled and row.online else []
+    return client.next_fires(row, count) if row.scheduled and row.online else []
+
+
+def _last(row: Any) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {"at": row.fire_time, "run": row.instance, "state": row.state, "error": row.error}
+
+
+def _say_last(last: Mapping[str, Any]) -> None:
+    at = f"  last: {utc_text(last['at'])}"
+    if last["error"]:
+        show(Line(f"{at}, not started: {last['error']}", "red"))
+    elif last["run"] is not None:
+        say(f"{at}, run {last['run']}" + (f": {last['state']}" if last["state"] else ""))
+    else:
+        say(at)
 
 
 def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:

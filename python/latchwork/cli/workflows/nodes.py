@@ -1,14 +1,15 @@
-"""`latchwork workflows serve`, and its parts: `init`, `master`, `worker`, `upgrade`, `adopt-store`, `secrets`."""
+"""`latchwork workflows master` and `worker`, and what they stand on: `init`, `upgrade`, `adopt-store`, `secrets`."""
 
 from __future__ import annotations
 
-import signal
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from latchwork.cli.options import Json, command, group, renamed
 from latchwork.cli.outcome import UsageError
@@ -22,14 +23,14 @@ from latchwork.cli.workflows.opening import (
     opened_database,
     opened_store,
 )
-from latchwork.cli.workflows.telling import tell_on_stderr
-from latchwork.interrupts import Event
+from latchwork.cli.workflows.telling import log_to_stderr, until_signal
 from latchwork.words import counted
 
 if TYPE_CHECKING:
     from latchwork.workflows import Home
     from latchwork.workflows.worker import WorkerOptions
 
+F = TypeVar("F", bound=Callable[..., None])
 Slots = Annotated[
     int | None,
     typer.Option(min=1, show_default=False, help="How many tasks run here at a time.  [unless given: two a processor]"),
@@ -75,58 +76,25 @@ Root = Annotated[
     str, typer.Option("--root", metavar="KEY", help="The key below which the workflows are in the store.", hidden=True)
 ]
 
+#: Variables that are called otherwise than their options: Kubernetes gives every process of a namespace that has a
+#: service `latchwork-workflows` a variable LATCHWORK_WORKFLOWS_PORT of its own making.
+_CALLED = {"host": "PAGES_HOST", "port": "PAGES_PORT", "names": "PAGES_NAMES"}
+#: Of one process alone, or of all commands.
+_UNSET = frozenset({"name", "node_id", "debug"})
 
-@command(
-    "latchwork workflows serve",
-    "latchwork workflows serve --port 9000 --slots 8",
-    "latchwork workflows serve --home ./flows --host 0.0.0.0 --name flows.example.org",
-)
-def serve(
-    *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")] = 8770,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name",
-            metavar="HOST",
-            show_default=False,
-            help="A name by which browsers may ask for the pages; may be given several times.  [unless given: this "
-            "machine's own]",
-        ),
-    ] = None,
-    slots: Slots = None,
-    groups: Groups = None,
-    session_ttl_s: SessionTtl = 30.0,
-    order: TakeOrder = "instance",
-    keep_days: KeepDays = 180.0,
-    keep_runs: KeepRuns = 32,
-    home: HomeDir = None,
-    database: DatabaseUrl = None,
-    store: StoreUrl = None,
-    logs: LogsUrl = None,
-) -> None:
-    """Run everything in this process: database, master, worker, API and pages. What is missing is made.
 
-    It prints an address that signs a browser in as an administrator, once. Ctrl-C ends it: tasks are told to end, what
-    did not end runs again at the next start.
-    """
-    where = home_of(home, database, store, logs)
-    from latchwork.workflows import Serve, ServeOptions
-    from latchwork.workflows.master import Retention
+def node(*lines: str) -> Callable[[F], F]:
+    """Make a function a command that runs a node: its options may be given by variables, LATCHWORK_WORKFLOWS_SLOTS."""
 
-    tell_on_stderr()
-    worker_options = _worker(slots, groups, session_ttl_s=session_ttl_s)
-    more: dict[str, Any] = {"names": tuple(name)} if name else {}
-    more["keep"] = Retention(runs_days=keep_days, keep_runs=keep_runs)
-    options = ServeOptions(host, port, _order(order), worker=worker_options, **more)
-    stop = _until_signal()
-    with Serve(where, options) as served:
-        say(f"workflows of {where.folder} at {served.url}")
-        say(f"sign in, once: {served.admin_link()}")
-        sys.stdout.flush()
-        stop.wait()
-        say("ending: tasks are told to end")
+    def make(function: F) -> F:
+        made = command(*lines)(function)
+        for each in inspect.signature(made).parameters.values():
+            for option in get_args(each.annotation)[1:]:
+                if isinstance(option, OptionInfo) and option.envvar is None and each.name not in _UNSET:
+                    option.envvar = f"LATCHWORK_WORKFLOWS_{_CALLED.get(each.name, each.name.upper())}"
+        return made
+
+    return make
 
 
 @command(
@@ -176,7 +144,7 @@ def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json
         told(f"database {opened.url} is what this version needs", document, as_json=as_json)
 
 
-@command(
+@node(
     "latchwork workflows master --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379,e2:2379/flows",
 )
 def master(
@@ -209,9 +177,9 @@ def master(
     from latchwork.workflows.master import Master, Retention
     from latchwork.workflows.worker import Secrets
 
-    tell_on_stderr()
-    stop = _until_signal()
-    more: dict[str, Any] = {"node_id": node_id, "order": _order(order), "lock_ttl_s": lock_ttl_s}
+    more: dict[str, Any] = {"node_id": node_id, "order": order_of(order), "lock_ttl_s": lock_ttl_s}
+    log_to_stderr()
+    stop = until_signal()
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
     with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
@@ -221,7 +189,7 @@ def master(
         say(f"master {node.node_id} gives its runs to others")
 
 
-@command(
+@node(
     "latchwork workflows worker --group default --slots 4 --store etcd://e1:2379/flows --logs s3://bucket/flows",
     "latchwork workflows worker --group gpu --group default",
 )
@@ -256,14 +224,15 @@ def worker(
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.worker import Secrets, Worker
 
-    tell_on_stderr()
     more = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
+    options = worker_options(slots, groups, **more)
+    log_to_stderr()
     with opened_store(where) as there:
         node = Worker(
             there,
             logs=open_logs(where.logs),
             name=name,
-            options=_worker(slots, groups, **more),
+            options=options,
             secrets=Secrets(secrets or where.secrets),
         )
         say(f"worker {node.name} takes tasks of {', '.join(node.options.groups)}")
@@ -348,7 +317,12 @@ secrets_app = group("Secrets of this machine's workers, by name.", set=secrets_s
 renamed(secrets_app, remove=secrets_rm)
 
 
-def _worker(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
+def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerOptions:
+    """How a worker runs tasks, as it was given.
+
+    Raises:
+        UsageError: it cannot.
+    """
     from latchwork.workflows.worker import WorkerOptions
 
     given = {"slots": slots, "groups": tuple(groups) if groups else None, **more}
@@ -358,25 +332,15 @@ def _worker(slots: int | None, groups: list[str] | None, **more: Any) -> WorkerO
         raise UsageError(str(error)) from None
 
 
-def _order(order: str) -> Any:
+def order_of(order: str) -> Any:
+    """By what tasks are taken.
+
+    Raises:
+        UsageError: there is no such order.
+    """
     if order not in {"instance", "submitted"}:
         raise UsageError(f"--order is instance or submitted, not {order!r}")
     return order
-
-
-def _until_signal() -> Event:
-    """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
-    told_ = Event()
-    before: dict[int, Any] = {}
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told_.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, tell)
-    return told_
 
 
 def where_of(home: Home) -> dict[str, str]:

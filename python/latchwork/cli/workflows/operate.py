@@ -1,4 +1,6 @@
-"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`."""
+"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`; of a task:
+`force-success`, `force-start`.
+"""
 
 from __future__ import annotations
 
@@ -112,14 +114,35 @@ def start(
         if not as_json:
             say(f"run {number} of {name} is started")
         found = _followed(client, number) if follow and not as_json else client.wait(number)
-        _end(found, as_json=as_json)
+        cause = _cause(client, found)
+    _end(found, cause, as_json=as_json)
 
 
-def _end(found: RunSeen, *, as_json: bool) -> None:
+def _cause(client: WorkflowClient, found: RunSeen) -> list[dict[str, str]]:
+    """Why a run that is over did not succeed: the tasks, what each says, and which attempt has the log."""
+    if found.state.value == "success":
+        return []
+    mine = [each for each in client.attempts(found.id) if each.run == found.run]
+    newest = {each.name: f"{each.task}.{each.n}.{each.claim}" for each in reversed(mine)}
+    return [
+        {"task": each.task, "why": each.text, "attempt": newest.get(each.task, "")}
+        for each in client.causes(found.id)[0]
+    ]
+
+
+def _say_cause(cause: list[dict[str, str]]) -> None:
+    for each in cause:
+        show(Line(f"{each['task']}: {each['why']}" if each["task"] else each["why"], "red"))
+        if each["attempt"]:
+            say(f"  its log: `latchwork workflows logs {each['attempt']}`")
+
+
+def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
     if as_json:
-        say_json(plain(found))
+        say_json({**plain(found), "cause": cause})
     else:
         show(Line(f"run {found.id}: {found.state.value}", STYLES.get(found.state.value, "")))
+        _say_cause(cause)
     if found.state.value != "success":
         raise typer.Exit(FAILURE)
 
@@ -194,8 +217,11 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
         with client_of(home_of(home, database, store)) as client:
             client.done(number := client.act(run, action, **{name: each for name, each in more.items() if each}))
             found = client.wait(run) if wait else client.instance(run)
-        document = {"run": run, "command": number, "state": found.state.value}
+            cause = _cause(client, found) if wait else []
+        document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
         told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
+        if not as_json:
+            _say_cause(cause)
 
     own = inspect.signature(ask, eval_str=True)
     named = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
@@ -226,6 +252,49 @@ rerun = _asks(
     "latchwork workflows rerun 12",
     "latchwork workflows rerun 12 --no-cache --wait",
     option=("no_cache", NoCache, False),
+)
+
+
+def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
+    """A command that asks something of a task: its word, what is said of the task then, its help, its examples."""
+
+    def force(
+        run: Run,
+        task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
+        *,
+        home: HomeDir = None,
+        database: DatabaseUrl = None,
+        store: StoreUrl = None,
+        as_json: Json = False,
+    ) -> None:
+        with client_of(home_of(home, database, store)) as client:
+            found = {each.name: each.id for each in client.tasks(run)}
+            if task not in found:
+                raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(found)[:20]) or 'none yet'}")
+            ask = client.force_success if action == "force-success" else client.force_start
+            client.done(number := ask(found[task]))
+            after = client.instance(run)
+        document = {"run": run, "command": number, "state": after.state.value, "task": task}
+        document["task_state"] = after.tasks.get(task, "")
+        hint = "; recover it, and what follows goes on" if after.state.value in {"failure", "stopped"} else ""
+        told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
+
+    force.__doc__ = about
+    force.__name__ = action
+    return command(*lines)(force)
+
+
+force_success = _forces(
+    "force-success",
+    "counts as success",
+    "Count a task that failed as success; a run that is over goes on once it is recovered.",
+    "latchwork workflows force-success 12 load",
+)
+force_start = _forces(
+    "force-start",
+    "waits for no slot",
+    "Let a queued task start without a slot of its task group or project.",
+    "latchwork workflows force-start 12 load",
 )
 
 

@@ -1,20 +1,24 @@
-"""What nodes of workflows tell on stderr: their log, in which a line that repeats itself stands once a minute."""
+"""What nodes of workflows tell on stderr, where a line that repeats itself stands once a minute; and when they end."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 from latchwork.cli.outcome import LOG_FORMAT, debugging
+from latchwork.interrupts import Event
 from latchwork.words import counted
 
 _EVERY_S = 60.0
 _MOST = 1_000
 
 
-def tell_on_stderr() -> None:
+def log_to_stderr() -> None:
     """Have a node tell what happens to it. With debugging on, the command line tells all of it already."""
     if debugging():
         return
@@ -23,6 +27,21 @@ def tell_on_stderr() -> None:
     handler.addFilter(Repeats())
     logging.getLogger().addHandler(handler)  # `basicConfig` does nothing beside the one that keeps commands quiet
     logging.getLogger("latchwork.workflows").setLevel(logging.INFO)
+
+
+def until_signal() -> Event:
+    """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
+    told_ = Event()  # one that a handler may set while its thread begins to wait for it
+    before: dict[int, Any] = {}
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        told_.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, tell)
+    return told_
 
 
 class Repeats(logging.Filter):

@@ -16,9 +16,14 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.words import printable, utc_text
 
 if TYPE_CHECKING:
-    from latchwork.workflows import RunSeen, WorkflowClient
+    from collections.abc import Sequence
+
+    from latchwork.workflows import RunSeen, SlotTask, WorkflowClient
+    from latchwork.workflows.desk import WorkerSeen
 
 Run = Annotated[int, typer.Argument(metavar="RUN", min=1, help="The number of a run, as start and runs print it.")]
+#: So many tasks of a worker are named.
+_MOST_NAMED = 5
 STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cyan", "forced_success": "green"}
 
 
@@ -229,21 +234,36 @@ def why(
 def workers(
     *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
 ) -> None:
-    """List the workers that live, whose tasks they take, and how many they have."""
+    """List the workers that live, whose tasks they take, and what they run now."""
     with client_of(home_of(home, database, store)) as client:
-        found = client.workers()
+        found = _at_work(client)
     empty = "no workers; start one with `latchwork workflows worker`"
-    right = ("busy", "slots")
-    listed("workers", found, _worker_row, plain=lambda each: each._asdict(), right=right, empty=empty, as_json=as_json)
+    listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
 
 
-def _worker_row(seen: Any) -> dict[str, str]:
+def _at_work(client: WorkflowClient) -> list[tuple[WorkerSeen, Sequence[SlotTask]]]:
+    found = client.workers()
+    running = client.at_work(found)
+    return [(each, running[each.name]) for each in found]
+
+
+def _worker_json(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, Any]:
+    seen, running = row
+    tasks = [each._asdict() for each in running if each.task is not None]
+    return {**{name: each for name, each in seen._asdict().items() if name != "attempts"}, "running": tasks}
+
+
+def _worker_row(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, str]:
+    seen, running = row
+    named = [f"{each.name} of {each.run}" for each in running if each.task is not None]
+    more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
     return {
         "worker": seen.name,
         "host": seen.host,
         "groups": " ".join(seen.groups),
         "busy": str(seen.busy),
         "slots": str(seen.slots or "?"),
+        "runs": ", ".join(named[:_MOST_NAMED]) + more,
         "state": seen.state,
         "version": seen.version,
         "types": " ".join(seen.types),

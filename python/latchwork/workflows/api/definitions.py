@@ -125,15 +125,17 @@ def set_online(*, request: Request, who: Who, project: m.NamePath, name: m.NameP
 
 @router.get("/schedules", tags=["schedules"])
 def list_schedules(*, request: Request, who: Who) -> list[m.ScheduleRow]:
-    """All schedules, and when they fire next."""
+    """All schedules, when they fire next, and what became of their newest fire time."""
     with parts_of(request).database.read() as connection:
         rows = catalog.schedules(connection, who.projects())
-    names = m.ScheduleRow.model_fields.keys() - {"next_at"}
+        last = catalog.last_fires(connection, [row.code for row in rows])
+    names = m.ScheduleRow.model_fields.keys() - {"next_at", "last"}
     now = time.time()
     return [
         m.ScheduleRow(
             **{name: getattr(row, name) for name in names},
             next_at=desk.next_fire(row, now) if row.enabled and row.online else None,
+            last=m.LastFire.model_validate(last[row.code]) if row.code in last else None,
         )
         for row in rows
     ]

@@ -273,6 +273,15 @@ class LogDocument(Document):
     ended: bool
 
 
+class LastFire(Document):
+    """The newest fire time of a schedule, and the run that it started, or why it started none."""
+
+    fire_time: float
+    instance: int | None
+    state: str | None
+    error: str | None
+
+
 class ScheduleRow(Document):
     """A schedule and when it fires next."""
 
@@ -284,6 +293,7 @@ class ScheduleRow(Document):
     enabled: bool
     online: bool
     next_at: float | None
+    last: LastFire | None
 
 
 class ScheduleChange(Document):
@@ -302,19 +312,6 @@ class OnlineChange(Document):
     """Whether a workflow may be started."""
 
     online: bool
-
-
-class WorkerRow(Document):
-    """A worker that lives."""
-
-    name: str
-    host: str
-    groups: list[str]
-    slots: int
-    busy: int
-    types: list[str]
-    version: str
-    state: str
 
 
 class EventRow(Document):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -14,19 +15,54 @@ from latchwork.workflows.api import models as m
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.views import overview
 from latchwork.workflows.desk.instances import find
-from latchwork.workflows.desk.parts import parts_of
+from latchwork.workflows.desk.limiting.holding import SlotTask, at_work
+from latchwork.workflows.desk.parts import WorkerSeen, parts_of
 
 router = APIRouter()
 _TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
 
 
+class WorkerTask(m.Document):
+    """A task that a worker has now; ``since`` is null for the moment before its master has heard of it."""
+
+    task: int
+    name: str
+    workflow: str
+    run: int
+    since: float | None
+
+
+class WorkerRow(m.Document):
+    """A worker that lives, and what it runs: as far as one may see that."""
+
+    name: str
+    host: str
+    groups: list[str]
+    slots: int
+    busy: int
+    types: list[str]
+    version: str
+    state: str
+    running: list[WorkerTask]
+
+
 @router.get("/api/v1/workers", tags=["workers"])
-def list_workers(request: Request, who: Who) -> list[m.WorkerRow]:  # noqa: ARG001 - anybody who is in
-    """The workers that live."""
-    found = parts_of(request).workers()
+def list_workers(request: Request, who: Who) -> list[WorkerRow]:
+    """The workers that live, and what they run."""
+    parts = parts_of(request)
+    found = parts.workers()
     if found is None:
         raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})
-    return [m.WorkerRow(**{**each._asdict(), "groups": list(each.groups), "types": list(each.types)}) for each in found]
+    with parts.database.read() as connection:
+        running = at_work(connection, who, found)
+    return [WorkerRow(**_plain(each, running[each.name])) for each in found]
+
+
+def _plain(seen: WorkerSeen, running: Sequence[SlotTask]) -> dict[str, Any]:
+    row = {name: getattr(seen, name) for name in WorkerRow.model_fields if name != "running"}
+    fields = WorkerTask.model_fields
+    tasks = [WorkerTask(**{name: getattr(each, name) for name in fields}) for each in running if each.task]
+    return {**row, "groups": list(seen.groups), "types": list(seen.types), "running": tasks}
 
 
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)

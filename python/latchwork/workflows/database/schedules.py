@@ -60,7 +60,13 @@ class ScheduleRow:
         at = next_step(cron, {"": Fired(before)}, now).at
         if at <= before:
             at = cron.fire_after(before)
-        return None if self.ends_at is not None and at > self.ends_at else at
+        if self.ends_at is None or at <= self.ends_at:
+            return at
+        if misfire != "once":
+            return None
+        # The newest that is past is behind the end; one before the end may be owed all the same.
+        owed = cron.fire_before(min(now, self.ends_at), now - self.max_lateness_s)
+        return owed if owed is not None and owed > before else None
 
 
 _COLUMNS = (

@@ -9,16 +9,16 @@ from latchwork.doors import late
 
 if TYPE_CHECKING:
     from latchwork.workflows.definitions.forms import as_yaml, read, write
-    from latchwork.workflows.definitions.model import Definition, TaskSpec
+    from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
     from latchwork.workflows.definitions.validate import checked, needs_of, problems_of
 else:
     __getattr__ = late(
         __name__,
         {
             "latchwork.workflows.definitions.forms": ("as_yaml", "read", "write"),
-            "latchwork.workflows.definitions.model": ("Definition", "TaskSpec"),
+            "latchwork.workflows.definitions.model": ("NAME_PATTERN", "Definition", "TaskSpec"),
             "latchwork.workflows.definitions.validate": ("checked", "needs_of", "problems_of"),
         },
     )
 
-__all__ = ["Definition", "TaskSpec", "as_yaml", "checked", "needs_of", "problems_of", "read", "write"]
+__all__ = ["NAME_PATTERN", "Definition", "TaskSpec", "as_yaml", "checked", "needs_of", "problems_of", "read", "write"]

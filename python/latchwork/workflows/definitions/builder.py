@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -248,16 +248,25 @@ def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     return made if fn is None else made(fn)
 
 
-def shell(script: str, *, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:
+def shell(
+    script: str,
+    *,
+    interpreter: Sequence[str] = (),
+    name: str | None = None,
+    after: Iterable[Node] = (),
+    **options: Any,
+) -> Node:
     """A task that runs a script by ``sh -e``; parameters and outputs are there as environment variables.
 
     Args:
         script: what to run.
+        interpreter: what reads it, with its arguments, such as ``["python3"]``; empty: ``sh -e``.
         name: of the task; ``shell``, numbered, by default.
         after: tasks to wait for.
         options: as for ``task``.
     """
-    return add("shell", {"script": script}, name=name, after=after, **options)
+    given = {"script": script, **({"interpreter": list(interpreter)} if interpreter else {})}
+    return add("shell", given, name=name, after=after, **options)
 
 
 def add(

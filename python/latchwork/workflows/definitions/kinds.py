@@ -17,6 +17,8 @@ def sql(
     *,
     parameters: Mapping[str, Any] | None = None,
     password: str = "",
+    rows: int | None = None,
+    mail: Mapping[str, Any] | None = None,
     name: str | None = None,
     after: Iterable[Node] = (),
     **options: Any,
@@ -28,13 +30,15 @@ def sql(
         statement: one, or several.
         parameters: further values for ``:name``.
         password: ``${secret:name}``.
+        rows: so many of the last statement's rows are shown in the log; None: 20.
+        mail: have all of them sent: ``{"channel": "ops", "to": ["boss@example.org"], "subject": "Orders"}``.
         name: of the task; ``sql``, numbered, by default.
         after: tasks to wait for.
         options: as for ``task``.
     """
     text = statement if isinstance(statement, str) else tuple(statement)
     given = {"connection": connection, "statement": text, "parameters": parameters, "password": password or None}
-    return _add("sql", given, name=name, after=after, **options)
+    return _add("sql", {**given, "rows": rows, "mail": mail}, name=name, after=after, **options)
 
 
 def procedure(
@@ -63,9 +67,14 @@ def http(
     json_body: Any = None,
     success: Sequence[int] | None = None,
     contains: str | None = None,
+    silent_s: float | None = None,
     **options: Any,
 ) -> Node:
-    """One request. Arguments as the parameters of the type ``http``; options as for ``task``."""
+    """One request. Arguments as the parameters of the type ``http``; options as for ``task``.
+
+    ``silent_s`` is its parameter ``timeout_s``, the seconds that the server may be silent: the option of that name is
+    how long an attempt may take.
+    """
     given = {
         "url": url,
         "method": method,
@@ -74,6 +83,7 @@ def http(
         "json_body": json_body,
         "success": success,
         "contains": contains,
+        "timeout_s": silent_s,
     }
     return _add("http", given, name=name, after=after, **options)
 
@@ -100,6 +110,26 @@ def mapreduce(
 ) -> Node:
     """A job for ``hadoop jar``; ``params`` are further parameters of the type ``mapreduce``."""
     return _add("mapreduce", {**(params or {}), "jar": jar}, name=name, after=after, **options)
+
+
+def of_type(
+    type_: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    after: Iterable[Node] = (),
+    **options: Any,
+) -> Node:
+    """A task of any type, by its name: one that an installed package adds.
+
+    Args:
+        type_: what ``type:`` says in YAML.
+        params: of the type.
+        name: of the task; the type's, numbered, by default.
+        after: tasks to wait for.
+        options: as for ``task``.
+    """
+    return _add(type_, params or {}, name=name, after=after, **options)
 
 
 def noop(*, name: str | None = None, after: Iterable[Node] = (), **options: Any) -> Node:

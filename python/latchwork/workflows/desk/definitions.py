@@ -17,7 +17,7 @@ from latchwork.workflows.database.history import told
 from latchwork.workflows.database.tables import schedule, shard
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.model import Definition, ScheduleSpec
+from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.settings import naming
 from latchwork.workflows.definitions.validate import Checked, checked
 from latchwork.workflows.desk.parts import Parts, need, seen
@@ -175,9 +175,28 @@ def fires(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None
     return found
 
 
-def next_fire(spec: ScheduleSpec | Row, now: float) -> float | None:
-    """When a schedule fires next; None: never, or nobody can say."""
+def next_fires(row: Row, now: float, count: int) -> list[float]:
+    """The next moments at which a schedule starts its workflow: within its window, so there may be fewer, or none.
+
+    Args:
+        row: with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.
+        now: seconds since the epoch.
+        count: so many.
+    """
+    at = now if row.starts_at is None else max(now, row.starts_at - 0.001)
+    found: list[float] = []
     try:
-        return Cron(spec.cron, tz=spec.tz).fire_after(now)
+        cron = Cron(row.cron, tz=row.tz)
+        while len(found) < count:
+            at = cron.fire_after(at)
+            if row.ends_at is not None and at > row.ends_at:
+                break
+            found.append(at)
     except (ValueError, OverflowError):
-        return None
+        pass  # it never fires again, or nobody can say
+    return found
+
+
+def next_fire(row: Row, now: float) -> float | None:
+    """When a schedule fires next; None: never, or nobody can say. Arguments as for ``next_fires``."""
+    return next(iter(next_fires(row, now, 1)), None)

@@ -35,6 +35,7 @@ class WorkerSeen(NamedTuple):
         types: the task types that it knows.
         version: of latchwork.
         state: such as ``running`` or ``draining``.
+        attempts: that it has now, as ``<task>.<n>``, sorted.
     """
 
     name: str
@@ -45,6 +46,7 @@ class WorkerSeen(NamedTuple):
     types: tuple[str, ...] = ()
     version: str = ""
     state: str = "running"
+    attempts: tuple[str, ...] = ()
 
 
 class Line(NamedTuple):

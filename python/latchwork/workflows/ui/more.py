@@ -11,10 +11,13 @@ from fastapi.responses import HTMLResponse
 from latchwork.web import Problem, Role, Who
 from latchwork.workflows.database.views import catalog, overview
 from latchwork.workflows.desk.definitions import fires, next_fire
+from latchwork.workflows.desk.limiting.holding import at_work
 from latchwork.workflows.desk.parts import parts_of
 from latchwork.workflows.ui.frame import page
 
 router = APIRouter()
+#: So many tasks of a worker are named.
+_MOST_NAMED = 8
 
 
 @router.get("/schedules", response_class=HTMLResponse)
@@ -28,11 +31,12 @@ def schedules(
     now = time.time()
     with parts_of(request).database.read() as connection:
         rows = catalog.schedules(connection, who.projects())
+        last = catalog.last_fires(connection, [row.code for row in rows])
     shown = [(next_fire(row, now) if row.enabled and row.online else None, row) for row in rows]
     shown.sort(key=lambda pair: (pair[0] is None, pair[0] or 0.0))
     values = _preview(cron, tz)
     may = {row.project for row in rows if who.may(Role.OPERATOR, row.project)}
-    return page(request, who, "schedules.html", rows=shown, cron=cron, tz=tz, may=may, **values)
+    return page(request, who, "schedules.html", rows=shown, last=last, cron=cron, tz=tz, may=may, **values)
 
 
 @router.get("/schedules/preview", response_class=HTMLResponse)
@@ -57,13 +61,14 @@ def _preview(cron: str, tz: str) -> dict[str, Any]:
 
 @router.get("/workers", response_class=HTMLResponse)
 def workers(request: Request, who: Who) -> HTMLResponse:
-    """Who works, and who has the shards."""
+    """Who works, and on what; and who has the shards."""
     parts = parts_of(request)
+    seen = parts.workers()
     with parts.database.read() as connection:
         shards, lag = overview.shards(connection), overview.lag(connection)
-    return page(
-        request, who, "workers.html", workers=parts.workers(), shards=shards, lag=lag, known=parts.cluster is not None
-    )
+        running = at_work(connection, who, seen or ())
+    values = {"workers": seen, "running": running, "most": _MOST_NAMED, "known": parts.cluster is not None}
+    return page(request, who, "workers.html", shards=shards, lag=lag, **values)
 
 
 @router.get("/api", response_class=HTMLResponse)

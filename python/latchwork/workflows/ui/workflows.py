@@ -73,12 +73,11 @@ def show_workflow(
     """What it is: its tasks as a drawing and as a list."""
     shown = desk.show(parts_of(request), who, project, name, version)
     is_drawn = len(shown.definition.tasks) <= MOST_DRAWN or bool(draw)
-    fires: list[float] = []
-    if shown.schedule is not None:
-        try:
-            fires = desk.fires(shown.schedule.cron, shown.schedule.tz, 5)
-        except Problem:
-            fires = []
+    plan, last = shown.schedule, None
+    fires = [] if plan is None else desk.next_fires(plan, time.time(), 1)
+    if plan is not None:
+        with parts_of(request).database.read() as connection:
+            last = catalog.last_fires(connection, [plan.code]).get(plan.code)
     links = {task.name: f"#task-{number}" for number, task in enumerate(shown.definition.tasks)}
     return page(
         request,
@@ -89,6 +88,7 @@ def show_workflow(
         shown=shown,
         body=shown.definition,
         fires=fires,
+        last=last,
         svg=dag_svg(shown.definition, None, links) if is_drawn else None,
         source=write(shown.definition),
     )

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import definition, definition_version, schedule
+from latchwork.workflows.database.tables import command, definition, definition_version, fire, instance, schedule
 from latchwork.workflows.definitions.model import Definition
 
 #: A row, by the names of its columns.
@@ -50,7 +50,9 @@ def listed(
     """
     key = sa.tuple_(definition.c.project, definition.c.name)
     chosen = sa.select(
-        *definition.c, schedule.c.cron, schedule.c.tz, schedule.c.enabled.label("scheduled"), schedule.c.cursor
+        *definition.c,
+        *(schedule.c[each] for each in ("cron", "tz", "starts_at", "ends_at", "cursor")),
+        schedule.c.enabled.label("scheduled"),
     ).join(schedule, schedule.c.code == definition.c.code, isouter=True)
     if among is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(among)))
@@ -101,6 +103,22 @@ def schedules(connection: sa.Connection, among: Collection[str] | None = None, m
     if among is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(among)))
     return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(most)).all())
+
+
+def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
+    """What became of the newest fire time of each of these schedules, by the code: ``fire_time``, ``done_at`` and
+    ``error`` of its command (NULL of one that is forgotten), ``instance`` and its ``state``.
+    """
+    each = fire.alias()
+    newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()
+    chosen = sa.select(
+        fire.c.code, fire.c.fire_time, command.c.done_at, command.c.error, command.c.instance, instance.c.state
+    ).select_from(schedule)
+    chosen = chosen.join(fire, sa.and_(fire.c.code == schedule.c.code, fire.c.fire_time == newest))
+    chosen = chosen.join(command, command.c.id == fire.c.command, isouter=True)
+    chosen = chosen.join(instance, instance.c.id == command.c.instance, isouter=True)
+    rows = connection.execute(chosen.where(schedule.c.code.in_(sorted(codes_))))
+    return {row.code: row for row in rows}
 
 
 def find_schedule(connection: sa.Connection, code: int) -> Row | None:

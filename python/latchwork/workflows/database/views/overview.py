@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import IS_ACTIVE, command, instance, shard
+from latchwork.workflows.database.tables import IS_ACTIVE, command, instance, shard, task
 from latchwork.workflows.database.views import instances
+from latchwork.workflows.state import TaskState
 
 #: A row, by the names of its columns.
 Row: TypeAlias = Any
@@ -52,6 +53,17 @@ def active(connection: sa.Connection, codes: Collection[int] | None = None, most
     if codes is not None:
         some = some.where(_CODE.in_(codes))
     return instances.by_id(connection, list(connection.execute(some).scalars()))
+
+
+def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
+    """In which lanes tasks of these instances are queued, by the instance; without those of which none is."""
+    mine = sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run)
+    chosen = sa.select(task.c.instance, task.c.queue_key).select_from(instance).join(task, mine)
+    chosen = chosen.where(instance.c.id.in_(sorted(instances_)), task.c.state == TaskState.SUBMITTED.value)
+    found: dict[int, set[str]] = {}
+    for row in connection.execute(chosen.where(task.c.queue_key.is_not(None))):
+        found.setdefault(row.instance, set()).add(row.queue_key.partition("/")[0])
+    return found
 
 
 def failed_since(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from latchwork.errors import InvalidKey
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database.views import slots
 from latchwork.workflows.definitions.model import NAME_PATTERN
+from latchwork.workflows.desk.parts import WorkerSeen
 from latchwork.workflows.keys import attempt_of
 
 Row: TypeAlias = Any
@@ -83,15 +84,31 @@ def held(
 
 def holders_of(connection: sa.Connection, who: Identity, names: Sequence[str]) -> tuple[SlotTask, ...]:
     """The tasks of these attempts, those that have their slots for the longest first."""
-    pairs = [_pair(each) for each in names]
-    ids = {pair[0] for pair in pairs if pair is not None}
+    found = tasks_of(connection, who, names)
+    return _by_age(found[each] for each in names)
+
+
+def at_work(connection: sa.Connection, who: Identity, workers: Sequence[WorkerSeen]) -> dict[str, tuple[SlotTask, ...]]:
+    """What each of these workers runs, by its name; those that it has for the longest first."""
+    found = tasks_of(connection, who, {x for each in workers for x in each.attempts})
+    return {each.name: _by_age(found[x] for x in each.attempts) for each in workers}
+
+
+def _by_age(found: Iterable[SlotTask]) -> tuple[SlotTask, ...]:
+    return tuple(sorted(found, key=lambda each: (each.since is None, each.since or 0.0)))
+
+
+def tasks_of(connection: sa.Connection, who: Identity, names: Collection[str]) -> dict[str, SlotTask]:
+    """The tasks of these attempts, ``<task>.<n>``, by these names."""
+    pairs = {name: _pair(name) for name in names}
+    ids = {pair[0] for pair in pairs.values() if pair is not None}
     rows, claims = slots.of_tasks(connection, ids), slots.at_work(connection, ids)
-    found = []
-    for pair in pairs:
+    found = {}
+    for name, pair in pairs.items():
         row, claim = (None, None) if pair is None else (rows.get(pair[0]), claims.get(pair))
         since = None if claim is None else claim.started_at
-        found.append(_seen(who, row, "" if claim is None else claim.worker, since))
-    return tuple(sorted(found, key=lambda each: (each.since is None, each.since or 0.0)))
+        found[name] = _seen(who, row, "" if claim is None else claim.worker, since)
+    return found
 
 
 def _pair(x: str) -> tuple[int, int] | None:

@@ -1,0 +1,119 @@
+"""`latchwork workflows serve` and `api`: everything in one process, or the API and the pages alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from latchwork.cli.text import say
+from latchwork.cli.workflows.nodes import (
+    Groups,
+    KeepDays,
+    KeepRuns,
+    SessionTtl,
+    Slots,
+    TakeOrder,
+    node,
+    order_of,
+    worker_options,
+)
+from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, home_of, opened_database
+from latchwork.cli.workflows.telling import log_to_stderr, until_signal
+
+Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name",
+        metavar="HOST",
+        show_default=False,
+        help="A name by which browsers may ask for the pages; may be given several times.  [unless given: this "
+        "machine's own]",
+    ),
+]
+
+
+@node(
+    "latchwork workflows serve",
+    "latchwork workflows serve --port 9000 --slots 8",
+    "latchwork workflows serve --home ./flows --host 0.0.0.0 --name flows.example.org",
+)
+def serve(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8770,
+    names: Names = None,
+    slots: Slots = None,
+    groups: Groups = None,
+    session_ttl_s: SessionTtl = 30.0,
+    order: TakeOrder = "instance",
+    keep_days: KeepDays = 180.0,
+    keep_runs: KeepRuns = 32,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+) -> None:
+    """Run everything in this process: database, master, worker, API and pages. What is missing is made.
+
+    It prints an address that signs a browser in as an administrator, once. Ctrl-C ends it: tasks are told to end, what
+    did not end runs again at the next start.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork.workflows import Serve, ServeOptions
+    from latchwork.workflows.master import Retention
+
+    log_to_stderr()
+    runs = worker_options(slots, groups, session_ttl_s=session_ttl_s)
+    keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
+    options = ServeOptions(host, port, order_of(order), worker=runs, keep=keep, **_names(names))
+    stop = until_signal()
+    with Serve(where, options) as served:
+        say(f"workflows of {where.folder} at {served.url}")
+        say(f"sign in, once: {served.admin_link()}")
+        sys.stdout.flush()
+        stop.wait()
+        say("ending: tasks are told to end")
+
+
+@node(
+    "latchwork workflows api --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379/flows "
+    "--logs s3://bucket/flows --host 0.0.0.0 --name flows.example.org",
+)
+def api(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8770,
+    names: Names = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+) -> None:
+    """Serve the API and the pages alone, for a fleet. Any number may run: none has anything that another would miss.
+
+    It changes no run: what is asked of one becomes a command for its master. Who may sign in is said by
+    `latchwork workflows users`.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork.workflows import Serve, ServeOptions, installation_of
+
+    with opened_database(where) as opened:  # first: a file that is not there would be made
+        installation_of(opened)
+        place = opened.url
+    log_to_stderr()
+    only: dict[str, Any] = {"worker": None, "has_master": False, "makes_database": False}
+    stop = until_signal()
+    with Serve(where, ServeOptions(host, port, **only, **_names(names))) as served:
+        say(f"pages of {place} at {served.url}")
+        if not served.can_sign_in():
+            say("nobody can sign in yet: `latchwork workflows users set NAME --role admin --password`")
+        sys.stdout.flush()
+        stop.wait()
+
+
+def _names(names: list[str] | None) -> dict[str, Any]:
+    return {"names": tuple(names)} if names else {}

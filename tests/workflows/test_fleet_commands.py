@@ -1,0 +1,161 @@
+"""`latchwork workflows api` and `users`: the pages of a fleet, who may sign in, and settings by variables."""
+
+import json
+import re
+import sys
+import urllib.request
+from io import StringIO
+
+import pytest
+import typer
+
+from latchwork.cli.main import application
+from latchwork.errors import LatchworkError
+from latchwork.web import Role
+from latchwork.workflows.database import Database
+from latchwork.workflows.database.accounts import DatabaseAccounts
+from latchwork.workflows.home import Home
+from latchwork.workflows.serve import Serve, ServeOptions
+from latchwork.workflows.site import check_reach, make_site
+from latchwork.workflows.worker import WorkerOptions
+from patience import eventually
+from workflows.test_command_line import BAD, EVIL, flows
+from workflows.test_serving import start
+
+assert flows  # a fixture: a command in this process
+assert start  # a fixture: a command in a process of its own
+NODES = ("serve", "api", "master", "worker")
+FLOW = {"name": "flow", "tasks": [{"name": "a", "type": "shell", "params": {"script": "echo done"}}]}
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A database, and nobody who serves it."""
+    home = Home.of(tmp_path / "home", environ={})
+    with Serve(home, ServeOptions(has_pages=False, has_master=False)) as serve:
+        yield serve
+
+
+def asked(address, token, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(address, data, headers), timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.slow
+def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp_path):
+    home = Home.of(tmp_path / "home", environ={})
+    worker = WorkerOptions(slots=1, work_dir=tmp_path / "work")
+    with Serve(home, ServeOptions(has_pages=False, worker=worker)):
+        start("api", "--port", "0")
+        out = tmp_path / "out-0"
+        eventually(lambda: "nobody can sign in yet" in out.read_text(), 60.0)
+        address = re.search(r"at (http://\S+)", out.read_text())[1]
+        with urllib.request.urlopen(f"{address}/healthz", timeout=30) as answer:
+            assert answer.status == 200
+        database = Database(home.database)
+        accounts = DatabaseAccounts(database)
+        accounts.create("ann", None, by="test")
+        accounts.set_role("ann", "", Role.ADMIN, by="test")
+        token = accounts.new_token("ann", "test", by="test")[1]
+        database.close()
+        asked(f"{address}/api/v1/workflows", token, {"definition": FLOW})
+        number = asked(f"{address}/api/v1/workflows/default/flow:start", token, {})["command"]
+        rows = f"{address}/api/v1/instances"
+        eventually(lambda: [each["state"] for each in asked(rows, token)] == ["success"], 60.0)
+        run = asked(f"{address}/api/v1/commands/{number}", token)["instance"]
+        assert asked(f"{address}/api/v1/instances/{run}", token)["state"] == "success"
+        assert [each["slots"] for each in asked(f"{address}/api/v1/workers", token)] == [1]
+
+
+def test_pages_alone_make_no_database(flows, tmp_path):
+    flows("api", "--home", tmp_path / "none").refused(2, "no database")
+    (tmp_path / "old.db").touch()
+    flows("api", "--port", 0, "--database", f"sqlite:///{tmp_path}/old.db").refused(1, "is empty, or older", "init")
+    alone = ServeOptions(port=0, worker=None, has_master=False, makes_database=False)
+    with pytest.raises(LatchworkError, match="is empty, or older than this version"):
+        Serve(Home.of(tmp_path / "new", environ={}), alone).start()
+
+
+def test_accounts_are_made_changed_and_listed(flows, monkeypatch):
+    assert "no users; make one with" in flows("users", "list").out
+    monkeypatch.setattr(sys, "stdin", StringIO("correct horse battery\n"))
+    made = flows("users", "set", "ann", "--role", "admin", "--password", "--json").json
+    assert made == {"is_new": True, "user": "ann", "enabled": True, "has_password": True, "roles": {"": "admin"}}
+    assert (
+        "user bob is made: operator of billing"
+        in flows("users", "set", "bob", "--role", "operator", "--project", "billing").out
+    )
+    flows("users", "set", "bob", "--role", "viewer")
+    assert flows("users", "list", "--json").json["users"][1] == {
+        "user": "bob",
+        "enabled": True,
+        "has_password": False,
+        "roles": {"": "viewer", "billing": "operator"},
+    }
+    assert "viewer of all, operator of billing" in flows("users", "list").out
+    flows("users", "set", "bob", "--role", "none", "--project", "billing")
+    assert flows("users", "set", "bob", "--off", "--json").json["roles"] == {"": "viewer"}
+    flows("users", "link", "bob").refused(2, "user bob is off")
+    monkeypatch.setattr(sys, "stdin", StringIO("short"))
+    flows("users", "set", "ann", "--password").refused(2, "10 to 200 characters")
+    flows("users", "set", "carl", "--role", "king").refused(2, "no role 'king'", "viewer, operator, editor, admin")
+    flows("users", "set", "a b").refused(2, "is no name")
+    flows("users", "link", "carl").refused(1, "no account 'carl'")
+    assert [each["user"] for each in flows("users", "list", "--json").json["users"]] == ["ann", "bob"]
+
+
+def test_a_link_of_a_command_signs_a_browser_in_once(flows, served):
+    flows("users", "set", "ann", "--role", "admin")
+    link = flows("users", "link", "ann", "--at", "https://flows.example.org/").out.strip()
+    assert re.fullmatch(r"https://flows\.example\.org/sign-in\?link=[\w-]{43}", link)
+    database = Database(served.home.database)
+    accounts = DatabaseAccounts(database)
+    assert accounts.sign_in_by_link(link.rpartition("=")[2]) is not None
+    assert accounts.sign_in_by_link(link.rpartition("=")[2]) is None
+    database.close()
+    flows("users", "link", "ann", "--at", "flows").refused(2, "http://")
+
+
+def test_what_an_account_is_called_moves_no_cursor(flows, served):
+    database = Database(served.home.database)
+    DatabaseAccounts(database).create(EVIL, None, by="test")
+    database.close()
+    assert not BAD.search(flows("users", "list").out)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_each_setting_of_a_node_can_be_a_variable(name):
+    group = typer.main.get_command(application("workflows")).commands["workflows"]
+    own = {"name", "node_id"} if name in {"master", "worker"} else set()  # of one process alone
+    for option in group.commands[name].params:
+        if option.name not in {"debug", "help", *own}:
+            assert option.envvar.startswith("LATCHWORK_WORKFLOWS_"), option.name
+            # A service of Kubernetes that is called latchwork-workflows makes one of this name, with an address in it.
+            assert option.envvar != "LATCHWORK_WORKFLOWS_PORT"
+
+
+def test_a_setting_that_is_a_variable_counts_unless_an_option_says_otherwise(flows, monkeypatch):
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_ORDER", "random")
+    flows("master").refused(2, "--order is instance or submitted, not 'random'")
+    monkeypatch.setenv("LATCHWORK_WORKFLOWS_ON_DISCONNECT", "shrug")
+    flows("worker").refused(2, "on_disconnect must be 'wait' or 'stop', not 'shrug'")
+    flows("worker", "--on-disconnect", "panic").refused(2, "not 'panic'")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "flows.example.org"])
+def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, host):
+    database = Database(served.home.database)
+    accounts, app = DatabaseAccounts(database), make_site(database)
+    accounts.create("ann", None, by="test")
+    for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
+        check_reach(app, local)
+    with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines ask.*users set NAME"):
+        check_reach(app, host)
+    accounts.set_password("ann", "correct horse battery", by="test")
+    check_reach(app, host)
+    accounts.set_enabled("ann", False, by="test")
+    with pytest.raises(LatchworkError, match="no account has a password"):
+        check_reach(app, host)
+    database.close()
