@@ -163,6 +163,21 @@ def test_what_tasks_write_is_followed(flows, nightly):
     assert "loading 17 rows" in flows("logs", number, "load", "--follow").out
 
 
+def test_all_that_a_task_wrote_is_shown_to_who_follows_however_much_and_lines_stay_whole(flows, tmp_path):
+    """It showed 64 kB of each log at a look, and ended with the run: the rest was never seen."""
+    script = "seq -f 'line %.0f' 1 100000; printf %05000d 0; echo; printf 'no end'"
+    (tmp_path / "much.yaml").write_text(
+        f"name: much\ntasks:\n- {{name: talks, type: shell, params: {{script: {json.dumps(script)}}}}}\n"
+    )
+    flows("apply", "much.yaml")
+    told = flows("start", "much", "--follow")
+    assert told.code == 0
+    lines = [each for each in told.out.splitlines() if each.startswith("talks | ")]
+    assert lines[:100_000] == [f"talks | line {each}" for each in range(1, 100_001)]
+    assert lines[100_000] == f"talks | {'0' * 5000}"
+    assert lines[100_001].startswith("talks | no end")
+
+
 def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     row = next(each for each in flows("list", "--json").json["workflows"] if each["workflow"] == "default.nightly")
     assert (row["cron"], row["online"]) == ("0 3 * * *", True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,10 @@ Params = Annotated[
         help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
     ),
 ]
+
+
+#: Parts of a log that are shown before the next log has its turn; bytes of a line that are waited for to be whole.
+_PARTS, _LINE = 16, 65_536
 
 
 @command(
@@ -143,19 +148,50 @@ def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
 
 
 def _followed(client: WorkflowClient, number: int) -> RunSeen:
-    """Show the logs of all attempts as they come, each line behind the name of its task."""
-    offsets: dict[str, int] = {}
+    """Show the logs of all attempts as they come, each line behind the name of its task, to the last of them."""
+    tails: dict[str, _Tail] = {}
     while True:
         found = client.instance(number)
         for row in reversed(client.attempts(number)):
             attempt = f"{row.task}.{row.n}.{row.claim}"
-            part = client.log(attempt, offsets.get(attempt, 0))
-            offsets[attempt] = part.next
-            for line in part.data.decode("utf-8", "replace").splitlines():
-                say(f"{row.name} | {line}")
+            tails.setdefault(attempt, _Tail(row.name, attempt)).show(client, all_of_it=found.is_over)
         if found.is_over:
             return found
         time.sleep(0.3)
+
+
+@dataclass
+class _Tail:
+    """How far the log of an attempt was shown.
+
+    Attributes:
+        name: of its task.
+        attempt: of which it is.
+        next: where to go on.
+        rest: the beginning of a line whose end has not come.
+        ended: all of it was shown.
+    """
+
+    name: str
+    attempt: str
+    next: int = 0
+    rest: bytes = b""
+    ended: bool = False
+
+    def show(self, client: WorkflowClient, *, all_of_it: bool) -> None:
+        """Show what has come; of one that is written faster than shown so much that others have their turn."""
+        parts = 0
+        while not self.ended and (all_of_it or parts < _PARTS):
+            part = client.log(self.attempt, self.next)
+            self.next, self.ended = part.next, part.ended
+            *lines, self.rest = (self.rest + part.data).split(b"\n")
+            if self.ended or len(self.rest) > _LINE or (all_of_it and not part.data):
+                lines, self.rest = [*lines, *filter(None, [self.rest])], b""
+            for line in lines:
+                say(f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}")
+            if not part.data:
+                return
+            parts += 1
 
 
 def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
