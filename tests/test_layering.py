@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
-GROUND = {"callers", "errors", "types", "clock", "checks", "interrupts", "records", "words", "stops", "doors"}
+GROUND = {"callers", "disks", "errors", "types", "clock", "checks", "interrupts", "records", "words", "stops", "doors"}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "checks": {"errors"},
     "interrupts": {"_core", "errors"},
     "callers": set(),
+    "disks": {"words"},
     "records": {"errors", "checks"},
     "words": set(),
     "stops": {"checks", "clock", "interrupts"},

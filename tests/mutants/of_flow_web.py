@@ -8,6 +8,7 @@ API, SIGN_IN, HOSTILE = (f"workflows/web/{each}" for each in ("api", "sign_in", 
 ROLES, LINEAGE, FAMILY, BACKFILLS = (
     f"workflows/web/{each}" for each in ("roles", "lineage", "family_pages", "backfill_pages")
 )
+WHO_WORKS = "workflows/web/who_works"
 
 DEFECTS = (
     Defect(
@@ -173,5 +174,61 @@ DEFECTS = (
         "instance.c.schedule_time > after",
         "instance.c.schedule_time >= after",
         of(BACKFILLS, "dates_are_shown_by_state_and_go_on_by_key"),
+    ),
+    Defect(
+        "FlowPages",
+        "a worker's tasks are named to who may not see them",
+        "workflows/desk/limiting/holding.py",
+        "    if row is None or not who.may(Role.VIEWER, row.project):\n",
+        "    if row is None:\n",
+        of(WHO_WORKS, "the_page_of_workers_names_what_each_runs_as_far_as_one_may_see_it"),
+    ),
+    Defect(
+        "FlowPages",
+        "a run that nobody takes is shown as one that runs",
+        "workflows/ui/home.py",
+        "for run, groups in wanted.items() if groups - living}",
+        "for run, groups in wanted.items() if not living}",
+        of(WHO_WORKS, "the_first_page_says_which_runs_wait_for_workers_that_there_are_none_of"),
+    ),
+    Defect(
+        "FlowPages",
+        "a start that was refused is told by nothing",
+        "workflows/ui/templates/parts.html",
+        "{% if row.error %} <strong>not started</strong>: {{ row.error }}{% elif row.instance",
+        "{% if row.instance",
+        of(WHO_WORKS, "a_fire_time_that_started_nothing_is_told_with_the_reason"),
+    ),
+    Defect(
+        "FlowPages",
+        "anybody is let in from other machines",
+        "workflows/site.py",
+        "    if not _is_local(host) and not accounts.has_password():\n",
+        "    if not _is_local(host) and not accounts.accounts():\n",
+        of("workflows/fleet_commands", "other_machines_are_let_in_only_once_somebody_has_a_password", on="0.0.0.0"),
+    ),
+    Defect(
+        "FlowPages",
+        "pages make a database where there is none",
+        "workflows/serve.py",
+        "        if options.makes_database:\n            initialize",
+        "        if True:\n            initialize",
+        of("workflows/fleet_commands", "pages_alone_make_no_database"),
+    ),
+    Defect(
+        "FlowPages",
+        "what is next is told beyond the end of a schedule",
+        "workflows/desk/definitions.py",
+        "            if row.ends_at is not None and at > row.ends_at:\n                break\n",
+        "",
+        of("workflows/fires", "what_is_told_to_be_next_is_within_the_window_of_a_schedule"),
+    ),
+    Defect(
+        "FlowPages",
+        "what was owed before the end of a schedule is forgotten",
+        "workflows/database/schedules.py",
+        "        return owed if owed is not None and owed > before else None\n",
+        "        return None\n",
+        of("workflows/fires", "a_fire_time_before_the_end_of_its_window_is_made_up_for_after_it"),
     ),
 )

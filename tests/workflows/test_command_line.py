@@ -163,6 +163,21 @@ def test_what_tasks_write_is_followed(flows, nightly):
     assert "loading 17 rows" in flows("logs", number, "load", "--follow").out
 
 
+def test_all_that_a_task_wrote_is_shown_to_who_follows_however_much_and_lines_stay_whole(flows, tmp_path):
+    """It showed 64 kB of each log at a look, and ended with the run: the rest was never seen."""
+    script = "seq -f 'line %.0f' 1 100000; printf %05000d 0; echo; printf 'no end'"
+    (tmp_path / "much.yaml").write_text(
+        f"name: much\ntasks:\n- {{name: talks, type: shell, params: {{script: {json.dumps(script)}}}}}\n"
+    )
+    flows("apply", "much.yaml")
+    told = flows("start", "much", "--follow")
+    assert told.code == 0
+    lines = [each for each in told.out.splitlines() if each.startswith("talks | ")]
+    assert lines[:100_000] == [f"talks | line {each}" for each in range(1, 100_001)]
+    assert lines[100_000] == f"talks | {'0' * 5000}"
+    assert lines[100_001].startswith("talks | no end")
+
+
 def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     row = next(each for each in flows("list", "--json").json["workflows"] if each["workflow"] == "default.nightly")
     assert (row["cron"], row["online"]) == ("0 3 * * *", True)
@@ -233,6 +248,29 @@ def test_a_run_that_fails_says_which_task_with_its_error_and_where_its_log_is(fl
     document = flows("rerun", number, "--wait", "--json").json
     assert [(each["task"], "ended with code 1" in each["why"]) for each in document["cause"]] == [("first", True)]
     assert document["cause"][0]["attempt"] != attempt
+
+
+def test_a_task_is_forced_by_a_command(flows, tmp_path):
+    (tmp_path / "holds.yaml").write_text(HOLDS)
+    flows("apply", "holds.yaml")
+    number = flows("start", "holds", "-p", f"go={tmp_path}", "-p", f"fails={tmp_path}", "--wait", "--json").json["run"]
+    flows("force-success", number, "third").refused(2, "no task 'third'", "first, second")
+    flows("force-start", number, "first").refused(1, "failure")
+    told = flows("force-success", number, "first")
+    assert told.out == (
+        f"run {number}: task first counts as success; the run is failure; recover it, and what follows goes on\n"
+    )
+    flows("force-success", number, "first").refused(1, "first")
+    assert flows("recover", number, "--wait", "--json").json["state"] == "success"
+    assert flows("show", number, "--json").json["tasks"] == {"first": "forced_success", "second": "success"}
+
+
+def test_a_workflow_is_set_offline_and_online_by_commands(flows, nightly):
+    assert flows("offline", nightly).out == "nightly is offline\n"
+    flows("start", nightly).refused(1, "is offline")
+    assert flows("online", nightly, "--json").json == {"workflow": "nightly", "online": True}
+    assert flows("start", nightly, "--dry-run", "--wait", "--json").json["state"] == "success"
+    flows("offline", "nowhere").refused(1, "no workflow default.nowhere")
 
 
 def test_a_start_with_the_same_key_is_one_run(flows, nightly):

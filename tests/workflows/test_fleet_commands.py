@@ -10,11 +10,13 @@ import pytest
 import typer
 
 from latchwork.cli.main import application
+from latchwork.errors import LatchworkError
 from latchwork.web import Role
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.home import Home
 from latchwork.workflows.serve import Serve, ServeOptions
+from latchwork.workflows.site import check_reach, make_site
 from latchwork.workflows.worker import WorkerOptions
 from patience import eventually
 from workflows.test_command_line import BAD, EVIL, flows
@@ -71,6 +73,9 @@ def test_pages_alone_make_no_database(flows, tmp_path):
     flows("api", "--home", tmp_path / "none").refused(2, "no database")
     (tmp_path / "old.db").touch()
     flows("api", "--port", 0, "--database", f"sqlite:///{tmp_path}/old.db").refused(1, "is empty, or older", "init")
+    alone = ServeOptions(port=0, worker=None, has_master=False, makes_database=False)
+    with pytest.raises(LatchworkError, match="is empty, or older than this version"):
+        Serve(Home.of(tmp_path / "new", environ={}), alone).start()
 
 
 def test_accounts_are_made_changed_and_listed(flows, monkeypatch):
@@ -137,3 +142,20 @@ def test_a_setting_that_is_a_variable_counts_unless_an_option_says_otherwise(flo
     monkeypatch.setenv("LATCHWORK_WORKFLOWS_ON_DISCONNECT", "shrug")
     flows("worker").refused(2, "on_disconnect must be 'wait' or 'stop', not 'shrug'")
     flows("worker", "--on-disconnect", "panic").refused(2, "not 'panic'")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "flows.example.org"])
+def test_other_machines_are_let_in_only_once_somebody_has_a_password(served, host):
+    database = Database(served.home.database)
+    accounts, app = DatabaseAccounts(database), make_site(database)
+    accounts.create("ann", None, by="test")
+    for local in ("127.0.0.1", "::1", "[::1]", "localhost"):
+        check_reach(app, local)
+    with pytest.raises(LatchworkError, match=f"--host {re.escape(host)} lets other machines ask.*users set NAME"):
+        check_reach(app, host)
+    accounts.set_password("ann", "correct horse battery", by="test")
+    check_reach(app, host)
+    accounts.set_enabled("ann", False, by="test")
+    with pytest.raises(LatchworkError, match="no account has a password"):
+        check_reach(app, host)
+    database.close()

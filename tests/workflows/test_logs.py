@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -303,3 +305,43 @@ def test_wrong_urls_of_logs_say_what_to_write():
     with pytest.raises(ValueError, match="nosuch://x/y") as caught:
         open_logs("nosuch://user:secret@x/y")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["link", "link to a folder", "pipe", "socket", "folder"])
+def test_what_a_task_puts_where_its_log_should_be_is_not_followed_and_holds_up_nobody(folder_logs, tmp_path, what):
+    """A task may be able to write among the logs, and the pages may be of another user, and another machine."""
+    secret, place = tmp_path / "elsewhere" / "1.99.log", tmp_path / REF
+    secret.parent.mkdir()
+    secret.write_text("of somebody else")
+    place.parent.parent.mkdir(parents=True)
+    if what == "link to a folder":
+        place.parent.symlink_to(secret.parent)
+        with pytest.raises(LogMissing):
+            folder_logs.read(REF)
+        return
+    place.parent.mkdir()
+    if what == "link":
+        place.symlink_to(secret)
+    elif what == "pipe":
+        os.mkfifo(place)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(place))
+    else:
+        place.mkdir()
+    for look in (folder_logs.read, folder_logs.size, folder_logs.tail):
+        with pytest.raises(OSError, match="where it should be is a link, a pipe or the like"):
+            look(REF)
+
+
+def test_logs_behind_a_link_are_not_deleted_and_hold_up_no_retention(folder_logs, tmp_path):
+    kept = tmp_path / "elsewhere" / "11" / "mine"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    (tmp_path / "7").symlink_to(kept.parent.parent)
+    folder_logs.remove(7, 11)
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "11").symlink_to(kept.parent)
+    folder_logs.remove(8, 11)
+    assert not (tmp_path / "8" / "11").is_symlink()
+    assert kept.read_text() == "mine"

@@ -16,6 +16,10 @@ def main() -> None:
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         sys.exit(f'error: the command line needs {" and ".join(missing)}; run: pip install "latchwork[cli]"')
-    from latchwork.cli.main import main as run
+    try:
+        from latchwork.cli.main import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while it is imported, or before a command has begun; they tell the same themselves
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -38,6 +39,14 @@ TERMINATED = 143
 DEBUG_VARIABLE = "LATCHWORK_DEBUG"
 #: The family "fix the call".
 _USAGE_ERRORS = (InvalidURL, InvalidKey, ValueTooLarge, TransactionTooLarge, BackendNotInstalled)
+
+#: What to do about an error of the system, where its own words do not say it.
+_REMEDIES = {
+    errno.ENOSPC: "; free space on its disk",
+    errno.EDQUOT: "; free space, or raise the quota",
+    errno.EACCES: "; change its owner or mode",
+    errno.EPERM: "; change its owner or mode",
+}
 
 F = TypeVar("F", bound=Callable[..., None])
 T = TypeVar("T")
@@ -122,6 +131,8 @@ def one_line(error: BaseException) -> str:
     text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
         return text
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{printable(str(error.filename))}: {error.strerror}{_REMEDIES.get(error.errno or 0, '')}"
     hint = "" if debugging() else f"; set {DEBUG_VARIABLE}=1 to see where"
     return f"unexpected {type(error).__name__}: {text or 'no message'}{hint}"
 

@@ -9,12 +9,12 @@ from latchwork.web.bars import Bar, Bars, shares
 from latchwork.web.drawings import BACK, BOTH, graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
-from latchwork.web.live import Hub
+from latchwork.web.live import Hub, aside
 from latchwork.web.pages import Pages
 from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
 from latchwork.web.problems import Problem
 from latchwork.web.server import HttpServer, listening
-from latchwork.web.who import Who, who
+from latchwork.web.who import Who, may_still, who
 
 __all__ = [
     "BACK",
@@ -34,6 +34,7 @@ __all__ = [
     "SignedIn",
     "Site",
     "Who",
+    "aside",
     "check_password",
     "digest_of",
     "fields_of",
@@ -41,6 +42,7 @@ __all__ = [
     "hash_password",
     "listening",
     "make_app",
+    "may_still",
     "new_secret",
     "shares",
     "values_of",

@@ -1,24 +1,31 @@
 """Live updates: pages are told that something changed, and ask again for what they show.
 
 All listeners of a process share one look per period, and no look is made while nobody listens. Nothing that was read
-is sent: a page gets what it may see by its own request.
+is sent: a page gets what it may see by its own request. What looks for streams does so in threads of their own: a
+database, or a disk of logs, that is slow holds up streams, and no page.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import anyio
-from starlette.concurrency import run_in_threadpool
+from anyio.lowlevel import RunVar
 
 from latchwork.interrupts import mutex
 from latchwork.web.problems import Problem
 
+T = TypeVar("T")
 _PERIOD_S = 1.0
 _PING_S = 15.0
 _MOST_LISTENERS = 500
+#: Whether a listener still may listen is asked so often, while something is told.
+_ASK_S = 3.0
+_THREADS = 8
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
 
 
 class Hub:
@@ -36,6 +43,7 @@ class Hub:
         self._mutex = mutex()
         self._looking = mutex()
         self._topics: dict[str, int] = {}
+        self._listeners = 0
         self._seen: dict[str, Any] = {}
         self._seen_at = float("-inf")
         self._closed = False
@@ -45,30 +53,63 @@ class Hub:
         """Whether streams are to end."""
         return self._closed
 
+    @property
+    def listeners(self) -> int:
+        """How many streams are open, of whatever kind."""
+        return self._listeners
+
     def close(self) -> None:
         """End all streams, within a period. Twice is fine."""
         self._closed = True
 
-    async def changes(self, topic: str) -> AsyncIterator[bytes]:
-        """The stream of one listener: an event ``change`` whenever the topic did, comments meanwhile.
+    async def opened(
+        self, chunks: AsyncGenerator[bytes, None], still: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        """A stream of one listener, which ends soon after they may listen no more.
 
+        Args:
+            chunks: what they are told; closed with the stream.
+            still: whether they may listen; asked before something is told, every few seconds at most.
         Raises:
-            Problem: too many listen already.
+            Problem: too many listen already; before anything was told.
         """
-        self._enter(topic)
+        made = self._lent(chunks, still)
+        first = await anext(made)  # what is refused is refused before the answer begins
+        return _after(first, made)
+
+    async def _lent(
+        self, chunks: AsyncGenerator[bytes, None], still: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        self._enter()
+        try:
+            async with aclosing(chunks):
+                asked_at = time.monotonic()
+                async for chunk in chunks:
+                    if time.monotonic() - asked_at > _ASK_S:
+                        if not await still():
+                            return
+                        asked_at = time.monotonic()
+                    yield chunk
+        finally:
+            self._leave()
+
+    async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
+        """An event ``change`` whenever the topic did, comments meanwhile."""
+        with self._mutex:
+            self._topics[topic] = self._topics.get(topic, 0) + 1
         try:
             async for chunk in self._stream(topic):
                 yield chunk
         finally:
-            self._leave(topic)
+            self._forget(topic)
 
     async def _stream(self, topic: str) -> AsyncIterator[bytes]:
         yield b"retry: 3000\n\n"
-        before = await run_in_threadpool(self._fresh, topic)
+        before = await self._now(topic)
         told_at = time.monotonic()
         while not self._closed:
             await anyio.sleep(self._period_s)
-            now = await run_in_threadpool(self._fresh, topic)
+            now = await self._now(topic)
             if now != before:
                 before, told_at = now, time.monotonic()
                 yield b"event: change\ndata: {}\n\n"
@@ -76,30 +117,58 @@ class Hub:
                 told_at = time.monotonic()
                 yield b": ping\n\n"
 
-    def _fresh(self, topic: str) -> Any:
-        """Its fingerprint, at most a period old; one thread looks, for all topics that anybody listens for."""
-        with self._looking:
-            with self._mutex:
-                is_fresh = topic in self._seen and time.monotonic() - self._seen_at < self._period_s * 0.9
-                topics = list(self._topics)
-            if not is_fresh:
-                try:
-                    self._seen = dict(self._look(topics))
-                except Exception:
-                    return self._seen.get(topic)
-                self._seen_at = time.monotonic()
-            return self._seen.get(topic)
+    async def _now(self, topic: str) -> Any:
+        """Its fingerprint, at most a period old; of many that ask at once one has to wait for a look."""
+        if not self._is_fresh(topic):
+            await aside(self._refresh, topic)
+        return self._seen.get(topic)
 
-    def _enter(self, topic: str) -> None:
+    def _is_fresh(self, topic: str) -> bool:
+        return topic in self._seen and time.monotonic() - self._seen_at < self._period_s * 0.9
+
+    def _refresh(self, topic: str) -> None:
+        with self._looking:
+            if self._is_fresh(topic):
+                return
+            with self._mutex:
+                topics = list(self._topics)
+            try:
+                self._seen = dict(self._look(topics))
+            except Exception:
+                self._seen = {each: self._seen.get(each) for each in topics}  # nothing has changed, as far as we know
+            self._seen_at = time.monotonic()
+
+    def _enter(self) -> None:
         with self._mutex:
-            if sum(self._topics.values()) >= _MOST_LISTENERS:
+            if self._listeners >= _MOST_LISTENERS:
                 raise Problem(
                     503, "too many pages listen already; reload this one by hand", headers={"Retry-After": "60"}
                 )
-            self._topics[topic] = self._topics.get(topic, 0) + 1
+            self._listeners += 1
 
-    def _leave(self, topic: str) -> None:
+    def _leave(self) -> None:
+        with self._mutex:
+            self._listeners -= 1
+
+    def _forget(self, topic: str) -> None:
         with self._mutex:
             self._topics[topic] -= 1
             if not self._topics[topic]:
                 del self._topics[topic]
+
+
+async def aside(call: Callable[..., T], *args: Any) -> T:
+    """Have a stream's look made by one of few threads that no page waits for."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(_THREADS)
+        _limiter.set(limiter)
+    return await anyio.to_thread.run_sync(call, *args, limiter=limiter)
+
+
+async def _after(first: bytes, made: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(made):
+        yield first
+        async for chunk in made:
+            yield chunk

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from latchwork.errors import Unavailable
 from latchwork.web.identity import Accounts, Identity
+from latchwork.web.live import aside
 from latchwork.web.problems import Problem
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
+#: Who may not see something any more.
+_NO = frozenset({401, 403, 404})
 
 
 async def who(request: Request) -> Identity:
@@ -23,17 +28,9 @@ async def who(request: Request) -> Identity:
     Raises:
         Problem: nobody that we know (401), or a change that none of our pages asked for (403).
     """
-    accounts: Accounts = request.app.state.site.accounts
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    if kind:
-        found = await run_in_threadpool(accounts.of_token, token.strip()) if kind.lower() == "bearer" else None
-        if found is None:
-            raise _unknown("this token is not valid; make one on the page of your account")
+    found = await run_in_threadpool(_identified, request)
+    if request.headers.get("authorization"):
         return found
-    cookie = request.cookies.get(request.app.state.site.cookie, "")
-    found = await run_in_threadpool(accounts.of_cookie, cookie) if cookie else None
-    if found is None:
-        raise _unknown("sign in first, or send a token: `Authorization: Bearer ...`")
     if request.method not in SAFE:
         check_origin(request)
         await _check_csrf(request, found)
@@ -41,6 +38,38 @@ async def who(request: Request) -> Identity:
 
 
 Who = Annotated[Identity, Depends(who)]
+
+
+async def may_still(request: Request, look: Callable[[Identity], object]) -> bool:
+    """Whether who asked for a stream may go on with it: the token or session is good, and they may see what it is of.
+
+    Args:
+        request: by which they did.
+        look: raises a ``Problem`` if they may not see it; blocks.
+    """
+    try:
+        await aside(lambda: look(_identified(request)))
+    except Problem as problem:
+        return problem.status not in _NO
+    except Unavailable:
+        return True  # nobody can say; the stream's own looks fail by themselves
+    return True
+
+
+def _identified(request: Request) -> Identity:
+    """Who asks; blocks. Raises 401."""
+    accounts: Accounts = request.app.state.site.accounts
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind:
+        found = accounts.of_token(token.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            raise _unknown("this token is not valid; make one on the page of your account")
+        return found
+    cookie = request.cookies.get(request.app.state.site.cookie, "")
+    found = accounts.of_cookie(cookie) if cookie else None
+    if found is None:
+        raise _unknown("sign in first, or send a token: `Authorization: Bearer ...`")
+    return found
 
 
 def check_origin(request: Request) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
 from latchwork.words import printable, reason
 
@@ -102,10 +102,9 @@ def write_secret(folder: Path, name: str, value: str) -> Path:
     if not value:
         raise ValueError(f"secret {name!r} would be empty; give it a value")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd, made = tempfile.mkstemp(dir=folder)  # for us alone from its first moment
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(value)
-    return Path(made).replace(folder / name)
+    path = folder / name
+    replace_file(path, value.encode(), mode=0o600)
+    return path
 
 
 def _read(path: Path) -> str | None:

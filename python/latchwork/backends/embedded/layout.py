@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 
+from latchwork.disks import trouble_of
 from latchwork.errors import ConnectFailed, PermissionDenied
 
 _log = logging.getLogger(__name__)
@@ -152,7 +153,8 @@ def check_place(path: Path) -> None:
     if file and not stat.S_ISREG(file):
         raise ConnectFailed(f"{path} is no regular file; name a file in the URL")
     if file and not _may(path, os.R_OK | os.W_OK):
-        raise PermissionDenied(f"store file {path} is not readable and writable for this account; change its mode")
+        why = trouble_of(path) or "change its mode"
+        raise PermissionDenied(f"store file {path} is not readable and writable for this account: {why}")
     if not _may(path.parent, os.W_OK | os.X_OK):
         raise PermissionDenied(f"directory {path.parent} is not writable for this account; the store adds files there")
 

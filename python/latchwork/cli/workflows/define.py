@@ -19,7 +19,7 @@ from latchwork.words import counted, utc_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from latchwork.workflows import Problem, Workflow, WorkflowClient
+    from latchwork.workflows import Home, Problem, Workflow, WorkflowClient
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
@@ -223,6 +223,28 @@ def schedule(
             say(f"  {utc_text(at)}")
         if each["last"] is not None:
             _say_last(each["last"])
+
+
+@command("latchwork workflows online nightly")
+def online(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let a workflow be started again. Its schedule begins with its next time."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=True)
+
+
+@command("latchwork workflows offline nightly")
+def offline(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let nobody start a workflow, and its schedule neither; runs that are there go on."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=False)
+
+
+def _set_online(name: str, where: Home, *, as_json: bool, is_online: bool) -> None:
+    with client_of(where) as client:
+        client.set_online(name, online=is_online)
+    told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
 
 
 def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from typer.models import OptionInfo
 
 from latchwork.cli.options import Json, command, group, renamed
-from latchwork.cli.outcome import LOG_FORMAT, UsageError, debugging
+from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say, say_json, told
 from latchwork.cli.workflows.opening import (
     DatabaseUrl,
@@ -27,6 +23,7 @@ from latchwork.cli.workflows.opening import (
     opened_database,
     opened_store,
 )
+from latchwork.cli.workflows.telling import log_to_stderr, until_signal
 from latchwork.words import counted
 
 if TYPE_CHECKING:
@@ -344,28 +341,6 @@ def order_of(order: str) -> Any:
     if order not in {"instance", "submitted"}:
         raise UsageError(f"--order is instance or submitted, not {order!r}")
     return order
-
-
-def log_to_stderr() -> None:
-    """A node tells what happens on stderr."""
-    if not debugging():
-        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
-        logging.getLogger("latchwork.workflows").setLevel(logging.INFO)
-
-
-def until_signal() -> threading.Event:
-    """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
-    told_ = threading.Event()
-    before: dict[int, Any] = {}
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told_.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, tell)
-    return told_
 
 
 def where_of(home: Home) -> dict[str, str]:

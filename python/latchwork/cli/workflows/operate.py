@@ -1,9 +1,12 @@
-"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`."""
+"""`latchwork workflows start`, and what is asked of a run: `pause`, `resume`, `stop`, `recover`, `rerun`; of a task:
+`force-success`, `force-start`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import time
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +58,10 @@ Params = Annotated[
         help="A value instead of the definition's; JSON, or text as it stands. May be given several times.",
     ),
 ]
+
+
+#: Parts of a log that are shown before the next log has its turn; bytes of a line that are waited for to be whole.
+_PARTS, _LINE = 16, 65_536
 
 
 @command(
@@ -141,19 +148,50 @@ def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
 
 
 def _followed(client: WorkflowClient, number: int) -> RunSeen:
-    """Show the logs of all attempts as they come, each line behind the name of its task."""
-    offsets: dict[str, int] = {}
+    """Show the logs of all attempts as they come, each line behind the name of its task, to the last of them."""
+    tails: dict[str, _Tail] = {}
     while True:
         found = client.instance(number)
         for row in reversed(client.attempts(number)):
             attempt = f"{row.task}.{row.n}.{row.claim}"
-            part = client.log(attempt, offsets.get(attempt, 0))
-            offsets[attempt] = part.next
-            for line in part.data.decode("utf-8", "replace").splitlines():
-                say(f"{row.name} | {line}")
+            tails.setdefault(attempt, _Tail(row.name, attempt)).show(client, all_of_it=found.is_over)
         if found.is_over:
             return found
         time.sleep(0.3)
+
+
+@dataclass
+class _Tail:
+    """How far the log of an attempt was shown.
+
+    Attributes:
+        name: of its task.
+        attempt: of which it is.
+        next: where to go on.
+        rest: the beginning of a line whose end has not come.
+        ended: all of it was shown.
+    """
+
+    name: str
+    attempt: str
+    next: int = 0
+    rest: bytes = b""
+    ended: bool = False
+
+    def show(self, client: WorkflowClient, *, all_of_it: bool) -> None:
+        """Show what has come; of one that is written faster than shown so much that others have their turn."""
+        parts = 0
+        while not self.ended and (all_of_it or parts < _PARTS):
+            part = client.log(self.attempt, self.next)
+            self.next, self.ended = part.next, part.ended
+            *lines, self.rest = (self.rest + part.data).split(b"\n")
+            if self.ended or len(self.rest) > _LINE or (all_of_it and not part.data):
+                lines, self.rest = [*lines, *filter(None, [self.rest])], b""
+            for line in lines:
+                say(f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}")
+            if not part.data:
+                return
+            parts += 1
 
 
 def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:
@@ -214,6 +252,49 @@ rerun = _asks(
     "latchwork workflows rerun 12",
     "latchwork workflows rerun 12 --no-cache --wait",
     option=("no_cache", NoCache, False),
+)
+
+
+def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
+    """A command that asks something of a task: its word, what is said of the task then, its help, its examples."""
+
+    def force(
+        run: Run,
+        task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
+        *,
+        home: HomeDir = None,
+        database: DatabaseUrl = None,
+        store: StoreUrl = None,
+        as_json: Json = False,
+    ) -> None:
+        with client_of(home_of(home, database, store)) as client:
+            found = {each.name: each.id for each in client.tasks(run)}
+            if task not in found:
+                raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(found)[:20]) or 'none yet'}")
+            ask = client.force_success if action == "force-success" else client.force_start
+            client.done(number := ask(found[task]))
+            after = client.instance(run)
+        document = {"run": run, "command": number, "state": after.state.value, "task": task}
+        document["task_state"] = after.tasks.get(task, "")
+        hint = "; recover it, and what follows goes on" if after.state.value in {"failure", "stopped"} else ""
+        told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
+
+    force.__doc__ = about
+    force.__name__ = action
+    return command(*lines)(force)
+
+
+force_success = _forces(
+    "force-success",
+    "counts as success",
+    "Count a task that failed as success; a run that is over goes on once it is recovered.",
+    "latchwork workflows force-success 12 load",
+)
+force_start = _forces(
+    "force-start",
+    "waits for no slot",
+    "Let a queued task start without a slot of its task group or project.",
+    "latchwork workflows force-start 12 load",
 )
 
 

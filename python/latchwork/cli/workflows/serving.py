@@ -15,13 +15,12 @@ from latchwork.cli.workflows.nodes import (
     SessionTtl,
     Slots,
     TakeOrder,
-    log_to_stderr,
     node,
     order_of,
-    until_signal,
     worker_options,
 )
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, home_of, opened_database
+from latchwork.cli.workflows.telling import log_to_stderr, until_signal
 
 Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")]

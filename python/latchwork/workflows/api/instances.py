@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
 
-from latchwork.web import Problem, Who
+from latchwork.web import Hub, Problem, Who, may_still
 from latchwork.workflows.api import models as m
 from latchwork.workflows.database.commands import Asked
 from latchwork.workflows.database.views import catalog, instances, kin
@@ -238,8 +237,10 @@ async def stream_log(*, request: Request, who: Who, attempt_id: AttemptId, offse
     """The log as it grows: events with ``text`` and ``next``, and at last one called ``end``."""
     parts = parts_of(request)
     found = await logs.find_later(parts, who, attempt_id)
-    chunks: AsyncIterator[bytes] = logs.follow(parts, found, offset, lambda: request.app.state.site.live.closed)
-    return StreamingResponse(chunks, media_type="text/event-stream")
+    live: Hub = request.app.state.site.live
+    chunks = logs.follow(parts, found, offset, lambda: live.closed)
+    stream = await live.opened(chunks, lambda: may_still(request, lambda now: logs.find(parts, now, attempt_id)))
+    return StreamingResponse(stream, media_type="text/event-stream")
 
 
 def _told(parts: Parts, asked: Asked) -> m.AskedDocument:

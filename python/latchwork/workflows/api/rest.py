@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from latchwork.web import Problem, Who
+from latchwork.web import Identity, Problem, Who, may_still
 from latchwork.workflows.api import models as m
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.views import overview
@@ -68,9 +68,15 @@ def _plain(seen: WorkerSeen, running: Sequence[SlotTask]) -> dict[str, Any]:
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
 async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern=_TOPIC)] = "all") -> StreamingResponse:
     """A stream with an event ``change`` whenever something changed: of a run, or anything. What, is asked for then."""
-    if topic != "all":
-        await run_in_threadpool(find, parts_of(request), who, int(topic.partition(":")[2]))
-    return StreamingResponse(request.app.state.site.live.changes(topic), media_type="text/event-stream")
+    parts, live = parts_of(request), request.app.state.site.live
+
+    def look(now: Identity) -> None:
+        if topic != "all":
+            find(parts, now, int(topic.partition(":")[2]))
+
+    await run_in_threadpool(look, who)
+    stream = await live.opened(live.changes(topic), lambda: may_still(request, look))
+    return StreamingResponse(stream, media_type="text/event-stream")
 
 
 @router.get("/healthz", tags=["server"])

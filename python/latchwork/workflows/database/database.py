@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
+from latchwork.disks import trouble_of
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.workflows.database.fair import FairLock
 
@@ -77,6 +78,7 @@ class Database:
                 f"databases of {parsed.get_backend_name()} are not supported; use sqlite or postgresql"
             )
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._file = parsed.database if self.is_sqlite and parsed.database not in {None, "", ":memory:"} else None
         self._writes = FairLock()
         self._in_use: dict[Any, float] = {}
         try:
@@ -105,7 +107,7 @@ class Database:
         Raises:
             DatabaseUnavailable: it cannot be reached.
         """
-        with _told(self.url), self.engine.connect() as connection:
+        with _told(self.url, self._file), self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             yield connection
@@ -119,7 +121,7 @@ class Database:
             DatabaseUnavailable: it cannot be reached. If that happens while it commits, nobody knows whether it has.
         """
         if not self.is_sqlite:
-            with _told(self.url), self.engine.begin() as connection:
+            with _told(self.url, self._file), self.engine.begin() as connection:
                 yield connection
             return
         if not self._writes.acquire(_WRITE_S):
@@ -127,7 +129,7 @@ class Database:
                 f"database {self.url}: other threads kept it for {_WRITE_S:.0f} s; look at its disk"
             )
         try:
-            with _told(self.url), self.engine.connect() as connection:
+            with _told(self.url, self._file), self.engine.connect() as connection:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
                 connection.commit()
@@ -204,12 +206,13 @@ def _shut(connection: Any) -> bool:
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
+def _told(url: str, file: str | None = None) -> Iterator[None]:
     """Errors of the connection and of the disk as ours; those of a statement stay what they are."""
     try:
         yield
     except sa.exc.OperationalError as error:
-        raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}") from error
+        why = "" if file is None else trouble_of(Path(file))
+        raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}{why and f'; {why}'}") from error
     except sa.exc.DBAPIError as error:
         if error.connection_invalidated:
             raise DatabaseUnavailable(f"database {url}: the connection was lost: {str(error.orig).strip()}") from error

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, NamedTuple
 
 import anyio
 import sqlalchemy as sa
 from starlette.concurrency import run_in_threadpool
 
-from latchwork.web import Identity, Problem
+from latchwork.errors import Unavailable
+from latchwork.web import Identity, Problem, aside
 from latchwork.workflows.database.views import instances
 from latchwork.workflows.desk.instances import find_task
 from latchwork.workflows.desk.parts import Parts
@@ -18,6 +19,8 @@ from latchwork.workflows.logs import LogMissing, LogStore, clean_text
 
 _PART = 65_536
 _PERIOD_S = 0.5
+#: So many looks that find nothing new are one that asks the database, and one sign of life.
+_OVER_EACH, _PING_EACH = 4, 30
 
 
 class Part(NamedTuple):
@@ -126,30 +129,37 @@ def whole(parts: Parts, found: Found) -> Iterator[bytes]:
     return chunks(offset)
 
 
-async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The log as it grows, as events of a stream."""
+async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """The log as it grows, as events of a stream. While it cannot be read nothing comes, and then what came since."""
     idle = 0
     yield b"retry: 3000\n\n"
     while not is_closed():
-        part = await run_in_threadpool(read, parts, found, offset)
+        # Whether its attempt is over is asked less often, and before the log is read: what it wrote last comes too.
+        part, is_over = await aside(_look, parts, found, offset, idle % _OVER_EACH == 0)
         if part.text:
-            idle, offset = 0, part.next
+            idle, offset = 1, part.next
             yield f"id: {offset}\ndata: {json.dumps({'text': part.text, 'next': offset})}\n\n".encode()
             continue
-        if part.ended or await run_in_threadpool(_is_over, parts, found):
-            last = await run_in_threadpool(read, parts, found, offset)
-            if not last.text:
-                yield b"event: end\ndata: {}\n\n"
-                return
-            continue
+        if part.ended or is_over:
+            yield b"event: end\ndata: {}\n\n"
+            return
         idle += 1
-        if idle % 30 == 0:
+        if idle % _PING_EACH == 0:
             yield b": ping\n\n"
         await anyio.sleep(_PERIOD_S)
 
 
+def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[Part, bool]:
+    """What was written since, and whether the attempt is over: the log of a worker that died never ends by itself."""
+    nothing = Part("", offset, offset, ended=False)
+    try:
+        is_over = is_asked and _is_over(parts, found)
+        return read(parts, found, offset), is_over
+    except (Problem, Unavailable):
+        return nothing, False
+
+
 def _is_over(parts: Parts, found: Found) -> bool:
-    """The log of a worker that died never ends: its attempt does."""
     row = found.attempt
     with parts.database.read() as connection:
         now = instances.find_attempt(connection, row.task, row.n, row.claim)

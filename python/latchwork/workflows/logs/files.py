@@ -2,19 +2,26 @@
 
 Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log that is written
         <code>/<instance>/<task>/<n>.<claim>.log         one that has ended: renamed, so nothing in it can claim that
+
+Tasks may be able to write here: below the folder no link is followed, and nothing is read but plain files, or a task
+would have the pages show it what their server may read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import tempfile
+import stat
 from contextlib import suppress
 from pathlib import Path
 
+from latchwork.disks import replace_file
 from latchwork.workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _PART = ".part"
+_NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLogs(LogStore):
@@ -53,30 +60,46 @@ class FileLogs(LogStore):
             os.close(fd)
 
     def _open(self, ref: str) -> tuple[int, bool]:
-        path = self._folder / check_ref(ref)
-        for name, ended in ((path, True), (_part_of(path), False), (path, True)):  # it may end in between
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return os.open(name, os.O_RDONLY | os.O_CLOEXEC), ended
+        folder, _, name = check_ref(ref).rpartition("/")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            inside = self._inside(folder)
+            try:
+                for each, ended in ((name, True), (name + _PART, False), (name, True)):  # it may end in between
+                    with suppress(FileNotFoundError):
+                        return _plain(each, inside), ended
+            finally:
+                os.close(inside)
         raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
+
+    def _inside(self, folder: str) -> int:
+        """Open a folder below ours. Raises OSError, also where one of them is a link."""
+        found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in folder.split("/"):
+            above = found
+            try:
+                found = os.open(part, _FOLDER, dir_fd=above)
+            finally:
+                os.close(above)
+        return found
 
     def remove(self, code: int, instance: int) -> None:
         """Delete all logs of an instance."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._folder / str(int(code)) / str(int(instance)))
+        with suppress(FileNotFoundError, NotADirectoryError):  # what is a link there is none of ours
+            inside = self._inside(str(int(code)))
+            name = str(int(instance))
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+                    shutil.rmtree(f"/proc/self/fd/{inside}/{name}")
+                else:
+                    os.unlink(name, dir_fd=inside)
+            finally:
+                os.close(inside)
 
     def put_file(self, name: str, data: bytes) -> None:
         """Keep a file."""
         path = self._folder / check_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, made = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-            Path(made).chmod(0o644)
-            Path(made).replace(path)
-        except BaseException:
-            Path(made).unlink(missing_ok=True)
-            raise
+        replace_file(path, data, mode=0o644)
 
     def get_file(self, name: str) -> bytes | None:
         """A file."""
@@ -111,6 +134,20 @@ class _File(LogFile):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _plain(name: str, inside: int) -> int:
+    """Open a plain file. Raises OSError where it is none: a pipe would have its reader wait for ever."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, or a socket
+            raise OSError(error.errno, _NO_FILE) from None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, _NO_FILE)
 
 
 def _part_of(path: Path) -> Path:

@@ -1,0 +1,59 @@
+"""Files that are replaced at once, and what is wrong with the place of a file, in words.
+
+SQLite says of a full disk that there was an I/O error; the system names no file where a write fails.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from latchwork.words import printable
+
+#: A disk on which fewer bytes are free is full: SQLite's files grow by some ten thousand at a time.
+_FULL_BYTES = 262_144
+
+
+def trouble_of(path: Path) -> str:
+    """What keeps a file from being written, and what to do; empty if nothing is seen. Never raises."""
+    folder = path.parent
+    try:
+        about = os.statvfs(folder)
+        if about.f_flag & os.ST_RDONLY:
+            return f"the disk of {printable(str(folder))} is mounted read-only"
+        if about.f_bavail * about.f_frsize < _FULL_BYTES or about.f_favail == 0 < about.f_files:
+            return f"the disk of {printable(str(folder))} is full: free space there"
+        for each in (path, folder):
+            if each.exists() and not os.access(each, os.R_OK | os.W_OK):
+                return f"this account may not write {printable(str(each))}: change its owner or mode"
+    except FileNotFoundError:
+        return f"there is no folder {printable(str(folder))}"
+    except OSError as error:
+        return f"{printable(str(folder))}: {error.strerror or error}"
+    return ""
+
+
+def replace_file(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a file, or another one in its place: whoever reads sees the one or the other whole. Makes no folder.
+
+    Args:
+        path: of the file.
+        data: of it.
+        mode: who may read it; until it has its name, nobody else.
+    Raises:
+        OSError: it cannot be written, with the name of the file; nothing is left of it.
+    """
+    made = None
+    try:
+        fd, made = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        Path(made).chmod(mode)
+        Path(made).replace(path)
+    except BaseException as error:
+        if made is not None:
+            Path(made).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
