@@ -11,6 +11,18 @@ MEMORY = "memory"
 DEFECTS = (
     Defect(
         "FlowMaster",
+        "a master whose connections are all in use is taken for one without its database",
+        "workflows/database/database.py",
+        "        with _told(self.url), self._asked.connect() as connection:\n",
+        "        with _told(self.url), self.engine.connect() as connection:\n",
+        of(
+            "workflows/nodes",
+            "a_master_whose_connections_are_all_in_use_is_not_without_its_database",
+            on="postgres",
+        ),
+    ),
+    Defect(
+        "FlowMaster",
         "a former owner writes",
         "workflows/database/shard.py",
         'shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))\n',

@@ -1,6 +1,8 @@
 """Masters as nodes: they share the shards, hand them over, and give them away while they have no database."""
 
+import time
 import uuid
+from contextlib import ExitStack
 
 import pytest
 import sqlalchemy as sa
@@ -9,6 +11,8 @@ import latchwork
 from latchwork.errors import Closed
 from latchwork.testing.proxy import Proxy
 from latchwork.workflows.database import Database
+from latchwork.workflows.database import database as databases
+from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import shard
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.installation import NotInitialized, initialize
@@ -73,7 +77,7 @@ def test_a_master_without_its_database_gives_its_shards_away_and_comes_back(stag
     one, database = master("m1")
     eventually(lambda: owners(stage) == {"m1"}, 30.0)
     with monkeypatch.context() as cut:
-        for each in ("read", "write"):
+        for each in ("read", "write", "ask"):
             cut.setattr(database, each, stage.refused)
         master("m2")
         eventually(lambda: owners(stage) == {"m2"} and not one.is_working, 30.0)
@@ -112,6 +116,40 @@ def test_a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_come
             eventually(lambda: one.is_working, 60.0)
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_master_whose_connections_are_all_in_use_is_not_without_its_database(cut_off, monkeypatch):
+    monkeypatch.setattr(node, "WITHOUT_S", 1.5)
+    monkeypatch.setattr(node, "_LOOK_S", 0.3)
+    monkeypatch.setattr(databases, "_KEPT", 3)
+    monkeypatch.setattr(databases, "_MORE", 0)
+    ours = Database(cut_off.through)
+    version, hand = cut_off.apply(a_workflow()), cut_off.hand()
+    with Master(ours, cut_off.store, node_id="m1", lock_ttl_s=5.0, poll_s=0.5) as one:
+        eventually(lambda: owners(cut_off) == {"m1"}, 60.0)
+        with ExitStack() as busy:
+            for _ in range(3):
+                busy.enter_context(ours.engine.connect())
+            for _ in range(15):
+                time.sleep(0.2)
+                assert one.is_working
+        run = cut_off.start(version)
+        for name in ("a", "b"):
+            hand.end(hand.wait(name))
+        eventually(lambda: cut_off.state(run) == "success", 60.0)
+    ours.close()
+
+
+def test_who_gets_no_connection_in_time_is_told_so(tmp_path, monkeypatch):
+    ours = Database(f"sqlite:///{tmp_path}/flows.db")
+    monkeypatch.setattr(ours.engine.pool, "_timeout", 0.1)
+    with ExitStack() as busy:
+        for _ in range(ours.engine.pool.size() + ours.engine.pool._max_overflow):
+            busy.enter_context(ours.engine.connect())
+        with pytest.raises(DatabaseUnavailable, match="all connections of this process are in use"), ours.read():
+            pass
+    ours.close()
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

@@ -45,6 +45,9 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+#: So many connections of a process stay open, and so many more are opened at a time: as many as a node has shards, and
+#: more for pages and what goes on beside them.
+_KEPT, _MORE = 20, 20
 #: A connection that was not used for so many seconds is tried before it is used: each try is a round trip.
 _IDLE_S = 2.0
 #: What PostgreSQL says of a write where only reads are allowed: a standby, or a server that was made read-only.
@@ -83,12 +86,14 @@ class Database:
         self._in_use: dict[Any, float] = {}
         try:
             self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed, self._in_use)
+            self._asked = self.engine if self.is_sqlite else _postgres(parsed, self._in_use, poolclass=sa.pool.NullPool)
         except ModuleNotFoundError as error:
             raise LatchworkError(f"{error.name} is missing; install latchwork[workflows-postgres]") from None
         self.url = parsed.render_as_string(hide_password=True)
 
     def close(self) -> None:
         """Close its connections. Twice is fine."""
+        self._asked.dispose()
         self.engine.dispose()
 
     def cut(self, older_than_s: float = 0.0) -> int:
@@ -99,6 +104,15 @@ class Database:
         """
         now = time.monotonic()
         return sum(_shut(each) for each, since in list(self._in_use.items()) if now - since >= older_than_s)
+
+    def ask(self) -> None:
+        """Have the database answer. By a connection of its own on PostgreSQL: all others may be in use.
+
+        Raises:
+            DatabaseUnavailable: it does not.
+        """
+        with _told(self.url), self._asked.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -164,9 +178,10 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def _postgres(url: sa.URL, in_use: dict[Any, float]) -> sa.Engine:
+def _postgres(url: sa.URL, in_use: dict[Any, float], **pool: Any) -> sa.Engine:
     """Its engine; ``in_use`` has the connections that somebody has in hand, and since when."""
-    engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE})
+    pool = pool or {"pool_size": _KEPT, "max_overflow": _MORE}
+    engine = sa.create_engine(url, connect_args={"options": _POSTGRES, "connect_timeout": 5, **_ALIVE}, **pool)
 
     @sa.event.listens_for(engine, "checkin")
     def note(connection: Any, record: Any) -> None:
@@ -210,6 +225,8 @@ def _told(url: str, file: str | None = None) -> Iterator[None]:
     """Errors of the connection and of the disk as ours; those of a statement stay what they are."""
     try:
         yield
+    except sa.exc.TimeoutError as error:
+        raise DatabaseUnavailable(f"database {url}: all connections of this process are in use: {error}") from error
     except sa.exc.OperationalError as error:
         why = "" if file is None else trouble_of(Path(file))
         raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}{why and f'; {why}'}") from error

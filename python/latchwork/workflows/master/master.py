@@ -263,8 +263,7 @@ class Master:
 
     def _ask(self) -> None:
         try:
-            with self._tools.database.read() as connection:
-                connection.exec_driver_sql("SELECT 1")
+            self._tools.database.ask()
         except DatabaseUnavailable:
             return
         self._told(True)

@@ -15,8 +15,8 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.master import orders
 
-#: So many runs look in one transaction, of those that wait for one workflow.
-MOST_WOKEN = 200
+#: So many runs look in one transaction, of those that wait for one workflow: all shards of a node may do so at once.
+MOST_WOKEN = 50
 
 
 class Waking:
