@@ -231,4 +231,20 @@ DEFECTS = (
         "        return None\n",
         of("workflows/fires", "a_fire_time_before_the_end_of_its_window_is_made_up_for_after_it"),
     ),
+    Defect(
+        "FlowPages",
+        "nobody begins the logs of a fleet",
+        "cli/workflows/nodes.py",
+        "        logs.mark(owner)\n",
+        "        pass\n",
+        of("workflows/fleet_commands", "masters_and_workers_that_are_started_one_by_one_run_tasks"),
+    ),
+    Defect(
+        "FlowPages",
+        "a folder of a master's machine is taken for the logs of its workers",
+        "workflows/home.py",
+        "        return self.is_told_logs or self.is_local\n",
+        "        return True\n",
+        of("workflows/fleet_commands", "logs_are_begun_by_masters_that_were_told_where_they_are"),
+    ),
 )
