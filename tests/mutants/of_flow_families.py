@@ -16,6 +16,14 @@ MEMORY = "memory"
 DEFECTS = (
     Defect(
         "FlowFamilies",
+        "a dry run is as good as a real one for those that wait",
+        FAMILIES,
+        "sorted(without)), instance.c.dry.is_(False))",
+        "sorted(without)))",
+        of(DEPENDENT, "a_dry_run_is_waited_for_by_nobody", on=MEMORY),
+    ),
+    Defect(
+        "FlowFamilies",
         "a recovery runs all of a child again",
         CHILDREN,
         "        return Recover()\n",

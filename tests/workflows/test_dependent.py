@@ -97,6 +97,20 @@ def test_one_task_or_each_of_them_can_be_waited_for_while_their_run_goes_on(stag
         hand.wait("go")
 
 
+def test_a_dry_run_is_waited_for_by_nobody(stage):
+    """It let those go on that wait for what it only pretended, and hid a run of that day that had failed."""
+    hand = stage.hand()
+    target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
+    with stage.master():
+        stage.until(stage.start(target, schedule_time=DAY, dry=True), "success")
+        made = stage.start(version, schedule_time=DAY)
+        stage.until_task(made, dep="running")
+        stage.until(end(stage, hand, target, Outcome.FAILURE), "failure")
+        stage.until(made, "failure")
+        stage.until(stage.start(target, schedule_time=DAY, dry=True), "success")
+        stage.until(stage.start(version, schedule_time=DAY), "failure")
+
+
 def test_any_of_several_is_enough_where_that_is_said(stage):
     hand = stage.hand()
     target = stage.apply(a_workflow("target", tasks={"t": []}))

@@ -255,11 +255,13 @@ def waiting_for(connection: sa.Connection, shard: int, code: int, *, after: int,
 
 
 def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:
-    """The run of a workflow with the latest schedule time in a span, but for these; with its tasks."""
+    """The run of a workflow with the latest schedule time in a span, but for these; with its tasks. Dry ones did
+    nothing that anybody could wait for.
+    """
     chosen = (
         sa.select(instance.c.id, instance.c.state, instance.c.run)
         .where(instance.c.code == code, instance.c.schedule_time >= span.start, instance.c.schedule_time < span.end)
-        .where(instance.c.id.not_in(sorted(without)))
+        .where(instance.c.id.not_in(sorted(without)), instance.c.dry.is_(False))
         .order_by(instance.c.schedule_time.desc(), instance.c.id.desc())
         .limit(1)
     )

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from latchwork.workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
     from latchwork.workflows.state.working import Working
 
-#: Seconds after which a dependent looks again, whatever it heard.
+#: Seconds after which a dependent looks again, whatever it heard: what ended while it was noted may have seen no note.
 LOOK_AGAIN_S = 30.0
+#: The same from then on, when it is told of every end: looks of all that wait add up.
+LOOK_RARELY_S = 300.0
 _FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map": "expand"}
 
 
@@ -42,7 +44,7 @@ def take(work: Working, name: str, kind: str) -> bool:
         return True
     if kind == "dependent":
         until = None if rule.timeout_s is None else work.now + rule.timeout_s
-        held = replace(held, until=until, wake_at=_next_look(work, until))
+        held = replace(held, until=until, wake_at=_next_look(work, until, LOOK_AGAIN_S))
     work.tasks[name] = held
     work.call(_FIRST[kind], name)
     return False
@@ -61,8 +63,8 @@ def _branch(work: Working, name: str, chosen: tuple[str, ...]) -> None:
             work.tasks[head] = replace(work.tasks[head].to(TaskState.SKIPPED), cut=True)
 
 
-def _next_look(work: Working, until: float | None) -> float:
-    again = work.now + LOOK_AGAIN_S
+def _next_look(work: Working, until: float | None, after_s: float) -> float:
+    again = work.now + after_s
     return again if until is None else min(again, max(until, work.now))
 
 
@@ -109,7 +111,8 @@ def _seen_failed(work: Working, name: str, task: Task) -> None:
     if until <= work.now:
         give_up(work, name)
     else:
-        work.tasks[name] = replace(task, until=until, wake_at=_next_look(work, until))
+        look_at = min(task.wake_at or until, _next_look(work, until, LOOK_RARELY_S))
+        work.tasks[name] = replace(task, until=until, wake_at=look_at)
 
 
 def give_up(work: Working, name: str) -> None:
@@ -149,7 +152,7 @@ def due(work: Working, name: str) -> None:
     if task.until is not None and task.until <= work.now:
         give_up(work, name)
         return
-    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until))
+    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until, LOOK_RARELY_S))
     work.call("look", name)
 
 
