@@ -281,6 +281,8 @@ DEFECTS = (
         "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW",
         "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC",
         of(LOGS, "what_a_task_puts_where_its_log_should_be_is_not_followed_and_holds_up_nobody", on="link to a folder"),
+    ),
+    Defect(
         "FlowPages",
         "nobody begins the logs of a fleet",
         "cli/workflows/nodes.py",
