@@ -293,6 +293,24 @@ def test_mistakes_are_one_line_that_says_what_to_do(flows, nightly, tmp_path):
     assert flows("pause", "0").code == 2
 
 
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 30, "9" * 5000])
+def test_a_number_that_no_database_has_is_no_run(flows, nightly, number):
+    for args in (["show", number], ["logs", number, "load"], ["pause", number], ["why", number]):
+        told = flows(*args)
+        assert told.code in {1, 2}
+        assert "unexpected" not in told.err
+        assert [each for each in told.err.splitlines() if each.lower().startswith("error: ")]
+
+
+def test_a_log_that_cannot_be_read_is_one_clear_error(flows, nightly, served):
+    number = flows("start", nightly, "--wait", "--json").json["run"]
+    attempt = flows("show", number, "--json").json["attempts"][0]["attempt"]
+    (log,) = (served.home.folder / "logs").rglob(f"{attempt.split('.')[0]}/*.log")
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    flows("logs", attempt).refused(1, f"the log of attempt {attempt} cannot be read now: where it should be is a link")
+
+
 def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monkeypatch):
     home = tmp_path / "other"
     monkeypatch.setattr(sys, "stdin", __import__("io").StringIO("hunter2\n"))

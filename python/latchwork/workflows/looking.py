@@ -161,6 +161,8 @@ class Looks:
             return self._parts.logs.read(row.log_ref, offset, limit)
         except LogMissing:
             return LogPart(b"", offset, ended=row.ended_at is not None)
+        except OSError as error:
+            raise Unavailable(f"the log of attempt {attempt} cannot be read now: {error.strerror or error}") from error
 
     def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
         """The log of an attempt as it grows, until its end."""
