@@ -94,6 +94,23 @@ def test_logs_are_begun_by_masters_that_were_told_where_they_are(tmp_path):
     assert Home.of(tmp_path, environ={}).has_logs
 
 
+def test_commands_on_a_fleet_take_no_store_and_no_logs_of_this_machine_for_its_own(flows, tmp_path, monkeypatch):
+    """They made an empty store, in which no worker lives, and put code where no worker reads."""
+    monkeypatch.delenv("LATCHWORK_WORKFLOWS_HOME")
+    far = ("--database", f"sqlite:///{tmp_path}/far.db")
+    here = tmp_path / "here"
+    monkeypatch.setenv("XDG_DATA_HOME", str(here))
+    flows("init", *far)
+    (tmp_path / "flow.yaml").write_text(json.dumps(FLOW))
+    flows("apply", "flow.yaml", *far)
+    flows("workers", *far).refused(1, "no store; give its URL")
+    assert not list(here.rglob("store.db"))
+    (tmp_path / "far_flows.py").write_text("from latchwork.workflows import workflow")
+    flows("deploy", "far_flows.py", *far).refused(2, "give --logs, or --no-bundle")
+    with Serve(Home.of(here / "latchwork" / "workflows", environ={}), ServeOptions(has_pages=False)):
+        flows("workers", *far).refused(1, "no store; give its URL")  # those of this machine are others
+
+
 def test_pages_alone_refuse_logs_of_nobody(served, tmp_path):
     alone = ServeOptions(port=0, worker=None, has_master=False, makes_database=False)
     given = Home.of(served.home.folder, logs=str(tmp_path / "others"), environ={})

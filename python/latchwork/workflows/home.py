@@ -26,6 +26,7 @@ class Home:
         secrets: the folder of secrets of this machine's workers.
         port: where the pages are, unless said otherwise.
         is_told_logs: whether somebody said where the logs are.
+        is_told_store: likewise for the store.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Home:
     secrets: Path
     port: int = 8770
     is_told_logs: bool = False
+    is_told_store: bool = False
 
     @classmethod
     def of(
@@ -66,12 +68,18 @@ class Home:
             logs or environ.get(LOGS) or str(where / "logs"),
             secrets or (Path(environ[SECRETS]) if environ.get(SECRETS) else where / "secrets"),
             is_told_logs=bool(logs or environ.get(LOGS)),
+            is_told_store=bool(store or environ.get(STORE)),
         )
 
     @property
     def is_local(self) -> bool:
         """Whether database and store are files of the folder: of one machine."""
         return str(self.folder) in self.database and str(self.folder) in self.store
+
+    @property
+    def may_have_store(self) -> bool:
+        """Whether there is a store: of that of a fleet which nobody named nothing is on this machine."""
+        return self.is_told_store or self.is_local or (self.folder / "store.db").exists()
 
     @property
     def has_logs(self) -> bool:

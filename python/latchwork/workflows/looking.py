@@ -156,7 +156,7 @@ class Looks:
         with told():
             row = attempts_desk.find(self._parts, self._who, attempt).attempt
         if self._parts.logs is None:
-            raise LatchworkError("this client has no log store; give the one of the workers")
+            raise LatchworkError("this client has no log store; give the one of the workers, by --logs in a shell")
         try:
             return self._parts.logs.read(row.log_ref, offset, limit)
         except LogMissing:
