@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -453,3 +455,45 @@ def evil(served, tmp_path_factory):
         run = client.start("evil")
         run.wait(60.0)
         return run.id()
+
+
+#: Of a process in which some libraries are not installed.
+WITHOUT = """
+import importlib.util, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {name!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == {name!r} else find(name, *rest)
+sys.meta_path.insert(0, Without())
+from latchwork.cli.entry import main
+main()
+"""
+LACKS = {
+    "uvicorn": (["list"], 'workflows need uvicorn; run: pip install "latchwork[workflows]"'),
+    "simpleeval": (["list"], 'workflows need simpleeval; run: pip install "latchwork[workflows]"'),
+    "psycopg": (
+        ["init", "--database", "postgresql+psycopg://me@nowhere/flows"],
+        'PostgreSQL needs psycopg; run: pip install "latchwork[workflows-postgres]"',
+    ),
+    "kazoo": (["worker", "--store", "zk://127.0.0.1:1/x"], 'run: pip install "latchwork[zookeeper]"'),
+    "etcd3": (["worker", "--store", "etcd://127.0.0.1:1/x"], 'run: pip install "latchwork[etcd]"'),
+    "s3fs": (["worker", "--logs", "s3://bucket/flows"], "Install s3fs to access S3"),
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_library_that_is_missing_is_named_with_what_to_install(name, tmp_path):
+    args, words = LACKS[name]
+    command = [sys.executable, "-c", WITHOUT.format(name=name), "workflows", *args]
+    env = {**os.environ, "LATCHWORK_WORKFLOWS_HOME": str(tmp_path / "home")}
+    (tmp_path / "home").mkdir()
+    told = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
+    assert told.returncode in {1, 2}
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert "unexpected" not in line

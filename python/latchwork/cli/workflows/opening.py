@@ -59,7 +59,10 @@ LogsUrl = Annotated[
     ),
 ]
 
-_LIBRARIES = ("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart")
+_LIBRARIES = (
+    *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart"),
+    *("fsspec", "simpleeval", "msgspec"),
+)
 
 
 def home_of(home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None) -> Home:
