@@ -195,9 +195,9 @@ DEFECTS = (
     Defect(
         "FlowPages",
         "a start that was refused is told by nothing",
-        "workflows/ui/templates/parts.html",
-        "{% if row.error %} <strong>not started</strong>: {{ row.error }}{% elif row.instance",
-        "{% if row.instance",
+        "workflows/database/views/catalog.py",
+        "command.c.error, command.c.instance",
+        'sa.null().label("error"), command.c.instance',
         of(WHO_WORKS, "a_fire_time_that_started_nothing_is_told_with_the_reason"),
     ),
     Defect(
