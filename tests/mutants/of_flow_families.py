@@ -106,8 +106,8 @@ DEFECTS = (
         "FlowFamilies",
         "a dependent looks once",
         LOGICAL,
-        '    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until))\n    work.call("look", name)\n',
-        "    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until))\n",
+        'task.until, LOOK_RARELY_S))\n    work.call("look", name)\n',
+        "task.until, LOOK_RARELY_S))\n",
         of(DEPENDENT, "a_message_that_was_lost_costs_half_a_minute_and_no_more", on=MEMORY),
     ),
     Defect(

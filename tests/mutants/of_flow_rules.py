@@ -171,4 +171,24 @@ DEFECTS = (
         "\n",
         of(FOLLOWS, "all_has_those_that_wait_for_these_and_none_has_nobody", on=MEMORY),
     ),
+    Defect(
+        "FlowRules",
+        "who waits by a clock that was set back waits for all that it went back",
+        "workflows/state/settle.py",
+        "            _nearer(work, name, task)\n",
+        "            pass\n",
+        of("workflows/clock_steps", "clocks_of_two_masters_that_differ_by_seconds_change_nothing"),
+    ),
+    Defect(
+        "FlowRules",
+        "a clock that is set back is not noticed",
+        "workflows/master/book.py",
+        "if now < self._now - _BACK_S:",
+        "if self._now == float('inf'):",
+        of(
+            "workflows/clock_steps",
+            "a_clock_that_goes_back_an_hour_makes_nobody_wait_longer_than_it_was_told",
+            on="memory-while it runs-retry_wait",
+        ),
+    ),
 )

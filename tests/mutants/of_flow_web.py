@@ -9,6 +9,7 @@ ROLES, LINEAGE, FAMILY, BACKFILLS = (
     f"workflows/web/{each}" for each in ("roles", "lineage", "family_pages", "backfill_pages")
 )
 WHO_WORKS = "workflows/web/who_works"
+STREAMS, LOGS = "workflows/web/streams", "workflows/logs"
 
 DEFECTS = (
     Defect(
@@ -194,9 +195,9 @@ DEFECTS = (
     Defect(
         "FlowPages",
         "a start that was refused is told by nothing",
-        "workflows/ui/templates/parts.html",
-        "{% if row.error %} <strong>not started</strong>: {{ row.error }}{% elif row.instance",
-        "{% if row.instance",
+        "workflows/database/views/catalog.py",
+        "command.c.error, command.c.instance",
+        'sa.null().label("error"), command.c.instance',
         of(WHO_WORKS, "a_fire_time_that_started_nothing_is_told_with_the_reason"),
     ),
     Defect(
@@ -230,5 +231,71 @@ DEFECTS = (
         "        return owed if owed is not None and owed > before else None\n",
         "        return None\n",
         of("workflows/fires", "a_fire_time_before_the_end_of_its_window_is_made_up_for_after_it"),
+    ),
+    Defect(
+        "FlowWeb",
+        "who may read no more follows a log to its end",
+        "web/live.py",
+        "                        if not await still():\n                            return\n",
+        "",
+        of(STREAMS, "a_log_that_is_followed_shows_nothing_more_soon_after", on="its role is taken away"),
+    ),
+    Defect(
+        "FlowWeb",
+        "whether somebody may still see a run is not asked, only who they are",
+        "workflows/api/instances.py",
+        "lambda now: logs.find(parts, now, attempt_id)",
+        "lambda now: now.name",
+        of(STREAMS, "a_log_that_is_followed_shows_nothing_more_soon_after", on="its role is taken away"),
+    ),
+    Defect(
+        "FlowWeb",
+        "streams look in the threads of pages",
+        "web/live.py",
+        "(call, *args, limiter=limiter)",
+        "(call, *args)",
+        of(STREAMS, "a_look_for_streams_that_hangs_holds_up_no_page"),
+    ),
+    Defect(
+        "FlowWeb",
+        "one stream too many is refused after its answer has begun",
+        "web/live.py",
+        """        first = await anext(made)  # what is refused is refused before the answer begins
+        return _after(first, made)
+""",
+        "        return made\n",
+        of(STREAMS, "one_stream_too_many_is_refused_with_when_to_come_back"),
+    ),
+    Defect(
+        "FlowWeb",
+        "a link in place of a log is followed",
+        "workflows/logs/files.py",
+        "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd",
+        "os.O_CLOEXEC | os.O_NONBLOCK, dir_fd",
+        of(LOGS, "what_a_task_puts_where_its_log_should_be_is_not_followed_and_holds_up_nobody", on="link"),
+    ),
+    Defect(
+        "FlowWeb",
+        "a link in place of a folder of logs is followed",
+        "workflows/logs/files.py",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC",
+        of(LOGS, "what_a_task_puts_where_its_log_should_be_is_not_followed_and_holds_up_nobody", on="link to a folder"),
+    ),
+    Defect(
+        "FlowPages",
+        "nobody begins the logs of a fleet",
+        "cli/workflows/nodes.py",
+        "        logs.mark(owner)\n",
+        "        pass\n",
+        of("workflows/fleet_commands", "masters_and_workers_that_are_started_one_by_one_run_tasks"),
+    ),
+    Defect(
+        "FlowPages",
+        "a folder of a master's machine is taken for the logs of its workers",
+        "workflows/home.py",
+        "        return self.is_told_logs or self.is_local\n",
+        "        return True\n",
+        of("workflows/fleet_commands", "logs_are_begun_by_masters_that_were_told_where_they_are"),
     ),
 )

@@ -121,8 +121,8 @@ DEFECTS = (
         "FlowLogs",
         "a log of a worker that died says that it has ended",
         "workflows/logs/files.py",
-        "(_part_of(path), False), (path, True)",
-        "(_part_of(path), True), (path, True)",
+        "(name + _PART, False), (name, True)",
+        "(name + _PART, True), (name, True)",
         of("workflows/logs", "all_but_the_last_moment_of_a_log_is_there_after_its_writer_was_killed"),
     ),
     Defect(

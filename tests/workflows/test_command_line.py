@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -293,6 +295,24 @@ def test_mistakes_are_one_line_that_says_what_to_do(flows, nightly, tmp_path):
     assert flows("pause", "0").code == 2
 
 
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 30, "9" * 5000])
+def test_a_number_that_no_database_has_is_no_run(flows, nightly, number):
+    for args in (["show", number], ["logs", number, "load"], ["pause", number], ["why", number]):
+        told = flows(*args)
+        assert told.code in {1, 2}
+        assert "unexpected" not in told.err
+        assert [each for each in told.err.splitlines() if each.lower().startswith("error: ")]
+
+
+def test_a_log_that_cannot_be_read_is_one_clear_error(flows, nightly, served):
+    number = flows("start", nightly, "--wait", "--json").json["run"]
+    attempt = flows("show", number, "--json").json["attempts"][0]["attempt"]
+    (log,) = (served.home.folder / "logs").rglob(f"{attempt.split('.')[0]}/*.log")
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    flows("logs", attempt).refused(1, f"the log of attempt {attempt} cannot be read now: where it should be is a link")
+
+
 def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monkeypatch):
     home = tmp_path / "other"
     monkeypatch.setattr(sys, "stdin", __import__("io").StringIO("hunter2\n"))
@@ -435,3 +455,45 @@ def evil(served, tmp_path_factory):
         run = client.start("evil")
         run.wait(60.0)
         return run.id()
+
+
+#: Of a process in which some libraries are not installed.
+WITHOUT = """
+import importlib.util, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {name!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == {name!r} else find(name, *rest)
+sys.meta_path.insert(0, Without())
+from latchwork.cli.entry import main
+main()
+"""
+LACKS = {
+    "uvicorn": (["list"], 'workflows need uvicorn; run: pip install "latchwork[workflows]"'),
+    "simpleeval": (["list"], 'workflows need simpleeval; run: pip install "latchwork[workflows]"'),
+    "psycopg": (
+        ["init", "--database", "postgresql+psycopg://me@nowhere/flows"],
+        'PostgreSQL needs psycopg; run: pip install "latchwork[workflows-postgres]"',
+    ),
+    "kazoo": (["worker", "--store", "zk://127.0.0.1:1/x"], 'run: pip install "latchwork[zookeeper]"'),
+    "etcd3": (["worker", "--store", "etcd://127.0.0.1:1/x"], 'run: pip install "latchwork[etcd]"'),
+    "s3fs": (["worker", "--logs", "s3://bucket/flows"], "Install s3fs to access S3"),
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_library_that_is_missing_is_named_with_what_to_install(name, tmp_path):
+    args, words = LACKS[name]
+    command = [sys.executable, "-c", WITHOUT.format(name=name), "workflows", *args]
+    env = {**os.environ, "LATCHWORK_WORKFLOWS_HOME": str(tmp_path / "home")}
+    (tmp_path / "home").mkdir()
+    told = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
+    assert told.returncode in {1, 2}
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert "unexpected" not in line

@@ -1,5 +1,6 @@
 """Schedules: one instance for each fire time, whoever dies when; windows, time zones, what is missed."""
 
+import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from zoneinfo import ZoneInfo
@@ -64,6 +65,20 @@ def test_a_fire_time_starts_one_instance_when_it_comes(stage):
             eventually(lambda minutes=minutes: times(stage)[-1:] == [minutes])
     assert times(stage) == [10, 20, 30]
     assert stage.count(fire) == 3
+
+
+def test_a_fire_time_is_started_once_though_the_clock_goes_back_over_it(stage):
+    scheduled(stage)
+    clock = [NOON + 599]
+    with stage.master(now=lambda: clock[0], poll_s=0.05):
+        for minutes in (10, 20, 30):
+            clock[0] = NOON + minutes * 60
+            eventually(lambda minutes=minutes: times(stage)[-1:] == [minutes])
+        for minutes in (5, 10, 20, 30, 40):
+            clock[0] = NOON + minutes * 60
+            time.sleep(0.2)  # four polls
+        eventually(lambda: times(stage)[-1:] == [40])
+    assert times(stage) == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize(("misfire", "expected"), [("once", [60]), ("all", [10, 20, 30, 40, 50, 60]), ("skip", [60])])

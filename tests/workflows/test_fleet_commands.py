@@ -15,6 +15,7 @@ from latchwork.web import Role
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.home import Home
+from latchwork.workflows.logs import LogStoreMismatch
 from latchwork.workflows.serve import Serve, ServeOptions
 from latchwork.workflows.site import check_reach, make_site
 from latchwork.workflows.worker import WorkerOptions
@@ -67,6 +68,55 @@ def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp
         run = asked(f"{address}/api/v1/commands/{number}", token)["instance"]
         assert asked(f"{address}/api/v1/instances/{run}", token)["state"] == "success"
         assert [each["slots"] for each in asked(f"{address}/api/v1/workers", token)] == [1]
+
+
+@pytest.mark.slow
+def test_masters_and_workers_that_are_started_one_by_one_run_tasks(flows, start, tmp_path):
+    """Nobody but `serve` had begun the logs: the workers of a fleet that never had one took no task."""
+    home = tmp_path / "fleet"
+    flows("init", "--home", home)
+    told = ("--home", str(home))
+    for node in ("master", "worker"):
+        start(node, *told)
+    (tmp_path / "flow.yaml").write_text(json.dumps(FLOW))
+    flows("apply", "flow.yaml", *told)
+    run = flows("start", "flow", "--wait", "--json", *told).json
+    assert run["state"] == "success", (tmp_path / "out-1").read_text()
+    assert "done" in flows("logs", run["run"], "a", *told).out
+
+
+def test_logs_are_begun_by_masters_that_were_told_where_they_are(tmp_path):
+    """A folder of the master's machine, which nobody named, is not where workers of other machines write."""
+    fleet = {"database": "postgresql+psycopg://flows@db/flows", "store": "etcd://e1:2379/flows"}
+    assert not Home.of(tmp_path, **fleet, environ={}).has_logs
+    assert Home.of(tmp_path, **fleet, logs="s3://bucket/flows", environ={}).has_logs
+    assert Home.of(tmp_path, **fleet, environ={"LATCHWORK_WORKFLOWS_LOGS": "/mnt/logs"}).has_logs
+    assert Home.of(tmp_path, environ={}).has_logs
+
+
+def test_commands_on_a_fleet_take_no_store_and_no_logs_of_this_machine_for_its_own(flows, tmp_path, monkeypatch):
+    """They made an empty store, in which no worker lives, and put code where no worker reads."""
+    monkeypatch.delenv("LATCHWORK_WORKFLOWS_HOME")
+    far = ("--database", f"sqlite:///{tmp_path}/far.db")
+    here = tmp_path / "here"
+    monkeypatch.setenv("XDG_DATA_HOME", str(here))
+    flows("init", *far)
+    (tmp_path / "flow.yaml").write_text(json.dumps(FLOW))
+    flows("apply", "flow.yaml", *far)
+    flows("workers", *far).refused(1, "no store; give its URL")
+    assert not list(here.rglob("store.db"))
+    (tmp_path / "far_flows.py").write_text("from latchwork.workflows import workflow")
+    flows("deploy", "far_flows.py", *far).refused(2, "give --logs, or --no-bundle")
+    with Serve(Home.of(here / "latchwork" / "workflows", environ={}), ServeOptions(has_pages=False)):
+        flows("workers", *far).refused(1, "no store; give its URL")  # those of this machine are others
+
+
+def test_pages_alone_refuse_logs_of_nobody(served, tmp_path):
+    alone = ServeOptions(port=0, worker=None, has_master=False, makes_database=False)
+    given = Home.of(served.home.folder, logs=str(tmp_path / "others"), environ={})
+    with pytest.raises(LogStoreMismatch, match="belongs to no workflows; give the URL that the masters have"):
+        Serve(given, alone).start()
+    assert not (tmp_path / "others").exists()
 
 
 def test_pages_alone_make_no_database(flows, tmp_path):

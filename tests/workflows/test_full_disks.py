@@ -121,8 +121,8 @@ def test_a_disk_that_is_full_or_read_only_when_they_begin_ends_all_with_one_line
     assert flows("init").returncode == 0
     assert flows("apply", "flow.yaml").returncode == 0
     fill(disk)
-    commands = [["serve", "--port", "0"], ["master"], ["worker"], ["list"], ["start", "flow"], ["upgrade"]]
-    for each in (each for each in commands if each[0] not in {"list", "upgrade"}):  # who only reads may still do so
+    commands = [["serve", "--port", "0"], ["master"], ["worker"], ["start", "flow"]]  # who only reads may be able to
+    for each in commands:
         refused(flows(*each), "disk")  # of a store SQLite says sometimes that it is full, and sometimes not
     (disk / "filler").unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

@@ -21,6 +21,7 @@ from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import Command, TaskTypes
 from latchwork.workflows.types.shell import ShellParams
 from latchwork.workflows.worker import Secrets
+from latchwork.workflows.worker.outputs import outputs_of
 from patience import eventually
 
 from . import working
@@ -177,6 +178,12 @@ def test_outputs_that_cannot_be_used_fail_the_task_and_say_which_line(store, log
 def test_outputs_of_all_forms_are_read(store, logs, worker):
     script = 'printf \'a=1\\nb<<END\\nx\\ny=2\\nEND\\n#json {"c": [3]}\\n# no\\n\\na=4=5\\n\' > "$LATCHWORK_OUTPUT"'
     assert result(store, shell(store, 1, script)).outputs == {"a": "4=5", "b": "x\ny=2", "c": [3]}
+
+
+def test_an_output_may_have_any_letter_but_the_end_of_its_line():
+    """What else separates lines in Unicode began another line, which was no name=value: the task failed."""
+    text = 'a=x\u2028y\x0bz\x85\r\nb<<END\r\n1\x0c\n2\nEND\n#json {"c": "\u2029"}\nd= '
+    assert outputs_of(text.encode()) == {"a": "x\u2028y\x0bz\x85", "b": "1\x0c\n2", "c": "\u2029", "d": " "}
 
 
 def test_outputs_that_are_too_large_or_no_file_fail_the_task(store, logs, worker):

@@ -23,6 +23,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 MOST_BYTES = 5_000_000
+_MOST_DRAINED = 20 * MOST_BYTES
+_TOO_LARGE = 413
 
 
 class Safety:
@@ -45,6 +47,8 @@ class Safety:
             return
         problem = self._refused(Headers(scope=scope))
         if problem is not None:
+            if problem.status == _TOO_LARGE:
+                await _drain(receive)
             await problem.response()(scope, receive, _dressed(send))
             return
         seen = 0
@@ -73,8 +77,17 @@ class Safety:
         return _too_large() if not length.isdigit() or int(length) > MOST_BYTES else None
 
 
+async def _drain(receive: Receive) -> None:
+    """Take in what is sent, up to a limit: who still sends when the line is closed may never see the answer."""
+    seen, is_more = 0, True
+    while is_more and seen < _MOST_DRAINED:
+        message = await receive()
+        seen += len(message.get("body", b""))
+        is_more = message["type"] == "http.request" and message.get("more_body", False)
+
+
 def _too_large() -> Problem:
-    return Problem(413, f"the request is larger than {MOST_BYTES:,} bytes")
+    return Problem(_TOO_LARGE, f"the request is larger than {MOST_BYTES:,} bytes")
 
 
 def _dressed(send: Send) -> Send:

@@ -25,6 +25,8 @@ class Home:
         logs: the URL, or the folder, of logs and code bundles.
         secrets: the folder of secrets of this machine's workers.
         port: where the pages are, unless said otherwise.
+        is_told_logs: whether somebody said where the logs are.
+        is_told_store: likewise for the store.
     """
 
     folder: Path
@@ -33,6 +35,8 @@ class Home:
     logs: str
     secrets: Path
     port: int = 8770
+    is_told_logs: bool = False
+    is_told_store: bool = False
 
     @classmethod
     def of(
@@ -63,12 +67,26 @@ class Home:
             store or environ.get(STORE) or f"sqlite:///{quote(str(where))}/store.db",
             logs or environ.get(LOGS) or str(where / "logs"),
             secrets or (Path(environ[SECRETS]) if environ.get(SECRETS) else where / "secrets"),
+            is_told_logs=bool(logs or environ.get(LOGS)),
+            is_told_store=bool(store or environ.get(STORE)),
         )
 
     @property
     def is_local(self) -> bool:
         """Whether database and store are files of the folder: of one machine."""
         return str(self.folder) in self.database and str(self.folder) in self.store
+
+    @property
+    def may_have_store(self) -> bool:
+        """Whether there is a store: of that of a fleet which nobody named nothing is on this machine."""
+        return self.is_told_store or self.is_local or (self.folder / "store.db").exists()
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether the logs are those of the workers: said so, or all is on this machine. Else a folder of this machine
+        may be anything.
+        """
+        return self.is_told_logs or self.is_local
 
     def make(self) -> None:
         """Make the folder, for nobody but its user."""

@@ -156,11 +156,13 @@ class Looks:
         with told():
             row = attempts_desk.find(self._parts, self._who, attempt).attempt
         if self._parts.logs is None:
-            raise LatchworkError("this client has no log store; give the one of the workers")
+            raise LatchworkError("this client has no log store; give the one of the workers, by --logs in a shell")
         try:
             return self._parts.logs.read(row.log_ref, offset, limit)
         except LogMissing:
             return LogPart(b"", offset, ended=row.ended_at is not None)
+        except OSError as error:
+            raise Unavailable(f"the log of attempt {attempt} cannot be read now: {error.strerror or error}") from error
 
     def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
         """The log of an attempt as it grows, until its end."""

@@ -84,6 +84,7 @@ class Serve:
 
         Raises:
             StoreMismatch: store and database do not belong together.
+        LogStoreMismatch: the logs are those of other workflows; or of none yet, and the database is not to be made.
             SchemaTooNew: a later version has changed the database.
             LatchworkError: a part cannot be opened; the message says which.
         """
@@ -105,7 +106,10 @@ class Serve:
         keys = Keys()
         found = join_store(database, store, keys)
         logs = open_logs(home.logs)
-        logs.mark(found.id)
+        if options.makes_database:
+            logs.mark(found.id)
+        elif home.has_logs:
+            logs.check(found.id)
         secrets = Secrets(home.secrets)
         if options.has_master:
             stack.enter_context(
@@ -120,7 +124,8 @@ class Serve:
             cluster = StoreCluster(store, keys)
             stack.callback(cluster.close)
             cookie = f"latchwork-{found.id[:8]}"  # browsers do not tell ports apart
-            app = make_site(database, logs=logs, cluster=cluster, hosts=options.names, cookie=cookie)
+            known = logs if options.makes_database or home.has_logs else None
+            app = make_site(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
             check_reach(app, options.host)
             server = HttpServer(app, taken=taken)
             server.start()

@@ -189,3 +189,17 @@ def test_a_log_that_cannot_be_read_for_a_while_is_followed_on(server, seeds, hub
     eventually(lambda: stream.is_over)
     assert "event: end" in stream.seen
     assert not caplog.records
+
+
+def test_who_sends_too_much_is_told_so_and_not_cut_off(server, seeds):
+    """The line was closed while it sent: it saw a connection that was reset, and no reason."""
+    for size, code in ((6_000_000, 413), (40_000_000, 413)):
+        request = urllib.request.Request(
+            f"{server.url}/api/v1/workflows:validate",
+            b" " * size,
+            {**bearer(seeds.tokens["admin"]), "Content-Type": "application/json"},
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code == code
+        assert "larger than 5,000,000 bytes" in json.load(refused.value)["detail"]

@@ -104,6 +104,11 @@ def deploy(
     where = home_of(home, database, store, logs)
     from latchwork.workflows import DefinitionInvalid
 
+    if not no_bundle and not where.has_logs:
+        raise UsageError(
+            "the code is kept in the log store of the workers, and nobody said where that is; give --logs, or "
+            "--no-bundle for code that is installed on the workers"
+        )
     module = _module(target)
     with client_of(where) as client:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from latchwork.words import counted
 
 if TYPE_CHECKING:
     from latchwork.workflows import Home
+    from latchwork.workflows.logs import LogStore
     from latchwork.workflows.worker import WorkerOptions
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -145,7 +147,8 @@ def upgrade(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json
 
 
 @node(
-    "latchwork workflows master --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379,e2:2379/flows",
+    "latchwork workflows master --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379,e2:2379/flows "
+    "--logs s3://bucket/flows",
 )
 def master(
     *,
@@ -169,10 +172,11 @@ def master(
 ) -> None:
     """Run a master: it advances runs and fires schedules. Any number may run; each run is one master's at a time.
 
-    One of them deletes what is too old, if it is given the logs of the workers; without, old runs stay. One sends
-    alerts; the secrets of channels are its machine's, as for workers.
+    Give it the logs of the workers, which take no tasks before a master has begun these; one master deletes what is too
+    old there. One sends alerts; the secrets of channels are its machine's, as for workers.
     """
     where = home_of(home, database, store, logs)
+    from latchwork.workflows import installation_of
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.master import Master, Retention
     from latchwork.workflows.worker import Secrets
@@ -183,6 +187,8 @@ def master(
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
     with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
+        if where.has_logs:
+            _begin_logs(more["logs"], installation_of(opened).id)
         say(f"master {node.node_id} is at work")
         sys.stdout.flush()
         stop.wait()
@@ -330,6 +336,15 @@ def worker_options(slots: int | None, groups: list[str] | None, **more: Any) -> 
         return WorkerOptions(**{name: each for name, each in given.items() if each is not None})
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _begin_logs(logs: LogStore, owner: str) -> None:
+    """Note whose logs these are: workers take no tasks with logs of nobody, which may be a folder of their own."""
+    try:
+        logs.mark(owner)
+    except OSError as error:
+        what = "log store %s cannot be written, and workers take no tasks unless it was begun before: %s"
+        logging.getLogger("latchwork.workflows").warning(what, logs.url, error)
 
 
 def order_of(order: str) -> Any:

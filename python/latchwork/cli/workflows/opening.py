@@ -59,7 +59,10 @@ LogsUrl = Annotated[
     ),
 ]
 
-_LIBRARIES = ("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart")
+_LIBRARIES = (
+    *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart"),
+    *("fsspec", "simpleeval", "msgspec"),
+)
 
 
 def home_of(home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None) -> Home:
@@ -114,10 +117,23 @@ def client_of(home: Home) -> Iterator[WorkflowClient]:
 
     with ExitStack() as stack:
         database = stack.enter_context(opened_database(home))
-        installation_of(database)
+        found = installation_of(database)
         try:
-            store = stack.enter_context(opened_store(home))
+            store = stack.enter_context(opened_store(home)) if home.may_have_store else None
+            if store is not None and not _is_of(store, found.id, home):
+                store = None
         except LatchworkError:
             store = None  # masters find what is asked all the same, some seconds later
-        client = WorkflowClient.local(database, store, logs=open_logs(home.logs))
+        logs = open_logs(home.logs) if home.has_logs else None
+        client = WorkflowClient.local(database, store, logs=logs)
         yield stack.enter_context(client)
+
+
+def _is_of(store: Store, owner: str, home: Home) -> bool:
+    """Whether a store is the one of the database: what nobody named may be that of other workflows on this machine."""
+    if home.is_told_store or home.is_local:
+        return True
+    from latchwork.workflows import Keys
+
+    there = store.get(Keys().id)
+    return there is not None and there.value == owner.encode()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from dataclasses import dataclass
 from inspect import Parameter
@@ -19,6 +20,7 @@ from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 from latchwork.cli.workflows.watch import STYLES, Run, plain
 from latchwork.errors import BadRecord
 from latchwork.records import read_json
+from latchwork.words import printable
 
 if TYPE_CHECKING:
     from latchwork.workflows import RunSeen, WorkflowClient
@@ -187,11 +189,19 @@ class _Tail:
             *lines, self.rest = (self.rest + part.data).split(b"\n")
             if self.ended or len(self.rest) > _LINE or (all_of_it and not part.data):
                 lines, self.rest = [*lines, *filter(None, [self.rest])], b""
-            for line in lines:
-                say(f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}")
+            _print([f"{self.name} | {line.decode('utf-8', 'replace').rstrip(chr(13))}" for line in lines])
             if not part.data:
                 return
             parts += 1
+
+
+def _print(lines: list[str]) -> None:
+    """Many lines at once: one after the other they take as long as a task needs to write twenty."""
+    if sys.stdout.isatty():
+        show(*lines)
+    elif lines:
+        sys.stdout.write("\n".join([*map(printable, lines), ""]))
+        sys.stdout.flush()
 
 
 def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] | None = None) -> Any:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from latchwork.workflows import RunSeen, SlotTask, WorkflowClient
     from latchwork.workflows.desk import WorkerSeen
 
-Run = Annotated[int, typer.Argument(metavar="RUN", min=1, help="The number of a run, as start and runs print it.")]
+#: No database has a number above this one.
+MOST_ID = 2**63 - 1
+Run = Annotated[
+    int, typer.Argument(metavar="RUN", min=1, max=MOST_ID, help="The number of a run, as start and runs print it.")
+]
 #: So many tasks of a worker are named.
 _MOST_NAMED = 5
 STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cyan", "forced_success": "green"}
@@ -96,8 +100,9 @@ def show_(
     if not what.isdecimal():
         show_definition(what, svg=svg, home=where, as_json=as_json)
         return
+    number = _number(what)
     with client_of(where) as client:
-        found = client.instance(int(what))
+        found = client.instance(number)
         tasks, attempts = client.tasks(found.id, found.run), client.attempts(found.id)
     if as_json:
         say_json({**plain(found), "attempts": [_attempt_json(each) for each in attempts]})
@@ -184,10 +189,16 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
         raise UsageError("give a run and a task, such as `logs 12 load`, or an attempt, as `show` has it")
     if not run.isdecimal():
         raise UsageError(f"{run!r} is no number of a run; `latchwork workflows runs` has them")
-    found = [each for each in client.attempts(int(run)) if each.name == task]
+    found = [each for each in client.attempts(_number(run)) if each.name == task]
     if not found:
         raise UsageError(f"run {run} has no attempt of a task {task!r} yet; `latchwork workflows show {run}` has all")
     return f"{found[0].task}.{found[0].n}.{found[0].claim}"
+
+
+def _number(text: str) -> int:
+    if len(text) > len(str(MOST_ID)) or int(text) > MOST_ID:
+        raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` has them")
+    return int(text)
 
 
 def _write(data: bytes) -> None:

@@ -88,7 +88,9 @@ class Database:
             self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed, self._in_use)
             self._asked = self.engine if self.is_sqlite else _postgres(parsed, self._in_use, poolclass=sa.pool.NullPool)
         except ModuleNotFoundError as error:
-            raise LatchworkError(f"{error.name} is missing; install latchwork[workflows-postgres]") from None
+            raise LatchworkError(
+                f'PostgreSQL needs {error.name}; run: pip install "latchwork[workflows-postgres]"'
+            ) from None
         self.url = parsed.render_as_string(hide_password=True)
 
     def close(self) -> None:

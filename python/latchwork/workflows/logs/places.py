@@ -150,8 +150,8 @@ class LogStore(ABC):
         found = self._owner()
         if found is None:
             raise LogStoreMismatch(
-                f"log store {self.url} belongs to no workflows; give the URL that the masters have. A folder of "
-                "another host is none: mount it, or use an object store"
+                f"log store {self.url} belongs to no workflows; give the URL that the masters have, which were "
+                "started with --logs. A folder of another host is none: mount it, or use an object store"
             )
         if found != owner:
             raise LogStoreMismatch(f"log store {self.url} belongs to workflows {printable(found)}, not to {owner}")

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from latchwork.errors import LatchworkError
 from latchwork.workflows.logs.files import FileLogs
 from latchwork.workflows.logs.places import LogStore
 from latchwork.workflows.logs.segments import SegmentLogs
+
+
+class BadLogsUrl(LatchworkError, ValueError):
+    """The URL of a log store cannot be used."""
 
 
 def open_logs(url: str | Path) -> LogStore:
@@ -16,26 +21,26 @@ def open_logs(url: str | Path) -> LogStore:
     Args:
         url: ``file:///var/lib/latchwork/logs``, a path, or any URL of fsspec: ``s3://bucket/logs``, ``gs://...``.
     Raises:
-        ValueError: fsspec does not know it, or what it needs is not installed.
+        BadLogsUrl: fsspec does not know it, or what it needs is not installed.
     """
     if isinstance(url, Path):
         return FileLogs(url)
     parts = urlsplit(url)
     if parts.scheme in {"", "file"}:
         if parts.netloc not in {"", "localhost"}:
-            raise ValueError(f"{url!r} names host {parts.netloc!r}; a folder of this machine is file:///path")
+            raise BadLogsUrl(f"{url!r} names host {parts.netloc!r}; a folder of this machine is file:///path")
         path = unquote(parts.path)
         if not path:
-            raise ValueError(f"{url!r} names no folder; write file:///path")
+            raise BadLogsUrl(f"{url!r} names no folder; write file:///path")
         return FileLogs(Path(path))
     try:
         import fsspec  # only for object stores
     except ImportError:
-        raise ValueError(f"{url!r} needs fsspec: pip install 'latchwork[workflows]'") from None
+        raise BadLogsUrl(f'{url!r} needs fsspec; run: pip install "latchwork[workflows]"') from None
     try:
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
-        raise ValueError(f"log store {_without_password(url)!r} cannot be opened: {error}") from None
+        raise BadLogsUrl(f"log store {_without_password(url)!r} cannot be opened: {error}") from None
     return SegmentLogs(fs, root, _without_password(url))
 
 

@@ -6,6 +6,7 @@ It is worth what the last transaction was worth: after a doubt it is thrown away
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,6 +16,10 @@ from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Instance, InstanceState, Task, TaskState
 from latchwork.workflows.state.records import OVER
 
+_log = logging.getLogger(__name__)
+
+#: A clock that goes back by less is one that is set right as it goes.
+_BACK_S = 2.0
 #: So many instances are asked in one turn what time has brought: thousands may wait for the same moment.
 MOST_DUE = 200
 
@@ -55,6 +60,8 @@ class Book:
         self.waiting: set[int] = set()
         self._of_task: dict[int, tuple[int, str]] = {}
         self._wakes: list[tuple[float, int]] = []
+        self._again: set[int] = set()
+        self._now = float("inf")  # whoever wrote what we begin with may have had another clock
         for each in instances:
             self.put(each)
 
@@ -120,6 +127,9 @@ class Book:
     def due(self, now: float) -> list[int]:
         """The instances in which something is to be decided by now; each once, and no more than fit into a turn."""
         found: dict[int, None] = {}
+        while self._again and len(found) < MOST_DUE:
+            if (each := self._again.pop()) in self.instances:
+                found[each] = None
         while self._wakes and self._wakes[0][0] <= now and len(found) < MOST_DUE:
             _, instance = heapq.heappop(self._wakes)
             stored = self.instances.get(instance)
@@ -129,9 +139,20 @@ class Book:
             heapq.heappush(self._wakes, (now, instance))
         return list(found)
 
+    def at(self, now: float) -> float:
+        """It is so late now. After a step back all that wait for a moment are due once: theirs may be nearer."""
+        if now < self._now - _BACK_S:
+            if self._now < float("inf"):
+                _log.warning("the clock went back by %.0f s: delays are counted anew", self._now - now)
+            self._again = {each.id for each in self.instances.values() if each.known.wake_at is not None}
+        self._now = now
+        return now
+
     @property
     def next_wake(self) -> float | None:
         """When something is to be decided next; it may have been decided by then."""
+        if self._again:
+            return float("-inf")
         while self._wakes:
             at, instance = self._wakes[0]
             stored = self.instances.get(instance)

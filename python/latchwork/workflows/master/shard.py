@@ -170,7 +170,7 @@ class ShardRun:
         """Look, write, do; seconds until the next turn."""
         if not self._is_known:
             self._own(mirror)
-        now = self._tools.now()
+        now = self._book.at(self._tools.now())
         found = self._looking.look(mirror.snapshot().values())
         is_asked = self._is_polled(found, now)
         written = self._write(found, now, is_asked=is_asked)

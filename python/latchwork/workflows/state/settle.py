@@ -26,6 +26,10 @@ from latchwork.workflows.state.working import Working
 _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, TaskState.PAUSED})
 
 
+#: Seconds by which the clocks of two masters may differ without that anybody is told another time.
+_APART_S = 5.0
+
+
 def settle(work: Working) -> None:
     """Time, what is ready, who is submitted, and whether the instance is over, in this order."""
     if work.state in OVER or work.state in {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}:
@@ -47,9 +51,11 @@ def settle(work: Working) -> None:
 def _time(work: Working) -> None:
     """What was to happen by now."""
     for name, task in work.tasks.items():
-        if task.wake_at is None or task.wake_at > work.now:
+        if task.wake_at is None:
             continue
-        if task.held:
+        if task.wake_at > work.now:
+            _nearer(work, name, task)
+        elif task.held:
             logical.due(work, name)
         else:
             _its_time(work, name, task)
@@ -59,6 +65,19 @@ def _time(work: Working) -> None:
             work.tell("timeout")
         if work.plan.on_timeout is not OnTimeout.WARN:
             work.ending = work.ending or "timeout"
+
+
+def _nearer(work: Working, name: str, task: Task) -> None:
+    """It waits for longer than it ever had to: a clock told it when, which was set back, or is ahead."""
+    rule, most_s = work.plan.rule(name), None
+    if task.held:
+        most_s = logical.LOOK_RARELY_S
+    elif task.state is TaskState.DELAYED:
+        most_s = rule.delay_s
+    elif task.state is TaskState.RETRY_WAIT:
+        most_s = rule.retry_interval_s
+    if most_s is not None and task.wake_at is not None and task.wake_at > work.now + most_s + _APART_S:
+        work.tasks[name] = replace(task, wake_at=work.now + most_s)
 
 
 def _its_time(work: Working, name: str, task: Task) -> None:

@@ -37,9 +37,10 @@ def outputs_of(data: bytes) -> dict[str, Any]:
             f"$LATCHWORK_OUTPUT has more than {MOST_BYTES:,} bytes; write large things to files, and hand over names"
         )
     try:
-        lines = data.decode("utf-8").splitlines()
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadOutput(f"$LATCHWORK_OUTPUT is no UTF-8 text: {error}") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]  # text may have what else ends a line in Unicode
     found: dict[str, Any] = {}
     at = 0
     while at < len(lines):
