@@ -72,6 +72,7 @@ LIBRARIES = {
     "yaml": ("workflows",),
     "fsspec": ("workflows",),
     "simpleeval": ("workflows",),
+    "anyio": ("web", "workflows"),
     "fastapi": ("web", "workflows"),
     "jinja2": ("web", "workflows"),
 }

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 
-def late(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+def late(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:
     """The ``__getattr__`` of a package whose names are imported when they are first asked for.
 
     What is no such name is a module of the package, if there is one.
@@ -19,12 +19,13 @@ def late(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str]
     Args:
         package: its name.
         modules: the names that each module has; none of them may be that of a module of the package.
+        extra: what has to be installed for them, named where one needs a library that is not there; "" for nothing.
     """
     places = {name: module for module, names in modules.items() for name in names}
 
     def found(name: str) -> Any:
         if name in places:
-            value = getattr(import_module(places[name]), name)
+            value = getattr(_imported(places[name], package, extra), name)
             setattr(sys.modules[package], name, value)  # from now on nobody asks here
             return value
         missing = f"{package}.{name}"
@@ -37,3 +38,13 @@ def late(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return found
+
+
+def _imported(module: str, package: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if not extra or not error.name or error.name.startswith("latchwork"):
+            raise
+        what = f'{package} needs {error.name}; run: pip install "latchwork[{extra}]"'
+        raise ModuleNotFoundError(what, name=error.name) from error

@@ -475,6 +475,7 @@ main()
 LACKS = {
     "uvicorn": (["list"], 'workflows need uvicorn; run: pip install "latchwork[workflows]"'),
     "simpleeval": (["list"], 'workflows need simpleeval; run: pip install "latchwork[workflows]"'),
+    "anyio": (["serve"], 'workflows need anyio; run: pip install "latchwork[workflows]"'),
     "psycopg": (
         ["init", "--database", "postgresql+psycopg://me@nowhere/flows"],
         'PostgreSQL needs psycopg; run: pip install "latchwork[workflows-postgres]"',
@@ -497,3 +498,10 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(name, tmp_path)
     assert line.startswith("error: ")
     assert words in line
     assert "unexpected" not in line
+
+
+def test_a_program_without_a_library_of_workflows_is_told_what_to_install():
+    program = WITHOUT.format(name="sqlalchemy").partition("from latchwork.cli")[0] + "import latchwork.workflows as w; w.Serve"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    wanted = 'ModuleNotFoundError: latchwork.workflows needs sqlalchemy; run: pip install "latchwork[workflows]"'
+    assert told.stderr.splitlines()[-1] == wanted

@@ -94,6 +94,7 @@ else:
             "latchwork.workflows.serve": ("Serve", "ServeOptions"),
             "latchwork.workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },
+        extra="workflows",
     )
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 Lines are counted as they are executed, by a trace of this thread alone. What a second Ctrl-C does while the first is
 being dealt with is not tried. A trace also sees the line of a `with` when its block has ended, just before `__exit__`
-is called; no interpreter looks for signals there, so nothing is raised there.
+is called, and lines that do nothing, such as that of a `try`, which may stand outside what leaves a `with` around them;
+no interpreter looks for signals there, so nothing is raised there.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Interrupter:
         return self._line if ours and self._left > 0 else None
 
     def _line(self, frame: FrameType, event: str, _arg: Any) -> Callable[..., Any]:
-        if event == "line" and not _leaves_a_with(frame.f_code, frame.f_lasti):
+        if event == "line" and not _is_unheard(frame.f_code, frame.f_lasti):
             self._left -= 1
             if self._left == 0:
                 code = frame.f_code
@@ -89,9 +90,11 @@ class Interrupter:
 
 
 @cache
-def _leaves_a_with(code: CodeType, offset: int) -> bool:
-    """Whether `__exit__` is about to be called at the end of a block, with None three times."""
+def _is_unheard(code: CodeType, offset: int) -> bool:
+    """Whether nothing is done there, or `__exit__` is about to be called at the end of a block, with None three times."""
     at = [each for each in dis.get_instructions(code) if offset <= each.offset < offset + 10]
+    if at[0].opname == "NOP":
+        return True
     if at[0].opname in {"SWAP", "ROT_TWO"}:  # keeps what is returned
         del at[0]
     names = [each.opname for each in at[:3]]

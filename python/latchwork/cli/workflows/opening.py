@@ -60,7 +60,7 @@ LogsUrl = Annotated[
 ]
 
 _LIBRARIES = (
-    *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart"),
+    *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart", "anyio"),
     *("fsspec", "simpleeval", "msgspec"),
 )
 
