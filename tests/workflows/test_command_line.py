@@ -501,7 +501,10 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(name, tmp_path)
 
 
 def test_a_program_without_a_library_of_workflows_is_told_what_to_install():
-    program = WITHOUT.format(name="sqlalchemy").partition("from latchwork.cli")[0] + "import latchwork.workflows as w; w.Serve"
+    program = (
+        WITHOUT.format(name="sqlalchemy").partition("from latchwork.cli")[0]
+        + "import latchwork.workflows as w; w.Serve"
+    )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     wanted = 'ModuleNotFoundError: latchwork.workflows needs sqlalchemy; run: pip install "latchwork[workflows]"'
     assert told.stderr.splitlines()[-1] == wanted
