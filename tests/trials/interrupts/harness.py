@@ -91,7 +91,7 @@ class Interrupter:
 
 @cache
 def _is_unheard(code: CodeType, offset: int) -> bool:
-    """Whether nothing is done there, or `__exit__` is about to be called at the end of a block, with None three times."""
+    """Whether nothing is done there, or `__exit__` is about to be called with None three times: a block has ended."""
     at = [each for each in dis.get_instructions(code) if offset <= each.offset < offset + 10]
     if at[0].opname == "NOP":
         return True
