@@ -62,7 +62,7 @@ class FollowedMutex:
     def acquire(self, *args, **options):
         holder = self._holder
         if holder not in {None, threading.get_ident()} and self._real.locked() and self._guard.is_there():
-            self._guard.met(holder, sys._getframe(1))
+            self._guard.met(holder, sys._getframe(1), lambda: self._holder == holder and self._real.locked())
         got = self._real.acquire(*args, **options)
         if got:
             self._holder = threading.get_ident()
@@ -123,11 +123,12 @@ class Guard:
         """
         monkeypatch.setattr(interrupts, "Mutex", lambda: FollowedMutex(self))
 
-    def met(self, holder, frame):
-        """A mutex that another thread holds."""
+    def met(self, holder, frame, still):
+        """A mutex that another thread holds, and still holds where it is seen to be."""
         self.contended += 1
         there = sys._current_frames().get(holder)
-        if there is not None and (there.f_code.co_name, Path(there.f_code.co_filename).name) in _WAITING:
+        waits = there is not None and (there.f_code.co_name, Path(there.f_code.co_filename).name) in _WAITING
+        if waits and still():
             self.note(f"a mutex whose holder waits ({there.f_code.co_name})", frame)
 
     def measure(self, monkeypatch):
