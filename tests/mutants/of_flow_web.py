@@ -220,7 +220,7 @@ DEFECTS = (
         "FlowPages",
         "what is next is told beyond the end of a schedule",
         "workflows/desk/definitions.py",
-        "            if row.ends_at is not None and at > row.ends_at:\n                break\n",
+        "            if row.ends_at is not None and each > row.ends_at:\n                break\n",
         "",
         of("workflows/fires", "what_is_told_to_be_next_is_within_the_window_of_a_schedule"),
     ),

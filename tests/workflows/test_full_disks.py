@@ -16,6 +16,8 @@ from latchwork.disks import replace_file, trouble_of
 from levels import LONG
 from patience import eventually
 
+from .disks import mounted
+
 pytestmark = pytest.mark.slow
 MAIN = "from latchwork.cli.entry import main; main()"
 FLOW = """
@@ -41,13 +43,8 @@ def coded():
 @pytest.fixture
 def disk(tmp_path):
     """A file system of 12 MB for the home of workflows."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path, 12, "--lazy") as folder:
+        yield folder
 
 
 def fill(folder):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 import uuid
@@ -25,6 +24,7 @@ from latchwork.workflows.worker.outputs import outputs_of
 from patience import eventually
 
 from . import working
+from .disks import mounted
 from .working import KEYS, log_of, put, result, running, shell
 
 pytestmark = pytest.mark.threads
@@ -515,13 +515,8 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 3 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path, 3) as folder:
+        yield folder
 
 
 def test_full_disk_of_logs_ends_no_task_takes_no_other_and_is_told_in_the_log_once_there_is_room(store, small_disk):

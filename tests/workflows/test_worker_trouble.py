@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from latchwork.workflows.state import Outcome
 from patience import eventually
 
 from . import working
+from .disks import mounted
 from .working import KEYS, end_process, journal, log_of, put, result, shell, worker_process
 
 pytestmark = pytest.mark.threads
@@ -201,13 +201,8 @@ def test_worker_whose_files_may_not_grow_tells_what_is_missing_and_ends_its_task
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 MB for what tasks write."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path, 2) as folder:
+        yield folder
 
 
 def test_full_disk_where_tasks_run_fails_the_task_with_the_reason_and_no_other(store, logs, small_disk, tmp_path):

@@ -84,7 +84,7 @@ class Serve:
 
         Raises:
             StoreMismatch: store and database do not belong together.
-        LogStoreMismatch: the logs are those of other workflows; or of none yet, and the database is not to be made.
+            LogStoreMismatch: the logs are those of other workflows; or of none yet, and the database is not to be made.
             SchemaTooNew: a later version has changed the database.
             LatchworkError: a part cannot be opened; the message says which.
         """

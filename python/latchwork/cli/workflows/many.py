@@ -13,7 +13,7 @@ from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Line, listed, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork.cli.workflows.operate import DryRun, NoCache, Params, PriorityWord, params_of
-from latchwork.cli.workflows.watch import MOST_ID
+from latchwork.records import MOST_WHOLE
 from latchwork.words import counted, utc_text
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def stop_backfill(
     number: Annotated[
         int,
         typer.Argument(
-            metavar="BACKFILL", min=1, max=MOST_ID, help="The number of a backfill, as backfills prints it."
+            metavar="BACKFILL", min=1, max=MOST_WHOLE, help="The number of a backfill, as backfills prints it."
         ),
     ],
     *,

@@ -17,7 +17,7 @@ from latchwork.cli.options import Json, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Line, say, say_json, show, told
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
-from latchwork.cli.workflows.watch import STYLES, Run, plain
+from latchwork.cli.workflows.watch import STYLES, Run, check_task, plain
 from latchwork.errors import BadRecord
 from latchwork.records import read_json
 from latchwork.words import printable
@@ -279,8 +279,7 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
     ) -> None:
         with client_of(home_of(home, database, store)) as client:
             found = {each.name: each.id for each in client.tasks(run)}
-            if task not in found:
-                raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(found)[:20]) or 'none yet'}")
+            check_task(run, task, found)
             ask = client.force_success if action == "force-success" else client.force_start
             client.done(number := ask(found[task]))
             after = client.instance(run)

@@ -13,18 +13,17 @@ from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import Grid, Line, listed, say, say_json, show
 from latchwork.cli.workflows.define import show_definition
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork.records import MOST_WHOLE
 from latchwork.words import printable, utc_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from latchwork.workflows import RunSeen, SlotTask, WorkflowClient
     from latchwork.workflows.desk import WorkerSeen
 
-#: No database has a number above this one.
-MOST_ID = 2**63 - 1
 Run = Annotated[
-    int, typer.Argument(metavar="RUN", min=1, max=MOST_ID, help="The number of a run, as start and runs print it.")
+    int, typer.Argument(metavar="RUN", min=1, max=MOST_WHOLE, help="The number of a run, as start and runs print it.")
 ]
 #: So many tasks of a worker are named.
 _MOST_NAMED = 5
@@ -195,8 +194,19 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
     return f"{found[0].task}.{found[0].n}.{found[0].claim}"
 
 
+def check_task(run: int, task: str, there: Iterable[str]) -> None:
+    """Refuse a task that a run has not, and name some that it has.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    names = list(there)
+    if task not in names:
+        raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(names[:20]) or 'none yet'}")
+
+
 def _number(text: str) -> int:
-    if len(text) > len(str(MOST_ID)) or int(text) > MOST_ID:
+    if len(text) > len(str(MOST_WHOLE)) or int(text) > MOST_WHOLE:
         raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` has them")
     return int(text)
 
@@ -226,8 +236,8 @@ def why(
     """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
     with client_of(home_of(home, database, store)) as client:
         cause, reasons = client.causes(run)
-    if task is not None and task not in reasons:
-        raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(list(reasons)[:20]) or 'none yet'}")
+    if task is not None:
+        check_task(run, task, reasons)
     found = {name: each for name, each in reasons.items() if task in {None, name}}
     if as_json:
         say_json({"run": run, "cause": [{"task": each.task, "why": each.text} for each in cause], "tasks": found})

@@ -55,9 +55,9 @@ def look_within_s(ahead: Iterable[int], look_s: float) -> float:
 
     Args:
         ahead: in each of its lines, how many are ahead of it.
-        look_s: where nobody is.
+        look_s: where nobody is; the most.
     """
-    return min((BEHIND_S * each for each in ahead if each), default=look_s)
+    return min([look_s, *(BEHIND_S * each for each in ahead if each)])
 
 
 class Lines:
@@ -124,7 +124,7 @@ class Lines:
 
     def look_s(self, most_s: float) -> float:
         """Seconds after which to look again, at most ``most_s``."""
-        return min(most_s, look_within_s(self._ahead.values(), most_s))
+        return look_within_s(self._ahead.values(), most_s)
 
     def looked(self, found: int, *, is_hungry: bool) -> None:
         """A look is over, or a claim without one."""

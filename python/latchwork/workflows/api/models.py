@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.records import MOST_DEPTH, MOST_MOMENT_S
+from latchwork.records import MOST_DEPTH, MOST_MOMENT_S, MOST_WHOLE
 from latchwork.workflows.definitions.model import Definition, Name, Priority
 
-MOST_ID = 2**63 - 1
+MOST_ID = MOST_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]
 Before = Annotated[int | None, Query(ge=1, le=MOST_ID, description="only what is older than this id")]
 Limit = Annotated[int, Query(ge=1, le=500, description="how many at most")]

@@ -85,7 +85,7 @@ class Database:
         self._writes = FairLock()
         self._in_use: dict[Any, float] = {}
         try:
-            self.engine = _sqlite(parsed) if self.is_sqlite else _postgres(parsed, self._in_use)
+            self.engine = _sqlite(parsed, self._file) if self.is_sqlite else _postgres(parsed, self._in_use)
             self._asked = self.engine if self.is_sqlite else _postgres(parsed, self._in_use, poolclass=sa.pool.NullPool)
         except ModuleNotFoundError as error:
             raise LatchworkError(
@@ -137,7 +137,7 @@ class Database:
             DatabaseUnavailable: it cannot be reached. If that happens while it commits, nobody knows whether it has.
         """
         if not self.is_sqlite:
-            with _told(self.url, self._file), self.engine.begin() as connection:
+            with _told(self.url), self.engine.begin() as connection:
                 yield connection
             return
         if not self._writes.acquire(_WRITE_S):
@@ -153,17 +153,16 @@ class Database:
             self._writes.release()
 
 
-def _sqlite(url: sa.URL) -> sa.Engine:
+def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
     library: Any = sqlite.dialect.import_dbapi()
     if library.sqlite_version_info < _SQLITE:
         raise LatchworkError(
             f"the SQLite of this Python is {library.sqlite_version}, and workflows need 3.35; use a Python with a "
             "newer one, or PostgreSQL"
         )
-    in_memory = url.database in {None, "", ":memory:"}
-    if not in_memory:
-        Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"poolclass": sa.pool.StaticPool} if in_memory else {}
+    if file is not None:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"poolclass": sa.pool.StaticPool} if file is None else {}
     engine = sa.create_engine(
         url, connect_args={"timeout": _BUSY_S, "check_same_thread": False, "isolation_level": None}, **options
     )
@@ -171,7 +170,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
         connection.execute("PRAGMA foreign_keys = ON")
-        if not in_memory:
+        if file is not None:
             if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # to set it later would wait for writers
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # see ``retention.give_back``
             connection.execute("PRAGMA journal_mode = WAL")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -162,17 +163,11 @@ def fires(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None
     Raises:
         Problem: 422, the expression or the time zone is wrong, or it never fires.
     """
-    at = time.time() if after is None else after
-    found = []
     try:
-        each = Cron(cron, tz=tz)
-        for _ in range(count):
-            at = each.fire_after(at)
-            found.append(at)
+        return list(islice(_moments(Cron(cron, tz=tz), time.time() if after is None else after), count))
     except (ValueError, OverflowError) as error:
         path = "tz" if "time zone" in str(error) else "cron"
         raise Problem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
-    return found
 
 
 def next_fires(row: Row, now: float, count: int) -> list[float]:
@@ -186,15 +181,19 @@ def next_fires(row: Row, now: float, count: int) -> list[float]:
     at = now if row.starts_at is None else max(now, row.starts_at - 0.001)
     found: list[float] = []
     try:
-        cron = Cron(row.cron, tz=row.tz)
-        while len(found) < count:
-            at = cron.fire_after(at)
-            if row.ends_at is not None and at > row.ends_at:
+        for each in islice(_moments(Cron(row.cron, tz=row.tz), at), count):
+            if row.ends_at is not None and each > row.ends_at:
                 break
-            found.append(at)
+            found.append(each)
     except (ValueError, OverflowError):
         pass  # it never fires again, or nobody can say
     return found
+
+
+def _moments(cron: Cron, at: float) -> Iterator[float]:
+    while True:
+        at = cron.fire_after(at)
+        yield at
 
 
 def next_fire(row: Row, now: float) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from latchwork.records import MOST_WHOLE
 from latchwork.workflows.database.tables import attempt, command, definition, event, instance, task
 
 #: A row, by the names of its columns.
@@ -14,7 +15,7 @@ Row: TypeAlias = Any
 #: So many workflows are asked for one by one.
 _MOST_CODES = 200
 #: The largest id that there can be.
-MOST_ID = 2**63 - 1
+MOST_ID = MOST_WHOLE
 
 _INSTANCE = sa.select(
     *instance.c,
