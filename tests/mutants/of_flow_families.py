@@ -130,8 +130,8 @@ DEFECTS = (
         "FlowFamilies",
         "what only a branch leads to runs though the branch was not chosen",
         SETTLE,
-        "            if rule.after and all(work.tasks[before].cut for before in rule.after):\n",
-        "            if False:\n",
+        "    return bool(rule.after) and all(work.tasks[before].cut for before in rule.after)\n",
+        "    return False\n",
         of("workflows/state", "story_goes_as_written", on="branches"),
     ),
     Defect(

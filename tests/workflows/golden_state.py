@@ -8,7 +8,7 @@
     at 1 claimed extract 1
       ...
 
-Several events of one moment are parted by ``;``. ``refused:`` is the error of a command. This file, run, writes what is
+Several events of one time are parted by ``;``. ``refused:`` is the error of a command. This file, run, writes what is
 below the lines anew: read the difference.
 """
 
@@ -133,6 +133,7 @@ def seen(instance):
         words.append("held" if task.held else "")
         words.append(f"until {task.until:g}" if task.until is not None else "")
         words.append("cut" if task.cut else "")
+        words.append(f"chose {','.join(task.chosen) or 'nothing'}" if task.chosen is not None else "")
         words.append("to remove" if name in instance.to_remove else "")
         words.append("to kill" if name in instance.to_kill else "")
         tasks.append(" ".join(word for word in words if word))

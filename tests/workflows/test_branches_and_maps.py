@@ -1,5 +1,8 @@
 """Conditions, switches and maps on a real master: what goes on, what is left out, and what each item is."""
 
+import sqlalchemy as sa
+
+from latchwork.workflows.database.tables import task
 from latchwork.workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -151,3 +154,55 @@ def test_a_map_of_sub_processes_has_a_child_for_each_item(stage):
         assert hand.spec(hand.wait("behind")).values["got"] == ["x", "y"]
     assert stage.instances() == 3
     assert stage.states(made)["fan"] == "success"
+
+
+def test_an_alarm_that_two_conditions_share_runs_when_one_of_them_chose_it(stage):
+    looks = {"type": "conditions", "params": {"success": ["fine"], "failure": ["alarm"]}}
+    tasks = {
+        "a": [],
+        "b": [],
+        "check_a": {**looks, "after": ["a"]},
+        "check_b": {**looks, "after": ["b"]},
+        "fine": ["check_a", "check_b"],
+        "alarm": ["check_a", "check_b"],
+    }
+    version = stage.apply(a_workflow(tasks=tasks))
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        found = hand.wait("a", "b")
+        hand.end(found["a"], Outcome.FAILURE)
+        alarm = hand.wait("alarm")
+    with stage.master():
+        hand.end(found["b"], Outcome.FAILURE)
+        hand.end(alarm)
+        stage.until(made, "success")
+    assert stage.states(made) | {"fine": "skipped", "alarm": "success"} == stage.states(made)
+
+
+def test_a_recovered_map_waits_for_the_items_by_which_its_list_has_grown(stage):
+    tasks = {"list": [], "fan": {"map": "${list.files}", "after": ["list"]}, "other": ["list"]}
+    version = stage.apply(a_workflow(tasks=tasks))
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("list"), outputs={"files": ["x"]})
+        found = hand.wait("fan[0]", "other")
+        stage.until_task(made, other="running")
+        stage.send("stop", made)
+        stage.until(made, "ready_stop")
+        hand.end(found["fan[0]"])
+        stage.until_task(made, fan="killed")
+        hand.end(found["other"], Outcome.KILLED)
+        stage.until(made, "stopped")
+        with stage.database.write() as connection:
+            grown = sa.update(task).where(task.c.instance == made, task.c.name == "list")
+            connection.execute(grown.values(outputs={"files": ["x", "y"]}))
+    with stage.master():
+        stage.send("recover", made)
+        left = hand.wait("fan[1]", "other")
+        hand.end(left["other"])
+        stage.until_task(made, other="success")
+        assert stage.states(made)["fan"] == "running"
+        hand.end(left["fan[1]"])
+        stage.until(made, "success")

@@ -6,11 +6,14 @@ from hypothesis import strategies as st
 
 from latchwork.workflows.errors import WrongState
 from latchwork.workflows.state import (
+    ChildForced,
     ChildPaused,
     Chose,
     Claimed,
     Ended,
     Expanded,
+    ForceStart,
+    ForceSuccess,
     Instance,
     InstanceState,
     Lost,
@@ -30,6 +33,7 @@ from latchwork.workflows.state import (
     advance,
     conditions,
 )
+from levels import LONG
 from workflows.golden_state import STORIES, told
 
 
@@ -118,35 +122,31 @@ def check(plan, before, instance, now):
 
 @st.composite
 def held_plans(draw):
-    """Plans with tasks that the master holds; conditions and switches lead to the last two tasks."""
+    """Plans with tasks that the master holds; two forks, the last tasks of which they share."""
     rules = {}
     for index in range(draw(st.integers(1, 4))):
         before = tuple(f"t{each}" for each in range(index) if draw(st.booleans()))
         kind = draw(st.sampled_from(["", "sub_process", "dependent"]))
         maps = kind != "dependent" and draw(st.booleans())
         rules[f"t{index}"] = Rule(before, kind=kind, maps=maps, map_parallel=draw(st.sampled_from([None, 1])))
-    last = tuple(rules)[-1]
-    kind = draw(st.sampled_from(["conditions", "switch"]))
-    branches = (("x",), ("y",))
-    when = conditions.Ended(last)
-    rules["fork"] = Rule((last,), kind=kind, heads=("x", "y"), branches=branches, when=when)
-    rules |= {"x": Rule(("fork",)), "y": Rule(("fork",)), "behind": Rule(("y",)), "join": Rule(("x", "behind"))}
+    for fork, before in {"fork": tuple(rules)[-1], "other": draw(st.sampled_from(tuple(rules)))}.items():
+        kind = draw(st.sampled_from(["conditions", "switch"]))
+        when = conditions.Ended(before)
+        rules[fork] = Rule((before,), kind=kind, heads=("x", "y"), branches=(("x",), ("y",)), when=when)
+    rules |= {"x": Rule(("fork", "other")), "y": Rule(draw(st.permutations(("fork", "other"))))}
+    rules |= {"behind": Rule(("y",)), "join": Rule(("x", "behind"))}
     return Plan(rules, on_failure=draw(st.sampled_from(OnFailure)))
 
 
 @given(held_plans(), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20_000 if LONG else 40, deadline=None)
 def test_every_history_with_held_tasks_ends_and_no_worker_is_asked_about_them(plan, random):
     now, instance = 0.0, advance(plan, Instance(), [Start()], 0.0)
     for step in range(600):
         now += random.choice([0, 1])
         instance = answered(plan, instance, random, now)
-        assert not any(instance.tasks[name].held for name in (*instance.to_remove, *instance.to_kill))
-        assert all(plan.kind(name) for name, task in instance.tasks.items() if task.held)
-        over = {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}
-        if instance.state in over | {InstanceState.PAUSED}:
-            assert not any(task.state in {TaskState.SUBMITTED, TaskState.RUNNING} for task in instance.tasks.values())
-        if step > 150 and instance.state in over:
+        check_held(plan, instance)
+        if step > 150 and instance.state in ENDED:
             return
         try:
             instance = advance(plan, instance, [a_held_event(plan, instance, random, step)], now)
@@ -157,19 +157,40 @@ def test_every_history_with_held_tasks_ends_and_no_worker_is_asked_about_them(pl
     raise AssertionError(instance)
 
 
+ENDED = {InstanceState.SUCCESS, InstanceState.FAILURE, InstanceState.STOPPED}
+
+
+def check_held(plan, instance):
+    assert not any(instance.tasks[name].held for name in (*instance.to_remove, *instance.to_kill))
+    assert all(plan.kind(name) for name, task in instance.tasks.items() if task.held)
+    states = {task.state for task in instance.tasks.values()}
+    if instance.state in ENDED | {InstanceState.PAUSED}:
+        assert not states & {TaskState.SUBMITTED, TaskState.RUNNING}
+    if instance.state is InstanceState.SUCCESS:
+        assert TaskState.WAITING not in states
+    for head in set("xy") & instance.tasks.keys():
+        forks = [instance.tasks[each] for each in ("fork", "other")]
+        if instance.tasks[head].cut:
+            assert all(fork.cut or head not in fork.chosen for fork in forks)
+        elif instance.tasks[head].state in {TaskState.SUBMITTED, TaskState.RUNNING, TaskState.SUCCESS}:
+            assert any(fork.chosen is None or head in fork.chosen for fork in forks)
+
+
 def answered(plan, instance, random, now):
-    """What a master does at once: choose, expand and gather."""
-    while asked := [each for each in instance.calls if each.kind in {"choose", "expand", "gather"}]:
-        events = []
-        for each in asked:
-            n = instance.tasks[each.task].n
-            given = {
-                "choose": Chose(each.task, n, (random.choice(["x", "y"]),), instance.run),
-                "expand": Expanded(each.task, n, random.randint(1, 3), instance.run),
-                "gather": Ended(each.task, n, Outcome.SUCCESS, instance.run),
-            }
-            events.append(given[each.kind])
-        instance = advance(plan, instance, events, now)
+    """What a master does at once: choose, expand and gather, one answer after the other."""
+    todo = list(instance.calls)
+    while todo:
+        call = todo.pop(0)
+        task = instance.tasks[call.task]
+        if call.kind not in {"choose", "expand", "gather"} or not task.held:
+            continue
+        given = {
+            "choose": Chose(call.task, task.n, (random.choice(["x", "y"]),), instance.run),
+            "expand": Expanded(call.task, task.n, random.randint(1, 3), instance.run),
+            "gather": Ended(call.task, task.n, Outcome.SUCCESS, instance.run),
+        }
+        instance = advance(plan, instance, [given[call.kind]], now)
+        todo += instance.calls
     return instance
 
 
@@ -183,8 +204,8 @@ def a_held_event(plan, instance, random, step):
         return Ended(name, n, random.choice([Outcome.SUCCESS, Outcome.SUCCESS, Outcome.FATAL]), instance.run)
     if step >= 150 and instance.state in {InstanceState.PAUSED, InstanceState.READY_PAUSE}:
         return Resume()
-    if step < 150 and random.random() < 0.1:
-        return random.choice([Pause, Resume, Stop, Recover, Rerun])()
+    if step < 150 and random.random() < 0.15:
+        return a_command(instance, random)
     removing = set(instance.to_remove)
     possible = [Wake()]
     for name, task in instance.tasks.items():
@@ -196,3 +217,10 @@ def a_held_event(plan, instance, random, step):
             outcome = Outcome.KILLED if killed else random.choice([Outcome.SUCCESS, Outcome.FAILURE])
             possible += [Ended(name, task.n, outcome, instance.run)] * 3
     return random.choice(possible[1:] or possible)
+
+
+def a_command(instance, random):
+    """One that a person may give, of any task."""
+    name = random.choice(list(instance.tasks))
+    of_task = [ForceSuccess(name), ForceStart(name), ChildForced(name, instance.run)]
+    return random.choice([Pause(), Resume(), Stop(), Recover(), Rerun(), *of_task])

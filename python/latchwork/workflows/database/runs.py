@@ -21,7 +21,7 @@ _NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
 _TOGETHER = 500
 # Statements of every turn are made once: to make one anew costs several times what it costs to execute it.
 _INSTANCE = ("state", "active", "run", "ending", "warn_at", "wake_at", "dry", "fresh")
-_TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "changed_at")
+_TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "chosen", "changed_at")
 _NULL_JSON = sa.JSON(none_as_null=True)
 _CHANGE = (
     sa.update(task)
@@ -153,7 +153,8 @@ def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
 def _task(row: Any) -> Task:
     state = TaskState(row.state)
     held = state is TaskState.RUNNING and row.queue_key is None  # it never was in the backlog
-    return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut)
+    chosen = None if row.chosen is None else tuple(row.chosen)
+    return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
 
 
 def save(
@@ -254,6 +255,7 @@ def _columns(known: Task, now: float) -> dict[str, Any]:
         "forced_after": known.forced_after,
         "until": known.until,
         "cut": known.cut,
+        "chosen": None if known.chosen is None else list(known.chosen),
         "changed_at": now,
     }
 

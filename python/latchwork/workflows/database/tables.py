@@ -226,6 +226,8 @@ task = Table(
     Column("until", Float),
     # Skipped because no branch that leads to it was chosen.
     Column("cut", Boolean, nullable=False, server_default=text("false")),
+    # Of conditions and a switch: the heads of the branch that they chose.
+    Column("chosen", JSON(none_as_null=True)),
     Column("outputs", JSON),
     Column("changed_at", Float, nullable=False),
     UniqueConstraint("instance", "name", "run", "map_index"),

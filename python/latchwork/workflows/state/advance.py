@@ -124,6 +124,8 @@ def _ended(work: Working, event: Ended) -> None:
     task = work.attempt(event.task, event.n, event.run)
     if task is None or task.state not in IN_HANDS:
         return
+    if event.outcome is Outcome.SUCCESS and logical.is_open_map(work, event.task):
+        return
     if task.held:
         logical.ended(work, event.task)
     _overdue(work, event, task)

@@ -80,15 +80,19 @@ def recover(work: Working, event: Recover) -> None:
     again = work.plan.reached(event.start_from) if event.start_from else frozenset[str]()
     if not work.tasks:  # stopped before it began
         work.tasks = dict.fromkeys(work.plan.rules, Task())
+    failed = {name for name in work.tasks if _again(work, name)}
     for name, task in work.tasks.items():
-        if base_of(name) in again or _again(work, name, task):
-            work.tasks[name] = replace(task.to(TaskState.WAITING), failures=0, forced_after=None, cut=False)
+        if base_of(name) in again or name in failed:
+            work.tasks[name] = task.again()
     work.restart(_state(waits=event.waits))
 
 
-def _again(work: Working, name: str, task: Task) -> bool:
-    """A failure that conditions have looked at has led to what it leads to."""
-    return task.state is TaskState.KILLED or (task.state is TaskState.FAILURE and logical.counts(work, name))
+def _again(work: Working, name: str) -> bool:
+    """Whether it failed and runs again: an element only with its map, and not what conditions have looked at."""
+    state = work.tasks[name].state
+    if (base := base_of(name)) != name:
+        return state in FAILED and _again(work, base)
+    return state is TaskState.KILLED or (state is TaskState.FAILURE and logical.counts(work, name))
 
 
 def rerun(work: Working, event: Rerun) -> None:

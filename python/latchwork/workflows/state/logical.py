@@ -38,9 +38,8 @@ def take(work: Working, name: str, kind: str) -> bool:
     rule = work.plan.rule(name)
     held = replace(task.to(TaskState.RUNNING), n=task.n + 1, held=True)
     if kind == "conditions":
-        work.tasks[name] = held.to(TaskState.SUCCESS)
         is_true = rule.when is None or verdict(rule.when, lambda leaf: _ended_so(work, leaf))
-        _branch(work, name, rule.branches[0 if is_true else 1])
+        work.tasks[name] = replace(held.to(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
         return True
     if kind == "dependent":
         until = None if rule.timeout_s is None else work.now + rule.timeout_s
@@ -54,13 +53,6 @@ def _ended_so(work: Working, leaf: Condition) -> bool:
     if not isinstance(leaf, Ended):
         return False
     return (work.tasks[leaf.task].state in FAILED) is leaf.failed
-
-
-def _branch(work: Working, name: str, chosen: tuple[str, ...]) -> None:
-    """Heads of branches that were not chosen are skipped; what comes after nothing else follows them."""
-    for head in work.plan.rule(name).heads:
-        if head not in chosen and work.tasks[head].state is TaskState.WAITING:
-            work.tasks[head] = replace(work.tasks[head].to(TaskState.SKIPPED), cut=True)
 
 
 def _next_look(work: Working, until: float | None, after_s: float) -> float:
@@ -92,8 +84,7 @@ def apply(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose |
     elif kind == "SeenFailed":
         _seen_failed(work, event.task, found)
     elif kind == "Chose":
-        work.put(event.task, TaskState.SUCCESS)
-        _branch(work, event.task, event.heads)  # type: ignore[union-attr]
+        work.tasks[event.task] = replace(found.to(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
     elif kind == "Expanded":
         _expand(work, event.task, event.count)  # type: ignore[union-attr]
 
@@ -163,6 +154,18 @@ def resume(work: Working) -> None:
             work.call("resume", name)
 
 
+def is_open_map(work: Working, name: str) -> bool:
+    """Whether it is a map with an element that has not ended well.
+
+    A recovered map may be asked for the outputs of its earlier elements before its list has been read again.
+    """
+    return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
+
+
+def _states_of_elements(work: Working, name: str) -> set[TaskState]:
+    return {task.state for each, task in work.tasks.items() if each != name and base_of(each) == name}
+
+
 def ended(work: Working, name: str) -> None:
     """What was written for a task that is held goes with it."""
     if work.plan.kind(name) == "dependent":
@@ -212,7 +215,7 @@ def hold(work: Working) -> bool:
 
 def _hold_map(work: Working, name: str, *, is_ending: bool, is_pausing: bool) -> None:
     """A map is over with its elements."""
-    states = {task.state for each, task in work.tasks.items() if each != name and base_of(each) == name}
+    states = _states_of_elements(work, name)
     if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
         return
     if is_ending:

@@ -202,6 +202,15 @@ class Plan:
         """Tasks whose failure is no failure of the instance: conditions look at how they ended."""
         return frozenset(each for rule in self.rules.values() if rule.kind == "conditions" for each in rule.after)
 
+    @cached_property
+    def forks(self) -> Mapping[str, tuple[str, ...]]:
+        """The conditions and switches that have a task as the head of a branch, by that task."""
+        found: dict[str, list[str]] = {}
+        for name, rule in self.rules.items():
+            for head in rule.heads:
+                found.setdefault(head, []).append(name)
+        return {name: tuple(forks) for name, forks in found.items()}
+
     def reached(self, names: Iterable[str], *, upstream: bool = False) -> frozenset[str]:
         """These tasks, and all behind them; or all that they wait for."""
         seen = set(names)
@@ -229,6 +238,8 @@ class Task:
         held: the master has it itself: it is logical, and running.
         until: when it is given up, if it is held and waits for others, or queued and no worker takes it.
         cut: skipped because no branch that leads to it was chosen: what comes after nothing else is skipped too.
+        chosen: of conditions and a switch: the heads of the branch that they chose; None: they chose none, so all
+            their branches go on once they are done.
     """
 
     state: TaskState = TaskState.WAITING
@@ -239,10 +250,15 @@ class Task:
     held: bool = False
     until: float | None = None
     cut: bool = False
+    chosen: tuple[str, ...] | None = None
 
     def to(self, state: TaskState, *, wake_at: float | None = None) -> Task:
         """The same task in another state, not held."""
         return replace(self, state=state, wake_at=wake_at, held=False, until=None)
+
+    def again(self) -> Task:
+        """The same task, waiting for what comes before it as if it had never started."""
+        return replace(self.to(TaskState.WAITING), failures=0, forced_after=None, cut=False, chosen=None)
 
     @property
     def in_hands(self) -> bool:

@@ -103,20 +103,50 @@ def _end_on_failure(work: Working) -> None:
 def _make_ready(work: Working) -> None:
     """Tasks whose predecessors are done. One that is skipped is done at once, so the order of the plan matters."""
     for name, rule in work.plan.rules.items():
-        if _may_start(work, name, rule):
-            if rule.after and all(work.tasks[before].cut for before in rule.after):
-                work.tasks[name] = replace(work.tasks[name].to(TaskState.SKIPPED), cut=True)
-            else:
-                _arrived(work, name, rule)
+        if _is_cut(work, name, rule):
+            work.tasks[name] = replace(work.tasks[name].to(TaskState.SKIPPED), cut=True)
+        elif _may_start(work, name, rule):
+            _arrived(work, name, rule)
+
+
+def _waits(work: Working, name: str) -> bool:
+    task = work.tasks.get(name)  # none has begun where an instance was stopped before
+    return task is not None and task.state is TaskState.WAITING
+
+
+def _is_cut(work: Working, name: str, rule: Rule) -> bool:
+    """It waits, and every branch to it was decided against it; or nothing before it is to run."""
+    if not _waits(work, name):
+        return False
+    forks = work.plan.forks.get(name)
+    if forks:
+        return all(_refuses(work.tasks[fork], name) for fork in forks)
+    return bool(rule.after) and all(work.tasks[before].cut for before in rule.after)
+
+
+def _refuses(fork: Task, head: str) -> bool:
+    return fork.cut or (fork.state in DONE and fork.chosen is not None and head not in fork.chosen)
 
 
 def _may_start(work: Working, name: str, rule: Rule) -> bool:
-    """It waits, and what it waits for is done; conditions look at failures too."""
+    """It waits, what it waits for is done, and a branch leads to it; conditions look at failures too.
+
+    One branch is enough: it does not wait for the others to be decided.
+    """
     enough = DONE | FAILED if rule.kind == "conditions" else DONE
-    task = work.tasks.get(name)  # none has begun where an instance was stopped before
-    if task is None or task.state is not TaskState.WAITING:
-        return False
-    return all(work.tasks[before].state in enough for before in rule.after)
+    forks = work.plan.forks.get(name, ())
+
+    def is_done(before: str) -> bool:
+        return work.tasks[before].state in enough
+
+    def leads(fork: str) -> bool:
+        return is_done(fork) and not _refuses(work.tasks[fork], name)
+
+    return (
+        _waits(work, name)
+        and all(is_done(before) for before in rule.after if before not in forks)
+        and (not forks or any(leads(fork) for fork in forks))
+    )
 
 
 def _arrived(work: Working, name: str, rule: Rule) -> None:
@@ -179,8 +209,8 @@ def _finish(work: Working) -> None:
 
 
 def _can_go_on(work: Working) -> bool:
-    """A task waits whose predecessors are done: only in a pause, else it would be ready."""
-    return any(_may_start(work, name, rule) for name, rule in work.plan.rules.items())
+    """A task waits whose predecessors are done: only in a pause, else it would be ready or skipped."""
+    return any(_may_start(work, name, rule) or _is_cut(work, name, rule) for name, rule in work.plan.rules.items())
 
 
 def _over(work: Working, state: InstanceState, kind: str) -> None:

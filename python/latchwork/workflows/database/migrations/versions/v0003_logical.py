@@ -13,10 +13,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Three columns and a table."""
+    """Four columns and a table."""
     op.add_column("instance", sa.Column("depth", sa.Integer(), server_default="0", nullable=False))
     op.add_column("task", sa.Column("until", sa.Float(), nullable=True))
     op.add_column("task", sa.Column("cut", sa.Boolean(), server_default=sa.text("false"), nullable=False))
+    op.add_column("task", sa.Column("chosen", sa.JSON(), nullable=True))
     op.create_table(
         "waiting",
         sa.Column("task", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
