@@ -14,6 +14,7 @@ from latchwork.web.pages import Pages
 from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
 from latchwork.web.problems import Problem
 from latchwork.web.server import HttpServer, listening
+from latchwork.web.tries import TooManyTries, Tries
 from latchwork.web.who import Who, may_still, who
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Role",
     "SignedIn",
     "Site",
+    "TooManyTries",
+    "Tries",
     "Who",
     "aside",
     "check_password",

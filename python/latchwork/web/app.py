@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -23,7 +23,6 @@ from latchwork.web.live import Hub
 from latchwork.web.pages import Pages
 from latchwork.web.problems import Problem
 from latchwork.web.safety import HEADERS, Safety
-from latchwork.web.tries import Tries
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
@@ -76,7 +75,6 @@ class Site:
     expected: tuple[type[Exception], ...] = ()
     problem_of: Callable[[Exception], Problem | None] = lambda _: None
     cookie: str = "latchwork"
-    tries: Tries = field(default_factory=Tries)
 
 
 def make_app(site: Site, *, hosts: Iterable[str], version: str, description: str = "") -> FastAPI:

@@ -52,6 +52,11 @@ class Identity:
     roles: Mapping[str, Role] = field(default_factory=dict)
     csrf: str = ""
 
+    @property
+    def has_session(self) -> bool:
+        """Whether they signed in with a browser; a program with a token did not."""
+        return bool(self.csrf)
+
     def may(self, role: Role, project: str = EVERYWHERE) -> bool:
         """Whether they have this role, or a higher one, in a project."""
         return max(self.roles.get(EVERYWHERE, 0), self.roles.get(project, 0)) >= role
@@ -97,7 +102,11 @@ class Accounts(Protocol):
         ...
 
     def sign_in(self, name: str, password: str) -> SignedIn | None:
-        """A new session of a browser; None: wrong name or password, which of the two is not told."""
+        """A new session of a browser; None: wrong name or password, which of the two is not told.
+
+        Raises:
+            TooManyTries: this name was tried too often.
+        """
         ...
 
     def sign_in_by_link(self, link: str) -> SignedIn | None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from latchwork.web.identity import SignedIn
 from latchwork.web.problems import Problem
+from latchwork.web.tries import TooManyTries
 from latchwork.web.who import Who, check_origin
 
 router = APIRouter(include_in_schema=False)
@@ -43,16 +44,15 @@ def sign_in(
     if link:
         found = site.accounts.sign_in_by_link(link)
         return _in(request, found, next) if found else _page(request, next, "This link was used, or its time is over.")
-    key = f"{name.lower()}@{request.client.host if request.client else ''}"
-    wait_s = site.tries.wait_s(key)
-    if wait_s > 0:
-        text = f"Too many wrong tries; try again in {math.ceil(wait_s)} s."
-        return _page(request, next, text, status=429, retry_s=math.ceil(wait_s), name=name)
-    found = site.accounts.sign_in(name, password)
+    try:
+        found = site.accounts.sign_in(name, password)
+    except TooManyTries as error:
+        wait_s = math.ceil(error.wait_s)
+        return _page(
+            request, next, f"Too many wrong tries; try again in {wait_s} s.", status=429, retry_s=wait_s, name=name
+        )
     if found is None:
-        site.tries.failed(key)
         return _page(request, next, "Wrong name or password.", status=401, name=name)
-    site.tries.right(key)
     return _in(request, found, next)
 
 

@@ -78,7 +78,7 @@ def admin_link(app: FastAPI, base_url: str, name: str = "admin") -> str:
     """An address that signs a browser in as an administrator, once, within an hour; makes the account if needed."""
     accounts: DatabaseAccounts = app.state.parts.accounts
     accounts.ensure(name, Role.ADMIN)
-    return f"{base_url}/sign-in?link={accounts.new_link(name)}"
+    return f"{base_url}/sign-in?link={accounts.new_link(name, by=name)}"
 
 
 def check_reach(app: FastAPI, host: str) -> None:

@@ -48,7 +48,7 @@ def browser(site, seeds):
 
     def client(name="admin"):
         made = TestClient(site, follow_redirects=False, headers={"Accept": "text/html"})
-        answer = made.post("/sign-in", data={"link": seeds.accounts.new_link(name)})
+        answer = made.post("/sign-in", data={"link": seeds.accounts.new_link(name, by="test")})
         assert answer.status_code == 303
         made.csrf = seeds.accounts.of_cookie(made.cookies["latchwork"]).csrf
         return made

@@ -26,6 +26,8 @@ ASKERS = (
 OPEN = (200,) * 8
 #: Anybody who is in.
 IN = (401, *(200,) * 7)
+#: Anybody with a role in some project.
+SOME = (401, 403, *(200,) * 6)
 #: A viewer of the project; to others it is not there.
 VIEW = (401, 404, 404, *(200,) * 5)
 
@@ -38,15 +40,14 @@ def of(role, good, *, hidden=404):
 
 
 ADMIN = (401, *(403,) * 6, 200)
-CHANGE_ADMIN = (401, *(403,) * 6, 201)
 SETTINGS = ("connection", "environment", "parameter")
 #: What each answers: (method, route, what is sent) -> the status for each of ASKERS.
 API = {
     "GET /healthz": OPEN,
-    "GET /metrics": IN,
-    "GET /api/v1/workers": (401, *(503,) * 7),  # there is no store here
-    "GET /api/v1/groups": IN,
-    "GET /api/v1/groups/{group}": (401, *(404,) * 7),  # there is none of this name
+    "GET /metrics": SOME,
+    "GET /api/v1/workers": (401, 403, *(503,) * 6),  # there is no store here
+    "GET /api/v1/groups": SOME,
+    "GET /api/v1/groups/{group}": (401, 403, *(404,) * 6),  # there is none of this name
     "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
     "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
     "GET /api/v1/limits": IN,
@@ -92,12 +93,13 @@ API = {
     "GET /api/v1/attempts/{attempt_id}/log/download": VIEW,
     "GET /api/v1/attempts/{attempt_id}/log/stream": VIEW,
     "GET /api/v1/users": ADMIN,
-    "POST /api/v1/users": CHANGE_ADMIN,
-    "PATCH /api/v1/users/{name}": (401, *(403,) * 6, 204),
-    "PUT /api/v1/users/{name}/role": (401, 403, 403, 403, 403, 403, 204, 204),
+    # A token changes no accounts, roles and tokens; browsers do, as told below.
+    "POST /api/v1/users": (401, *(403,) * 7),
+    "PATCH /api/v1/users/{name}": (401, *(403,) * 7),
+    "PUT /api/v1/users/{name}/role": (401, *(403,) * 7),
     "GET /api/v1/tokens": IN,
-    "POST /api/v1/tokens": (401, *(403,) * 7),  # a token makes no tokens
-    "DELETE /api/v1/tokens/{token_id}": (401, *(404,) * 6, 204),
+    "POST /api/v1/tokens": (401, *(403,) * 7),
+    "DELETE /api/v1/tokens/{token_id}": (401, *(403,) * 7),
     "GET /api/v1/audit": (401, 403, 200, 403, 403, 403, 200, 200),
     "GET /api/v1/events": VIEW,
     **dict.fromkeys((f"GET /api/v1/{kind}s" for kind in SETTINGS), IN),
@@ -128,13 +130,13 @@ PAGES = {
     "GET /workflows/{project}/{name}/backfill": VIEW,
     "GET /workflows/{project}/{name}/backfill/moments": VIEW,
     "GET /lineage": IN,
-    "GET /limits": IN,
+    "GET /limits": SOME,
     "GET /limits/{project}": VIEW,
-    "GET /groups/{name}": IN,
+    "GET /groups/{name}": SOME,
     "GET /schedules": IN,
     "GET /schedules/preview": IN,
     "GET /settings": IN,
-    "GET /workers": IN,
+    "GET /workers": SOME,
     "GET /api": IN,
     "GET /account": IN,
     "GET /users": ADMIN,

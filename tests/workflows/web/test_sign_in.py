@@ -1,10 +1,11 @@
 """Signing in and out, and that a browser does nothing which none of our pages asked for."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork.web import Role, check_password, hash_password
-from latchwork.web.tries import Tries
+from latchwork.web import Role, TooManyTries, Tries, check_password, hash_password
 from workflows.web.seeds import HALF, PASSWORD
 
 FORM = {"Accept": "text/html"}
@@ -18,8 +19,8 @@ def ann(seeds):
 
 
 @pytest.fixture
-def fresh(site):
-    site.state.site.tries = Tries()
+def fresh(site, seeds):
+    site.state.parts.accounts.tries = seeds.accounts.tries = Tries()
     return TestClient(site, follow_redirects=False, headers=FORM)
 
 
@@ -57,12 +58,12 @@ def test_wrong_name_and_wrong_password_look_the_same_and_are_slowed_down(fresh, 
 
 
 def test_a_link_signs_in_once(fresh, seeds):
-    link = seeds.accounts.new_link("admin")
+    link = seeds.accounts.new_link("admin", by="test")
     assert fresh.get(f"/sign-in?link={link}").status_code == 200  # who fetches it ahead uses nothing up
     assert fresh.post("/sign-in", data={"link": link}).status_code == 303
     fresh.cookies.clear()
     assert fresh.post("/sign-in", data={"link": link}).status_code == 401
-    late = seeds.accounts.new_link("admin", lasts_s=-1.0)
+    late = seeds.accounts.new_link("admin", by="test", lasts_s=-1.0)
     assert fresh.post("/sign-in", data={"link": late}).status_code == 401
     assert fresh.post("/sign-in", data={"link": seeds.tokens["admin"]}).status_code == 401
 
@@ -75,18 +76,88 @@ def test_signing_out_ends_the_session_and_not_the_cookie_alone(browser):
     assert client.get("/runs").status_code == 303
 
 
-def test_a_new_password_ends_all_sessions_and_switching_off_ends_everything(browser, seeds, ask):
+def test_a_new_password_ends_all_sessions_links_and_tokens(fresh, browser, seeds):
     seeds.accounts.create("bob", PASSWORD, by="test")
-    token = seeds.token("bob")
+    token, link = seeds.token("bob"), seeds.accounts.new_link("bob", by="test")
     one, other = browser("bob"), browser("bob")
-    fields = {"csrf": one.csrf, "password": "another long one", "again": "another long one"}
+    fields = {"csrf": one.csrf, "current": PASSWORD, "password": "another long one", "again": "another long one"}
     assert one.post("/account/password", data={**fields, "again": "differs, surely"}).status_code == 422
     assert one.post("/account/password", data=fields).status_code == 303
     assert other.get("/account").status_code == 303
-    assert seeds.accounts.of_token(token).name == "bob"
-    assert ask("admin").patch("/api/v1/users/bob", json={"enabled": False}).status_code == 204
     assert seeds.accounts.of_token(token) is None
-    assert seeds.accounts.sign_in("bob", "another long one") is None
+    assert seeds.accounts.sign_in_by_link(link) is None
+    assert seeds.accounts.sign_in("bob", "another long one") is not None
+
+
+def test_a_new_password_needs_the_current_one_of_the_person_who_asks(fresh, browser, seeds):
+    for name in ("carl", "dora"):
+        seeds.accounts.create(name, PASSWORD, by="test")
+    seeds.accounts.set_role("carl", "", Role.ADMIN, by="test")
+    carl = browser("carl")
+    new = {"password": "another long one", "again": "another long one"}
+    headers = {"X-CSRF-Token": carl.csrf}
+    for name in ("carl", "dora"):
+        for current in ("", "not the password"):
+            given = {"password": "another long one", "current": current}
+            assert carl.patch(f"/api/v1/users/{name}", json=given, headers=headers).status_code == 403
+    assert carl.post("/account/password", data={"csrf": carl.csrf, **new}).status_code == 403
+    assert carl.get("/account").status_code == 200
+    given = {"password": "another long one", "current": PASSWORD}
+    assert (
+        carl.patch("/api/v1/users/dora", json=given, headers=headers).status_code == 429
+    )  # the fifth guess was the last
+    seeds.accounts.tries.succeeded("carl")
+    assert carl.patch("/api/v1/users/dora", json=given, headers=headers).status_code == 204
+    assert seeds.accounts.sign_in("dora", "another long one") is not None
+
+
+def test_a_limited_token_changes_nothing_about_accounts(fresh, site, seeds):
+    seeds.accounts.create("boss", PASSWORD, by="test")
+    seeds.accounts.set_role("boss", "", Role.ADMIN, by="test")
+    other = seeds.accounts.new_token("admin", "other", by="test")[0]
+    for role in (Role.VIEWER, None):
+        token_id, token = seeds.accounts.new_token("boss", "ci", by="test", role=role, lasts_s=3600)
+        program = TestClient(site, follow_redirects=False, headers={"Authorization": f"Bearer {token}"})
+        new = {"password": "attacker-password", "again": "attacker-password", "current": PASSWORD}
+        for method, path, given in (
+            ("PATCH", "/api/v1/users/boss", {"json": {"password": "attacker-password", "current": PASSWORD}}),
+            ("PATCH", "/api/v1/users/pupil", {"json": {"password": "attacker-password", "current": PASSWORD}}),
+            ("PATCH", "/api/v1/users/pupil", {"json": {"enabled": False}}),
+            ("POST", "/api/v1/users", {"json": {"name": "accomplice"}}),
+            ("PUT", "/api/v1/users/pupil/role", {"json": {"project": "", "role": "admin"}}),
+            ("POST", "/api/v1/tokens", {"json": {"name": "for ever"}}),
+            ("DELETE", f"/api/v1/tokens/{other}", {}),
+            ("DELETE", f"/api/v1/tokens/{token_id}", {}),
+            ("POST", "/account/password", {"data": new}),
+            ("POST", "/account/token", {"data": {"name": "for ever"}}),
+            ("POST", f"/account/token/{token_id}/revoke", {}),
+            ("POST", "/users", {"data": {"name": "accomplice"}}),
+            ("POST", "/users/pupil/role", {"data": {"project": "", "role": "admin"}}),
+            ("POST", "/users/pupil/enabled", {"data": {"enabled": "no"}}),
+            ("POST", "/users/pupil/link", {}),
+        ):
+            assert program.request(method, path, **given).status_code == 403, (role, method, path)
+        assert seeds.accounts.of_token(token) is not None
+    assert seeds.accounts.sign_in("boss", PASSWORD) is not None
+    assert "accomplice" not in {each.name for each in seeds.accounts.accounts()}
+
+
+def test_switching_an_account_off_ends_its_sessions_and_tokens_for_good(fresh, browser, seeds):
+    seeds.accounts.create("eve", PASSWORD, by="test")
+    token, eve, admin = seeds.token("eve"), browser("eve"), browser()
+    for enabled in (False, True):
+        headers = {"X-CSRF-Token": admin.csrf}
+        assert admin.patch("/api/v1/users/eve", json={"enabled": enabled}, headers=headers).status_code == 204
+        assert seeds.accounts.of_token(token) is None
+        assert eve.get("/account").status_code == 303
+        assert (seeds.accounts.sign_in("eve", PASSWORD) is not None) is enabled
+
+
+def test_the_audit_names_the_person_who_made_a_link_for_another(browser, ask):
+    admin = browser()
+    assert admin.post("/users/pupil/link", data={"csrf": admin.csrf}).status_code == 200
+    newest = ask("admin").get("/api/v1/audit?by=admin&limit=1").json()[0]
+    assert (newest["kind"], newest["details"]) == ("account link", {"account": "pupil"})
 
 
 def test_the_text_of_a_token_is_shown_once(browser, seeds):
@@ -174,11 +245,26 @@ def test_a_password_is_stored_as_what_scrypt_makes_of_it():
         hash_password("short")
 
 
-def test_tries_of_one_name_slow_down_no_other():
-    tries = Tries()
-    for _ in range(6):
-        tries.failed("a")
-    assert tries.wait_s("a") > 5
-    assert tries.wait_s("b") == 0
-    tries.right("a")
-    assert tries.wait_s("a") == 0
+def test_guesses_of_one_name_are_limited_and_slow_down_no_other():
+    now = [0.0]
+    tries = Tries(lambda: now[0])
+    for _ in range(5):
+        tries.begin("a")
+    with pytest.raises(TooManyTries, match="10 s"):
+        tries.begin("A")
+    tries.begin("b")
+    now[0] = 11.0
+    tries.begin("a")
+    with pytest.raises(TooManyTries, match="20 s"):
+        tries.begin("a")
+    tries.succeeded("a")
+    tries.begin("a")
+
+
+def test_guesses_at_the_same_time_are_no_more_than_guesses_in_a_row(fresh, seeds, ann):
+    def guess(number):
+        return fresh.post("/sign-in", data={"name": ann, "password": f"wrong-password-{number}"}).status_code
+
+    with ThreadPoolExecutor(10) as pool:
+        found = list(pool.map(guess, range(20)))
+    assert (found.count(401), found.count(429)) == (5, 15)

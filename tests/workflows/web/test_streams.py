@@ -89,7 +89,7 @@ def reader(seeds):
     seeds.accounts.create(name, None, by="test")
     seeds.accounts.set_role(name, "default", Role.VIEWER, by="test")
     number, token = seeds.accounts.new_token(name, "t", by="test")
-    cookie = seeds.accounts.sign_in_by_link(seeds.accounts.new_link(name)).cookie
+    cookie = seeds.accounts.sign_in_by_link(seeds.accounts.new_link(name, by="test")).cookie
     return name, number, bearer(token), {"Cookie": f"latchwork={cookie}"}, cookie
 
 

@@ -79,7 +79,7 @@ def set_user(
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Make an account, or change one. It may do nothing before it has a role. A new password ends its sessions."""
+    """Make an account, or change one. It may do nothing without a role. A new password ends sessions and tokens."""
     _check_names(name, project)
     wanted = _role_of(role)
     given = _asked(name) if password else None
@@ -119,7 +119,7 @@ def link_user(
     with _accounts(home, database) as accounts:
         if any(each.name == name and not each.enabled for each in accounts.accounts()):
             raise UsageError(f"user {name} is off; `latchwork workflows users set {name} --on` lets it in again")
-        link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name)}"
+        link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name, by=getpass.getuser())}"
     told(link, {"user": name, "link": link}, as_json=as_json)
 
 

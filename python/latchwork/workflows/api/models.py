@@ -349,6 +349,9 @@ class AccountChange(Document):
 
     enabled: bool | None = None
     password: Annotated[str, StringConstraints(min_length=10, max_length=200)] | None = None
+    current: Annotated[
+        str, StringConstraints(max_length=200), Field(description="one's own password; needed with `password`")
+    ] = ""
 
 
 class RoleChange(Document):

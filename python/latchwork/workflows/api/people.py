@@ -33,19 +33,19 @@ def list_users(request: Request, who: Who) -> list[m.AccountRow]:
 
 @router.post("/users", status_code=201)
 def create_user(request: Request, who: Who, given: m.NewAccount) -> None:
-    """Make an account; it may do nothing yet."""
+    """Make an account; it may do nothing yet. Not with a token."""
     desk.create(parts_of(request), who, given.name, given.password)
 
 
 @router.patch("/users/{name}", status_code=204)
 def change_user(request: Request, who: Who, name: m.NamePath, given: m.AccountChange) -> None:
-    """Switch an account on or off, or give it another password: one's own, or as an administrator."""
-    desk.change(parts_of(request), who, name, enabled=given.enabled, password=given.password)
+    """Switch an account on or off, or give it another password: one's own, or as an administrator. Not with a token."""
+    desk.change(parts_of(request), who, name, enabled=given.enabled, password=given.password, current=given.current)
 
 
 @router.put("/users/{name}/role", status_code=204)
 def set_role(request: Request, who: Who, name: m.NamePath, given: m.RoleChange) -> None:
-    """What an account may do in a project. Administrators of the project may say so."""
+    """What an account may do in a project. Administrators of the project may say so. Not with a token."""
     desk.set_role(parts_of(request), who, name, given.project, Role.of(given.role) if given.role else None)
 
 
@@ -62,7 +62,7 @@ def list_tokens(request: Request, who: Who) -> list[m.TokenRow]:
 
 @router.post("/tokens", status_code=201)
 def create_token(request: Request, who: Who, given: m.NewToken) -> m.TokenMade:
-    """Make a token for oneself; its text is told this once."""
+    """Make a token for oneself; its text is told this once. Not with a token."""
     role = Role.of(given.role) if given.role else None
     token_id, token = desk.new_token(parts_of(request), who, given.name, role=role, lasts_s=given.lasts_s)
     return m.TokenMade(id=token_id, token=token)
@@ -70,7 +70,7 @@ def create_token(request: Request, who: Who, given: m.NewToken) -> m.TokenMade:
 
 @router.delete("/tokens/{token_id}", status_code=204)
 def revoke_token(request: Request, who: Who, token_id: m.Id) -> None:
-    """End a token: one's own, or as an administrator."""
+    """End a token: one's own, or as an administrator. Not with a token."""
     desk.revoke(parts_of(request), who, token_id)
 
 

@@ -16,7 +16,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.views import overview
 from latchwork.workflows.desk.instances import find
 from latchwork.workflows.desk.limiting.holding import SlotTask, at_work
-from latchwork.workflows.desk.parts import WorkerSeen, parts_of
+from latchwork.workflows.desk.parts import WorkerSeen, need_any, parts_of
 
 router = APIRouter()
 _TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
@@ -48,7 +48,8 @@ class WorkerRow(m.Document):
 
 @router.get("/api/v1/workers", tags=["workers"])
 def list_workers(request: Request, who: Who) -> list[WorkerRow]:
-    """The workers that live, and what they run."""
+    """The workers that live, and what they run. Needs a role in some project."""
+    need_any(who)
     parts = parts_of(request)
     found = parts.workers()
     if found is None:
@@ -91,8 +92,9 @@ def healthz(request: Request) -> Response:
 
 
 @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
-def metrics(request: Request, who: Who) -> PlainTextResponse:  # noqa: ARG001 - anybody who is in
-    """What waits and runs, for Prometheus."""
+def metrics(request: Request, who: Who) -> PlainTextResponse:
+    """What waits and runs, for Prometheus: with a token of an account that has a role in some project."""
+    need_any(who)
     parts = parts_of(request)
     with parts.database.read() as connection:
         lag, active = overview.lag(connection), overview.active_count(connection)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.web import Identity, Role, SignedIn, check_password, digest_of, hash_password, new_secret
+from latchwork.web import Identity, Role, SignedIn, Tries, check_password, digest_of, hash_password, new_secret
 from latchwork.workflows.database.database import Database, DatabaseUnavailable
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.tables import account, account_role, api_token, web_session
@@ -65,6 +65,7 @@ class DatabaseAccounts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.tries = Tries()
 
     # Who asks
 
@@ -107,16 +108,42 @@ class DatabaseAccounts:
     # In and out
 
     def sign_in(self, name: str, password: str) -> SignedIn | None:
-        """A new session of a browser; None: wrong name or password."""
+        """A new session of a browser; None: wrong name or password.
+
+        Raises:
+            TooManyTries: this name was tried too often.
+        """
+        if not self._is_password(name, password):
+            return None
+        with self._database.write() as connection:
+            told(connection, "sign in", by=name)
+            return _new_session(connection, name)
+
+    def _is_password(self, name: str, password: str) -> bool:
+        """Whether an enabled account has this password. The only place that compares one, so all guesses count."""
+        self.tries.begin(name)
         with self._database.read() as connection:
             row = connection.execute(
                 sa.select(account.c.password).where(account.c.name == name, account.c.enabled)
             ).first()
         if not check_password(password, row.password if row else None):
-            return None
-        with self._database.write() as connection:
-            told(connection, "sign in", by=name)
-            return _new_session(connection, name)
+            return False
+        self.tries.succeeded(name)
+        return True
+
+    def confirm(self, name: str, password: str) -> bool:
+        """Whether somebody who is signed in knows the account's password; True if it has none.
+
+        Raises:
+            TooManyTries: this name was tried too often.
+        """
+        return not self.asks_password(name) or self._is_password(name, password)
+
+    def asks_password(self, name: str) -> bool:
+        """Whether this account has a password."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(account.c.password).where(account.c.name == name)).first()
+        return row is None or row.password is not None
 
     def sign_in_by_link(self, link: str) -> SignedIn | None:
         """A new session by a link that is good once; None: it was used, or its time is over."""
@@ -133,13 +160,18 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
 
-    def new_link(self, name: str, *, lasts_s: float = _LINK_S) -> str:
-        """A secret that signs a browser in, once, in so many seconds; for ``/sign-in?link=``."""
+    def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
+        """A secret that signs a browser in, once, in so many seconds; for ``/sign-in?link=``.
+
+        Raises:
+            UnknownAccount: there is no account of this name.
+        """
         link, now = new_secret(), time.time()
         row = {"digest": digest_of(link), "account": name, "kind": _LINK, "csrf": ""}
         with self._database.write() as connection:
             _known(connection, name)
             connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + lasts_s))
+            told(connection, "account link", by=by, details={"account": name})
         return link
 
     # For administrators
@@ -167,7 +199,7 @@ class DatabaseAccounts:
             raise LatchworkError(f"there is an account {name!r} already") from None
 
     def set_password(self, name: str, password: str, *, by: str) -> None:
-        """Another password; all browsers that are signed in have to do so again.
+        """Set another password. Ends all sessions, links and tokens of the account.
 
         Raises:
             UnknownAccount: there is none of this name.
@@ -177,11 +209,11 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             _known(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(password=stored))
-            connection.execute(sa.delete(web_session).where(web_session.c.account == name))
+            _end_all(connection, name)
             told(connection, "account password", by=by, details={"account": name})
 
     def set_enabled(self, name: str, enabled: bool, *, by: str) -> None:
-        """Whether anybody gets in with it.
+        """Whether anybody gets in with it. Switching it off ends all its sessions, links and tokens.
 
         Raises:
             UnknownAccount: there is none of this name.
@@ -190,7 +222,7 @@ class DatabaseAccounts:
             _known(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(enabled=enabled))
             if not enabled:
-                connection.execute(sa.delete(web_session).where(web_session.c.account == name))
+                _end_all(connection, name)
             told(connection, "account enable" if enabled else "account disable", by=by, details={"account": name})
 
     def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
@@ -292,6 +324,12 @@ def _new_session(connection: sa.Connection, name: str) -> SignedIn:
     row = {"digest": digest_of(cookie), "account": name, "kind": _SESSION, "csrf": new_secret()}
     connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + _SESSION_S))
     return SignedIn(cookie, _SESSION_S)
+
+
+def _end_all(connection: sa.Connection, name: str) -> None:
+    """End every way in that an account has but its password."""
+    connection.execute(sa.delete(web_session).where(web_session.c.account == name))
+    connection.execute(sa.delete(api_token).where(api_token.c.account == name))
 
 
 def _known(connection: sa.Connection, name: str) -> None:

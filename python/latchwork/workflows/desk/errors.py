@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from latchwork.errors import LatchworkError
-from latchwork.web import Problem
+from latchwork.web import Problem, TooManyTries
 from latchwork.workflows.database.accounts import UnknownAccount
 from latchwork.workflows.database.commands import KeyReused
 from latchwork.workflows.database.database import DatabaseUnavailable
@@ -17,6 +19,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (LogMissing, 404),
     (WrongState, 409),
     (KeyReused, 409),
+    (TooManyTries, 429),
     (NotAllowed, 403),
     (StoreMismatch, 503),
     (DatabaseUnavailable, 503),
@@ -29,6 +32,7 @@ def problem_of(error: Exception) -> Problem | None:
         return Problem(422, str(error), errors=[(each.path, each.message) for each in error.problems])
     for kind, status in _STATUS:
         if isinstance(error, kind):
-            headers = {"Retry-After": "5"} if status == 503 else {}
+            wait_s = error.wait_s if isinstance(error, TooManyTries) else 5.0 if status == 503 else 0.0
+            headers = {"Retry-After": str(math.ceil(wait_s))} if wait_s else {}
             return Problem(status, str(error), headers=headers, possible=list(getattr(error, "possible", ())) or None)
     return Problem(400, str(error)) if isinstance(error, LatchworkError) else None

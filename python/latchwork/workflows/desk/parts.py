@@ -157,6 +157,16 @@ def need(who: Identity, role: Role, project: str = "") -> None:
         raise Problem(403, f"{who.name} is no {role.word} {where}; ask an administrator for that role", needs=role.word)
 
 
+def need_any(who: Identity) -> None:
+    """Refuse an account that has no role in any project.
+
+    Raises:
+        Problem: 403.
+    """
+    if not who.may_somewhere(Role.VIEWER):
+        raise Problem(403, f"{who.name} has no role in any project; ask an administrator for one", needs="viewer")
+
+
 def seen_codes(connection: sa.Connection, who: Identity, project: str = "") -> list[int] | None:
     """The workflows that somebody may see, of one project if one is given; None: all."""
     among = who.projects()

@@ -12,7 +12,7 @@ from latchwork.web import Problem, Role, Who
 from latchwork.workflows.database.views import catalog, overview
 from latchwork.workflows.desk.definitions import fires, next_fire
 from latchwork.workflows.desk.limiting.holding import at_work
-from latchwork.workflows.desk.parts import parts_of
+from latchwork.workflows.desk.parts import need_any, parts_of
 from latchwork.workflows.ui.frame import page
 
 router = APIRouter()
@@ -61,7 +61,8 @@ def _preview(cron: str, tz: str) -> dict[str, Any]:
 
 @router.get("/workers", response_class=HTMLResponse)
 def workers(request: Request, who: Who) -> HTMLResponse:
-    """Who works, and on what; and who has the shards."""
+    """Who works, and on what; and who has the shards. Needs a role in some project."""
+    need_any(who)
     parts = parts_of(request)
     seen = parts.workers()
     with parts.database.read() as connection:

@@ -26,8 +26,7 @@ _DAY_S = 86_400.0
 @router.get("/account", response_class=HTMLResponse)
 def account(request: Request, who: Who) -> HTMLResponse:
     """What one may do, one's tokens and password."""
-    tokens = parts_of(request).accounts.tokens(who.name)
-    return page(request, who, "account.html", tokens=tokens, made=None)
+    return _account(request, who)
 
 
 @router.post("/account/token", response_class=HTMLResponse)
@@ -38,7 +37,7 @@ def make_token(
     parts = parts_of(request)
     lasts_s = days * _DAY_S if days else None
     _, made = desk.new_token(parts, who, name.replace("\x00", "") or "token", role=_role(role), lasts_s=lasts_s)
-    return page(request, who, "account.html", tokens=parts.accounts.tokens(who.name), made=made)
+    return _account(request, who, made)
 
 
 @router.post("/account/token/{token_id}/revoke")
@@ -49,11 +48,11 @@ def revoke_token(request: Request, who: Who, token_id: Id) -> Response:
 
 
 @router.post("/account/password")
-def own_password(request: Request, who: Who, password: _Word, again: _Word) -> Response:
-    """Another password for oneself; one signs in anew."""
+def own_password(request: Request, who: Who, password: _Word, again: _Word, current: _Word = "") -> Response:
+    """Set another password for oneself; ends all sessions and tokens."""
     if password != again:
         raise Problem(422, "the two passwords differ; nothing was changed", errors=[("again", "differs")])
-    desk.change(parts_of(request), who, who.name, password=password)
+    desk.change(parts_of(request), who, who.name, password=password, current=current)
     return led("/sign-in")
 
 
@@ -92,9 +91,8 @@ def set_enabled(request: Request, who: Who, name: str, enabled: _Word = "") -> R
 @router.post("/users/{name}/link", response_class=HTMLResponse)
 def make_link(request: Request, who: Who, name: str) -> HTMLResponse:
     """A link that signs somebody in once, to be handed to them."""
-    need(who, Role.ADMIN)
     parts = parts_of(request)
-    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={parts.accounts.new_link(name[:100])}"
+    link = f"{str(request.base_url).rstrip('/')}/sign-in?link={desk.new_link(parts, who, name[:100])}"
     with parts.database.read() as connection:
         projects = catalog.projects(connection)
     values = {"accounts": parts.accounts.accounts(), "projects": projects, "roles": [each.word for each in Role]}
@@ -112,6 +110,12 @@ def audit(
     rows = desk.audit(parts_of(request), who, by=by.replace("\x00", ""), before=before, most=_MOST + 1)
     shown, more = older(rows, _MOST, "/audit", by=by)
     return page(request, who, "audit.html", rows=shown, older=more, by=by, before=before)
+
+
+def _account(request: Request, who: Who, made: str | None = None) -> HTMLResponse:
+    accounts = parts_of(request).accounts
+    values = {"tokens": accounts.tokens(who.name), "has_password": accounts.asks_password(who.name), "made": made}
+    return page(request, who, "account.html", **values)
 
 
 def _role(word: str) -> Role | None:

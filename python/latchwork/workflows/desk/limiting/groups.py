@@ -9,7 +9,7 @@ from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies import groups
 from latchwork.workflows.database.views import slots
 from latchwork.workflows.desk.limiting.holding import Held, check_name, held
-from latchwork.workflows.desk.parts import Parts, need
+from latchwork.workflows.desk.parts import Parts, need, need_any
 
 #: Whose master tells the store.
 _TELLS = 0
@@ -34,7 +34,12 @@ class GroupSeen(NamedTuple):
 
 
 def listed(parts: Parts, who: Identity) -> list[GroupSeen]:
-    """All task groups, by name."""
+    """All task groups, by name.
+
+    Raises:
+        Problem: 403.
+    """
+    need_any(who)
     with parts.database.read() as connection:
         sizes, users = groups.sizes(connection), groups.users(connection)
         waiting = slots.waiting_counts(connection)
@@ -55,8 +60,9 @@ def find(parts: Parts, who: Identity, name: str, *, most: int = 100) -> tuple[Gr
     """A task group, who holds its slots and who waits for one.
 
     Raises:
-        Problem: 404.
+        Problem: 403, 404.
     """
+    need_any(who)
     with parts.database.read() as connection:
         size = groups.sizes(connection).get(name)
         if size is None:
