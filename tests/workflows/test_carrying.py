@@ -140,3 +140,12 @@ def test_bundles_that_a_log_store_has_not_are_named(full):
     document["workflows"][0]["definition"]["tasks"].append(row)
     assert missing_bundles(document, lambda _: False) == [sha256]
     assert missing_bundles(document, lambda _: True) == []
+
+
+def test_a_workflow_that_does_not_say_whether_it_is_online_or_scheduled_stays_as_it_is(full):
+    before = document_of(full)
+    plain = [{"definition": {**each["definition"], "timeout_s": 60.0}} for each in before["workflows"]]
+    import_document(full, {"latchwork_workflows": 1, "workflows": plain}, by="test")
+    after = document_of(full)["workflows"]
+    assert [(each["online"], each["scheduled"]) for each in after] == [(False, True), (True, False)]
+    assert [(each["online"], each["scheduled"]) for each in before["workflows"]] == [(False, True), (True, False)]

@@ -133,25 +133,27 @@ class WorkflowClient(Alerts, StoredSettings, Limiting):
             return error.problems
         return []
 
-    def apply(self, given: Given, *, online: bool = True) -> Version:
+    def apply(self, given: Given, *, online: bool | None = None) -> Version:
         """Write a definition: a new version if it differs from the newest of its name.
 
         Args:
             given: what ``@workflow`` made, YAML or JSON text, or plain values.
-            online: whether it may be started.
+            online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
         Raises:
             DefinitionInvalid: with every problem.
         """
         with told():
             return definitions.apply(self._parts, self._who, _plain(given), online=online)[0]
 
-    def deploy(self, module: ModuleType, *, bundle: bool = True, online: bool = True) -> list[tuple[Workflow, Version]]:
+    def deploy(
+        self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
+    ) -> list[tuple[Workflow, Version]]:
         """Write all workflows of a module, with its code; none is written unless all can be run.
 
         Args:
             module: with functions of ``@workflow``.
             bundle: pack its code, the file or the package that it is in, for the workers; else it is installed there.
-            online: whether they may be started.
+            online: whether they may be started. None: new workflows may, and those that are there stay as they are.
         Raises:
             UnknownWorkflow: the module has none.
             DefinitionInvalid: with every problem of the first that has any.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
-Offline = Annotated[bool, typer.Option("--offline", help="It may not be started yet.")]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="It may not be started. Without it a workflow that is there stays as it is.")
+]
 
 
 @command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
@@ -65,7 +67,7 @@ def apply(
 ) -> None:
     """Write a definition: a new version if it differs from the newest of its name.
 
-    Its schedule begins with its next time: nothing before that is made up for.
+    A new or changed schedule begins with its next time: nothing before that is made up for.
     """
     where = home_of(home, database, store)
     text = text_of(file)
@@ -74,11 +76,12 @@ def apply(
 
         _refuse(client.validate(text))
         plain = read(text)
-        version = client.apply(plain, online=not offline)
+        version = client.apply(plain, online=False if offline else None)
     name = f"{plain.get('project', 'default')}.{plain['name']}"
     word = "is new" if version.is_new else "was there already"
-    document = {"workflow": name, "version": version.number, "is_new": version.is_new, "online": not offline}
-    told(f"{name}: version {version.number} {word}", document, as_json=as_json)
+    document = {"workflow": name, "version": version.number, "is_new": version.is_new, "online": version.is_online}
+    state = "" if version.is_online else "; it is offline"
+    told(f"{name}: version {version.number} {word}{state}", document, as_json=as_json)
 
 
 @command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
@@ -112,7 +115,7 @@ def deploy(
     module = _module(target)
     with client_of(where) as client:
         try:
-            rows = client.deploy(module, bundle=not no_bundle, online=not offline)
+            rows = client.deploy(module, bundle=not no_bundle, online=False if offline else None)
         except DefinitionInvalid as error:
             _refuse(error.problems)
             raise
@@ -121,7 +124,8 @@ def deploy(
         return
     for each, version in rows:
         word = "is new" if version.is_new else "was there already"
-        say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}")
+        state = "" if version.is_online else "; it is offline"
+        say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}{state}")
 
 
 def _deployed(workflow: Workflow, version: Any) -> dict[str, Any]:
@@ -129,6 +133,7 @@ def _deployed(workflow: Workflow, version: Any) -> dict[str, Any]:
         "workflow": workflow.definition.key,
         "version": version.number,
         "is_new": version.is_new,
+        "online": version.is_online,
     }
 
 

@@ -46,7 +46,12 @@ def apply_workflow(*, request: Request, who: Who, given: m.ApplyRequest) -> m.Ap
     """Write a definition: a new version, if it differs from the newest."""
     version, found = desk.apply(parts_of(request), who, _given(given), online=given.online, base=given.base)
     return m.Applied(
-        project=found.project, name=found.name, code=version.code, version=version.number, is_new=version.is_new
+        project=found.project,
+        name=found.name,
+        code=version.code,
+        version=version.number,
+        is_new=version.is_new,
+        online=version.is_online,
     )
 
 

@@ -110,7 +110,9 @@ class ApplyRequest(Document):
 
     definition: Plain | None = None
     yaml: Annotated[str | None, StringConstraints(max_length=4_000_000)] = None
-    online: bool = True
+    online: Annotated[
+        bool | None, Field(description="null: a new workflow may be started, and one that is there stays as it is")
+    ] = None
     base: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="the version that was edited; 0: none")] = None
 
 
@@ -122,6 +124,7 @@ class Applied(Document):
     code: int
     version: int
     is_new: bool
+    online: bool
 
 
 class Validated(Document):

@@ -37,11 +37,14 @@ class _Record(BaseModel):
 
 
 class CarriedWorkflow(_Record):
-    """A workflow: its newest version, whether it may be started, and whether its schedule starts it."""
+    """A workflow: its newest version, whether it may be started, and whether its schedule starts it.
+
+    What is None stays as it is; of a new workflow it is true.
+    """
 
     definition: dict[str, Any]
-    online: bool = True
-    scheduled: bool = True
+    online: bool | None = None
+    scheduled: bool | None = None
 
 
 class CarriedParameter(_Record):
@@ -295,16 +298,19 @@ def _accounts(connection: sa.Connection) -> list[dict[str, Any]]:
 def _changes(there: Document, given: Document, found: Sequence[Checked]) -> Iterator[Change]:
     old = {_key(each.definition): each for each in there.workflows}
     for each, one in zip(given.workflows, found, strict=True):
+        before = old.get(one.definition.key)
         plain = CarriedWorkflow(
             definition=one.definition.model_dump(mode="json", exclude_defaults=True),
-            online=each.online,
-            scheduled=each.scheduled or one.definition.schedule is None,
+            online=each.online if each.online is not None or before is None else before.online,
+            scheduled=each.scheduled if each.scheduled is not None or before is None else before.scheduled,
         )
-        yield _change("workflow", one.definition.key, old.get(one.definition.key), plain)
+        if one.definition.schedule is None:
+            plain.scheduled = True
+        yield _change("workflow", one.definition.key, before, plain)
     for section, kind, _, key in _PLAIN:
-        before = {_name(each, key): each for each in getattr(there, section)}
+        rows = {_name(each, key): each for each in getattr(there, section)}
         for each in getattr(given, section):
-            yield _change(kind, _name(each, key), before.get(_name(each, key)), each)
+            yield _change(kind, _name(each, key), rows.get(_name(each, key)), each)
     accounts = {each.name: each for each in there.accounts}
     for account in given.accounts:
         yield _change("account", account.name, accounts.get(account.name), account)
@@ -341,8 +347,9 @@ def _write(
     for each, one in zip(document.workflows, found, strict=True):
         if ("workflow", one.definition.key) in todo:
             made = definitions.apply(connection, one, shards=max(1, shards), author=by, online=each.online)
-            timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
-            connection.execute(timed.values(enabled=each.scheduled))
+            if each.scheduled is not None:
+                timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
+                connection.execute(timed.values(enabled=each.scheduled))
     for section, kind, table, key in _PLAIN:
         for record in getattr(document, section):
             if (kind, _name(record, key)) in todo:

@@ -23,17 +23,22 @@ class Version:
         code: of the workflow; it never changes, whatever it is called.
         number: of the version, from 1.
         is_new: whether it was written just now.
+        is_online: whether the workflow may be started.
     """
 
     code: int
     number: int
     is_new: bool
+    is_online: bool
 
 
 def apply(
-    connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool = True
+    connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool | None = None
 ) -> Version:
-    """Write a definition, if it differs from the newest of its name; its schedule owes nothing from before now.
+    """Write a definition, if it differs from the newest of its name.
+
+    A schedule that is new or differs begins with its next fire time. One that does not differ keeps its missed fire
+    times, and one that is switched off stays so.
 
     Task groups that it names and nobody has made are made: one task of each at a time.
 
@@ -42,31 +47,35 @@ def apply(
         checked: the definition.
         shards: how many there are; a new workflow's schedule is given one.
         author: who does it.
-        online: whether it may be started.
+        online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
     """
     body, now = checked.definition.to_json(), time.time()
     groups.ensure(connection, [each.task_group for each in checked.definition.tasks if each.task_group is not None])
     there = _locked(connection, checked.definition)
     if there is None:
-        row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1, "online": online}
-        made = sa.insert(definition).values(**row, created_at=now, changed_at=now).returning(definition.c.code)
+        is_online = online is not False
+        row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1}
+        made = sa.insert(definition).values(**row, online=is_online, created_at=now, changed_at=now)
+        made = made.returning(definition.c.code)
         code, number = connection.execute(made).scalar_one(), 1
     else:
-        code = there.code
+        code, is_online = there.code, there.online if online is None else online
         newest = sa.select(definition_version.c.body).where(
             definition_version.c.code == code, definition_version.c.version == there.version
         )
         is_same = connection.execute(newest).scalar_one() == body
         number = there.version if is_same else there.version + 1
-        set_online(connection, code, online=online)
-        connection.execute(sa.update(definition).where(definition.c.code == code).values(version=number))
+        if online is not None:
+            set_online(connection, code, online=online)
         if is_same:
-            return Version(code, number, is_new=False)
+            return Version(code, number, is_new=False, is_online=is_online)
+        mine = sa.update(definition).where(definition.c.code == code)
+        connection.execute(mine.values(version=number, changed_at=now))
     connection.execute(
         sa.insert(definition_version).values(code=code, version=number, body=body, created_at=now, author=author)
     )
     _schedule(connection, code, checked.definition.schedule, code % shards, now)
-    return Version(code, number, is_new=True)
+    return Version(code, number, is_new=True, is_online=is_online)
 
 
 def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
@@ -80,29 +89,30 @@ def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
 
 def _locked(connection: sa.Connection, wanted: Definition) -> Any:
     """Its row, kept from others until the end of the transaction. Not ``FOR UPDATE``: that meets the foreign keys."""
-    found = sa.select(definition.c.code, definition.c.version).where(
+    found = sa.select(definition.c.code, definition.c.version, definition.c.online).where(
         definition.c.project == wanted.project, definition.c.name == wanted.name
     )
     return connection.execute(found.with_for_update(key_share=True)).first()
 
 
 def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, shard: int, now: float) -> None:
-    connection.execute(sa.delete(schedule).where(schedule.c.code == code))
+    mine = schedule.c.code == code
     if spec is None:
+        connection.execute(sa.delete(schedule).where(mine))
         return
-    connection.execute(
-        sa.insert(schedule).values(
-            code=code,
-            shard=shard,
-            cron=spec.cron,
-            tz=spec.tz,
-            starts_at=None if spec.start is None else spec.start.timestamp(),
-            ends_at=None if spec.end is None else spec.end.timestamp(),
-            misfire=spec.misfire,
-            max_lateness_s=spec.max_lateness_s,
-            cursor=now,
-        )
-    )
+    values = {
+        "cron": spec.cron,
+        "tz": spec.tz,
+        "starts_at": None if spec.start is None else spec.start.timestamp(),
+        "ends_at": None if spec.end is None else spec.end.timestamp(),
+        "misfire": spec.misfire,
+        "max_lateness_s": spec.max_lateness_s,
+    }
+    there = connection.execute(sa.select(schedule).where(mine)).mappings().first()
+    if there is None:
+        connection.execute(sa.insert(schedule).values(code=code, shard=shard, cursor=now, **values))
+    elif any(there[name] != value for name, value in values.items()):
+        connection.execute(sa.update(schedule).where(mine).values(cursor=now, **values))
 
 
 def meanings(key: str) -> list[tuple[str, str]]:

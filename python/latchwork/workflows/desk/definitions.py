@@ -84,7 +84,7 @@ def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checke
 
 
 def apply(
-    parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool = True, base: int | None = None
+    parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool | None = None, base: int | None = None
 ) -> tuple[Version, Definition]:
     """Write a definition, as a new version if it differs.
 
@@ -92,7 +92,7 @@ def apply(
         parts: of the desk.
         who: does it; needs to be an editor of its project.
         given: the definition.
-        online: whether it may be started.
+        online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
         base: the version that was edited; None: whatever there is. 0: there is none.
     Raises:
         DefinitionInvalid: with every problem.
@@ -116,8 +116,8 @@ def apply(
             raise DefinitionInvalid(wrong)
         shards = connection.execute(sa.select(sa.func.count()).select_from(shard)).scalar_one()
         version = definitions.apply(connection, found, shards=max(1, shards), author=who.name, online=online)
-        if version.is_new or (there is not None and there.online != online):
-            details = {"workflow": wanted.name, "version": version.number, "online": online}
+        if version.is_new or (there is not None and there.online != version.is_online):
+            details = {"workflow": wanted.name, "version": version.number, "online": version.is_online}
             told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
     if any(each.task_group is not None for each in wanted.tasks):
         parts.poke(0)  # whose master tells the store of a group that is new

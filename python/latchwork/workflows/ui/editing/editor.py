@@ -90,7 +90,8 @@ def _send(request: Request, who: Identity, sent: dict[str, str]) -> Response:
     if action != "apply":
         return _page(request, who, text, base)
     try:
-        _, found = desk.apply(parts, who, text, online=bool(sent.get("online")), base=base)
+        online = bool(sent.get("online")) if base == 0 else None
+        _, found = desk.apply(parts, who, text, online=online, base=base)
     except DefinitionInvalid:
         return _page(request, who, text, base, status=422)
     except Problem as error:
