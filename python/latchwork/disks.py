@@ -5,12 +5,18 @@ SQLite says of a full disk that there was an I/O error; the system names no file
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from latchwork.words import printable
 
+_log = logging.getLogger(__name__)
+
+#: The mode of a file that only its user may read. SQLite gives its log and its index the mode of the database file.
+_PRIVATE = 0o600
 #: A disk on which fewer bytes are free is full: SQLite's files grow by some ten thousand at a time.
 _FULL_BYTES = 262_144
 
@@ -57,3 +63,41 @@ def replace_file(path: Path, data: bytes, *, mode: int) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+def make_file(path: Path, what: str, mode: int | None = None, *, remedy: str = "") -> None:
+    """Make an empty file, if it is not there.
+
+    It is made without being opened: closing it would release the locks that SQLite has on it in another thread.
+
+    Args:
+        path: of the file.
+        what: what it is, for the warning about one that every account of this machine can read.
+        mode: of the file, whatever the umask is; None makes it private to this user, and warns if it is not.
+        remedy: what else the warning proposes besides chmod.
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        _make(path, _PRIVATE if mode is None else mode)
+    except FileExistsError:
+        found = path.stat().st_mode
+        if mode is None and found & (stat.S_IROTH | stat.S_IWOTH):
+            _log.warning(
+                "%s %s has mode %o: every account of this machine can %s it; run chmod 600%s",
+                what,
+                path,
+                stat.S_IMODE(found),
+                "write" if found & stat.S_IWOTH else "read",
+                remedy,
+            )
+    else:
+        if mode is not None:
+            path.chmod(mode)  # whatever the umask
+
+
+def _make(path: Path, mode: int) -> None:
+    try:
+        os.mknod(path, stat.S_IFREG | mode)
+    except PermissionError:  # some systems let nobody but root do this
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))

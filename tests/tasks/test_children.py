@@ -52,6 +52,14 @@ def test_a_command_starts_in_the_folder_of_its_parent_unless_told(tmp_path, monk
             assert child.stdout.read().decode().strip() == str(expected.resolve())
 
 
+def test_a_supervisor_has_no_variables_of_its_parent_that_the_command_could_read(monkeypatch):
+    monkeypatch.setenv("LATCHWORK_SECRET_DB", "hunter2")
+    with shell("cat /proc/$PPID/environ", env={"PATH": os.environ["PATH"]}, stdout=PIPE) as child:
+        shown = child.stdout.read()
+    assert b"PATH=" in shown
+    assert b"hunter2" not in shown
+
+
 def test_a_command_runs_with_its_streams_environment_and_folder(tmp_path):
     with shell(
         'cat; echo "$NAME"; pwd; echo oops >&2; exit 3',

@@ -1,5 +1,6 @@
 """The database: its schema, its transactions, and the guard without which nothing of a run is written."""
 
+import os
 import re
 import sqlite3
 import threading
@@ -281,3 +282,15 @@ def test_the_newest_run_of_a_span_is_found_without_a_look_at_those_of_other_span
         assert "ix_instance_code_schedule_time_id" in told
         assert "Sort" not in told
         assert "ORDER BY" not in told
+
+
+def test_a_database_file_is_for_its_user_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        made = Database(f"sqlite:///{tmp_path}/flows.db")
+        initialize(made)
+        modes = {each.name: oct(each.stat().st_mode & 0o777) for each in tmp_path.iterdir()}
+        made.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("flows.db", "flows.db-wal", "flows.db-shm"), "0o600")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import latchwork
+from latchwork.cli.environment import hide_settings
 from latchwork.cli.options import Debug, add, examples
 from latchwork.cli.text import say
 
@@ -89,4 +90,5 @@ def called(words: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line on this process's arguments, and exit."""
+    hide_settings()
     sys.exit(application(*called(sys.argv[1:]))(prog_name="latchwork"))

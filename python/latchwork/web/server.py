@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Sequence
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,18 +23,33 @@ class HttpServer:
         host: name or address to bind.
         port: 0 takes a free one.
         taken: the address, from ``listening``, where it was taken before there was an app; then ours to close.
+        trusted_proxies: addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed. By
+            default nobody's: any client can send them.
     Raises:
         LatchworkError: the address cannot be bound.
     """
 
     def __init__(
-        self, app: FastAPI, host: str = "127.0.0.1", port: int = 0, *, taken: socket.socket | None = None
+        self,
+        app: FastAPI,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        taken: socket.socket | None = None,
+        trusted_proxies: Sequence[str] = (),
     ) -> None:
         self._app = app
         self._socket = listening(host, port) if taken is None else taken
         self.host, self.port = self._socket.getsockname()[:2]
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="off", ws="none"
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            lifespan="off",
+            ws="none",
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=list(trusted_proxies),
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="latchwork-http", daemon=True)

@@ -20,6 +20,7 @@ from latchwork.backends.embedded.errors import as_connect_failure, is_busy, tran
 from latchwork.backends.embedded.pool import Pool
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
+from latchwork.disks import make_file
 from latchwork.errors import ConnectFailed, OutcomeUnknown, Unavailable
 from latchwork.interrupts import Finally
 
@@ -28,6 +29,7 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 _MAX_READERS = 8
+_REMEDY = ", or give file_mode= if that is meant"
 _FIRST_PAUSE_S = 0.0003
 _LONGEST_PAUSE_S = 0.004
 _POLLS_PER_CHECK = 32
@@ -114,7 +116,7 @@ class FileDatabase(Database):
         where = f"store file {path}"
         mode = url.options.get("file_mode")
         try:
-            layout.make_file(path, None if mode is None else int(mode, 8))
+            make_file(path, "store file", None if mode is None else int(mode, 8), remedy=_REMEDY)
         except OSError as error:
             raise ConnectFailed(f"{where} cannot be made: {error}; name another in the URL") from error
 

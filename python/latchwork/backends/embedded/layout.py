@@ -11,7 +11,6 @@ Several processes may create the same file at once. A file of a newer format is 
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import stat
@@ -23,12 +22,8 @@ from pathlib import Path
 from latchwork.disks import trouble_of
 from latchwork.errors import ConnectFailed, PermissionDenied
 
-_log = logging.getLogger(__name__)
-
 #: Format of the file, in its header's user_version; raised by every incompatible change.
 FORMAT_VERSION = 1
-#: Of a file for which nobody asked otherwise. SQLite gives its log and its index the mode of the file.
-_PRIVATE = 0o600
 #: "LWCH" in the header's application_id, so that another application's database is never taken for ours.
 APPLICATION_ID = 0x4C574348
 
@@ -51,38 +46,6 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_deadline ON sessions (deadline);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION}"""  # noqa: S608 - two numbers of ours
-
-
-def make_file(path: Path, mode: int | None) -> None:
-    """Make the file empty with this mode, if it is not there; None is for this account only.
-
-    It is made without being opened: closing it would release the locks that SQLite has on it in another thread.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    try:
-        _make(path, _PRIVATE if mode is None else mode)
-    except FileExistsError:
-        found = path.stat().st_mode
-        if mode is None and found & (stat.S_IROTH | stat.S_IWOTH):
-            _log.warning(
-                "store file %s has mode %o: every account of this machine can %s it; run chmod 600, or give file_mode= "
-                "if that is meant",
-                path,
-                stat.S_IMODE(found),
-                "write" if found & stat.S_IWOTH else "read",
-            )
-    else:
-        if mode is not None:
-            path.chmod(mode)  # whatever the umask
-
-
-def _make(path: Path, mode: int) -> None:
-    try:
-        os.mknod(path, stat.S_IFREG | mode)
-    except PermissionError:  # some systems let nobody but root do this
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
 
 
 def open_memory() -> sqlite3.Connection:

@@ -6,12 +6,14 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
 import typer
 from typer.models import OptionInfo
 
+from latchwork.cli.environment import refuse_readers
 from latchwork.cli.options import Json, command, group, renamed
 from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say, say_json, told
@@ -86,10 +88,18 @@ _UNSET = frozenset({"name", "node_id", "debug"})
 
 
 def node(*lines: str) -> Callable[[F], F]:
-    """Make a function a command that runs a node: its options may be given by variables, LATCHWORK_WORKFLOWS_SLOTS."""
+    """Make a function a command that runs a node: its options may be given by variables, LATCHWORK_WORKFLOWS_SLOTS.
+
+    A node holds secrets in memory that tasks of the same user must not read there.
+    """
 
     def make(function: F) -> F:
-        made = command(*lines)(function)
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            refuse_readers()
+            function(*args, **kwargs)
+
+        made = command(*lines)(cast("F", run))
         for each in inspect.signature(made).parameters.values():
             for option in get_args(each.annotation)[1:]:
                 if isinstance(option, OptionInfo) and option.envvar is None and each.name not in _UNSET:

@@ -5,7 +5,8 @@ It keeps to itself how a supervisor is told what to do.
 
 from latchwork.tasks.children.child import CannotStart, Child, ChildEnd
 from latchwork.tasks.children.leash import Leash
+from latchwork.tasks.children.marked import MARK
 from latchwork.tasks.children.notes import end_left
 from latchwork.tasks.children.streams import DEVNULL, PIPE, STDOUT
 
-__all__ = ["DEVNULL", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash", "end_left"]
+__all__ = ["DEVNULL", "MARK", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash", "end_left"]

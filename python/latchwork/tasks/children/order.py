@@ -12,9 +12,13 @@ from pathlib import Path
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
+from latchwork.tasks.children.marked import MARK
 from latchwork.tasks.children.notes import Note
 
 SHIM = Path(__file__).with_name("shim.py")
+#: The variables of this process that a supervisor gets: what the interpreter may need to start, and the mark of the
+#: command that this process is part of. Commands may read the environment of their supervisor, so it gets no others.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)
 #: Its length goes before an order, in so many digits.
 _DIGITS = 10
 
@@ -108,6 +112,7 @@ class Shim:
                 [sys.executable, "-I", "-S", str(SHIM), label or "latchwork"],
                 stdin=theirs_in,
                 stdout=theirs_out,
+                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
                 pass_fds=passed,
                 start_new_session=True,
                 cwd="/",

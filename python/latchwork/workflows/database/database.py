@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
-from latchwork.disks import trouble_of
+from latchwork.disks import make_file, trouble_of
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.workflows.database.fair import FairLock
 
@@ -162,6 +162,10 @@ def _sqlite(url: sa.URL, file: str | None) -> sa.Engine:
         )
     if file is not None:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            make_file(Path(file), "database file")
+        except OSError as error:
+            raise DatabaseUnavailable(f"database {url}: the file cannot be made: {error.strerror or error}") from error
     options: dict[str, Any] = {"poolclass": sa.pool.StaticPool} if file is None else {}
     engine = sa.create_engine(
         url, connect_args={"timeout": _BUSY_S, "check_same_thread": False, "isolation_level": None}, **options

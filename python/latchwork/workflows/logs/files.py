@@ -20,6 +20,8 @@ from latchwork.disks import replace_file
 from latchwork.workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
 
 _PART = ".part"
+#: Of logs and bundles: for the user and the group of the worker, and no other user of the machine.
+_MODE = 0o640
 _NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -99,7 +101,7 @@ class FileLogs(LogStore):
         """Keep a file."""
         path = self._folder / check_file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data, mode=0o644)
+        replace_file(path, data, mode=_MODE)
 
     def get_file(self, name: str) -> bytes | None:
         """A file."""
@@ -119,7 +121,7 @@ class _File(LogFile):
     def __init__(self, path: Path) -> None:
         self._path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(_part_of(path), flags, 0o640)
+        self._fd = os.open(_part_of(path), flags, _MODE)
 
     def append(self, data: bytes) -> int:
         """Add bytes; a full disk may take some of them."""

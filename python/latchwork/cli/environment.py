@@ -1,0 +1,57 @@
+"""Keep the settings of latchwork, some of which are secrets, out of ``/proc/<pid>/environ``.
+
+The kernel shows there the bytes that a process was started with, whatever it has changed since, and every process of
+the same user can read them: a task finds the secrets of its worker. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_OURS = b"LATCHWORK_"
+_PR_SET_DUMPABLE = 4
+
+
+def hide_settings() -> None:
+    """Wipe latchwork's variables from the bytes that the process was started with; they stay set for it.
+
+    Call it before there are other threads, which could read a variable meanwhile.
+    """
+    if not any(name.startswith(_OURS) for name in os.environb):
+        return
+    import ctypes  # takes as long as a short command
+
+    from latchwork.tasks.children import MARK
+
+    shown = MARK.encode()  # says whose child we are, and is looked for there
+    with suppress(OSError, ValueError, AttributeError):
+        start, end = _bounds()
+        area = (ctypes.c_char * (end - start)).from_address(start)
+        at = 0
+        for entry in area.raw.split(b"\0"):
+            name = entry.partition(b"=")[0]
+            if name.startswith(_OURS) and name != shown:
+                value = os.environb.get(name)
+                if value is not None:
+                    os.environb[name] = value  # libc has a copy of its own from now on
+                ctypes.memset(start + at, 0, len(entry))
+            at += len(entry) + 1
+
+
+def refuse_readers() -> None:
+    """Let other processes of this user, but those of root, read neither memory nor descriptors of this one."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _bounds() -> tuple[int, int]:
+    """Where the environment that the process was started with is in its memory."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5), of which two are before ")"
+    if not 0 < start < end:
+        raise ValueError("the kernel does not tell")
+    return start, end
