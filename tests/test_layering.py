@@ -70,7 +70,6 @@ LIBRARIES = {
     "alembic": ("workflows",),
     "yaml": ("workflows",),
     "fsspec": ("workflows",),
-    "simpleeval": ("workflows",),
     "anyio": ("web", "workflows"),
     "fastapi": ("web", "workflows"),
     "jinja2": ("web", "workflows"),

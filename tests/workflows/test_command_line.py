@@ -474,7 +474,7 @@ main()
 """
 LACKS = {
     "uvicorn": (["list"], 'workflows need uvicorn; run: pip install "latchwork[workflows]"'),
-    "simpleeval": (["list"], 'workflows need simpleeval; run: pip install "latchwork[workflows]"'),
+    "fsspec": (["list"], 'workflows need fsspec; run: pip install "latchwork[workflows]"'),
     "anyio": (["serve"], 'workflows need anyio; run: pip install "latchwork[workflows]"'),
     "psycopg": (
         ["init", "--database", "postgresql+psycopg://me@nowhere/flows"],

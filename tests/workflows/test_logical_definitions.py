@@ -112,7 +112,7 @@ PROBLEMS = """
 {name: a, type: conditions, params: {success: [b]}} | tasks[0].params.success[0]: there is no task 'b'
 {name: a, type: conditions, params: {failure: [last]}} | tasks[0].params.failure[0]: 'last' does not come after 'a'
 {name: a, type: switch, params: {cases: []}} | tasks[0].params.cases: tuple should have at least 1 item
-{name: a, type: switch, params: {cases: [{when: "x >", then: []}]}} | tasks[0].params.cases[0].when: 'x >' is no
+{name: a, type: switch, params: {cases: [{when: "x >", then: []}]}} | tasks[0].params.cases[0].when: 'x >' is not
 {name: a, type: switch, params: {cases: [{when: "${x} > 1", then: []}]}} | tasks[0].params.cases[0].when: an expression
 {name: a, type: switch, params: {cases: [{when: "x", then: [last]}]}} | tasks[0].params.cases[0].then[0]: 'last' does
 """

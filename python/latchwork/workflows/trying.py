@@ -204,7 +204,7 @@ class Trying:
         spec = self._run.tasks[base_of(name)]
         if kind == "choose":
             values = values_of(self._run, spec, n, self._outputs)
-            return Chose(name, n, tuple(chosen(spec.params, values, self._outputs))), {}
+            return Chose(name, n, tuple(chosen(spec, values, self._outputs))), {}
         if kind == "expand":
             count = len(items_of(self._run, spec, n, self._outputs))
             return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}

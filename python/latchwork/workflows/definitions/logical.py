@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from latchwork.workflows.definitions.expressions import Budget, Expression, ExpressionError
 from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.definitions.templates import CONNECTION, SECRET, references
 from latchwork.workflows.errors import Problem
@@ -19,9 +19,6 @@ from latchwork.workflows.types.logical import ConditionsParams, SubProcessParams
 M = TypeVar("M", bound=BaseModel)
 #: Fields that are for workers: a task that no worker gets has none of them.
 _OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env", "max_queued_s", "cache_s")
-#: What an expression may call.
-_FUNCTIONS = {"len": len, "int": int, "float": float, "str": str, "min": min, "max": max, "abs": abs}
-_WRONG = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, SyntaxError, RecursionError)
 
 
 def problems(definition: Definition) -> Iterator[Problem]:
@@ -107,11 +104,22 @@ def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> It
     if given is None:
         return
     for index, case in enumerate(given.cases):
-        wrong = _no_expression(case.when)
-        if wrong:
-            yield Problem(f"{path}.params.cases[{index}].when", wrong)
+        try:
+            Expression(case.when)
+        except ExpressionError as error:
+            yield Problem(f"{path}.params.cases[{index}].when", str(error))
         yield from _heads(task, f"{path}.params.cases[{index}].then", case.then, after)
     yield from _heads(task, f"{path}.params.default", given.default, after)
+
+
+def names_of_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The names in the expressions of a switch, each with its place; of the outputs of tasks, ``list.files``."""
+    given = _read(SwitchParams, task) if task.type == "switch" else None
+    for index, case in enumerate(given.cases if given is not None else ()):
+        with suppress(ExpressionError):
+            for name in Expression(case.when).names:
+                owner = name.partition(".")[0]
+                yield f"params.cases[{index}].when", name if owner in tasks else owner
 
 
 def _heads(task: TaskSpec, path: str, names: Sequence[str], after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
@@ -127,52 +135,24 @@ def full_name(name: str) -> str:
     return name if "." in name else f"default.{name}"
 
 
-# Expressions
-
-
-def _no_expression(text: str) -> str:
-    """What keeps a text from being an expression; empty: nothing."""
-    if "${" in text:
-        return "an expression has the names themselves: rows > 10, and not ${rows} > 10"
-    try:
-        ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"{text!r:.60} is no expression: {error}"
-    return ""
-
-
-def chosen(params: Mapping[str, Any], values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The tasks that a switch lets go on.
+def chosen(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tasks that a switch lets go on.
 
     Args:
-        params: of the switch.
-        values: parameters and outputs by name.
-        outputs: of all tasks that have ended, by name: ``extract.rows`` in an expression.
+        task: The switch.
+        values: Parameters and outputs by name.
+        outputs: Of all tasks that have ended, by name: ``extract.rows`` in an expression.
     Raises:
-        ValueError: an expression names nothing that is there, or cannot be reckoned with what is.
+        ValueError: An expression has no value with these. The message names the task, the field and the expression.
     """
-    given = SwitchParams.model_validate(params)
+    given = SwitchParams.model_validate(task.params)
     names = {**outputs, **{name: value for name, value in values.items() if "." not in name}}
+    budget = Budget()
     for index, case in enumerate(given.cases):
-        if _is_true(case.when, names, index):
-            return list(case.then)
+        try:
+            if Expression(case.when).is_true(names, budget):
+                return list(case.then)
+        except ExpressionError as error:
+            place = f"task {task.name!r}, params.cases[{index}].when"
+            raise ValueError(f"{place}, {case.when!r:.100}: {error}") from None
     return list(given.default)
-
-
-def _is_true(text: str, names: Mapping[str, Any], index: int) -> bool:
-    from simpleeval import InvalidExpression, SimpleEval
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return bool(SimpleEval(names=dict(names), functions=dict(_FUNCTIONS)).eval(text.strip()))
-    except (
-        InvalidExpression,
-        ArithmeticError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        SyntaxError,
-    ) as error:
-        raise ValueError(f"cases[{index}].when, {text!r:.100}: {type(error).__name__}: {error}") from None

@@ -263,6 +263,9 @@ def _references(
                 yield Problem(path, found)
             elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition, settings)):
                 yield Problem(path, wrong)
+        for path, name in logical.names_of_cases(task, names):
+            wrong = _misplaced(name, task, before[task.name], names, definition, settings)
+            yield from [Problem(f"tasks[{index}].{path}", wrong.replace(f"${{{name}}}", name))] if wrong else ()
 
 
 def _unknown(name: str, definition: Definition, settings: Settings | None) -> str:

@@ -309,7 +309,7 @@ class Holding:
         version = self._plans.get(self._connection, stored.code, stored.version)
         spec = version.tasks[name]
         run = run_of(self._connection, version, stored)
-        heads = chosen(spec.params, values_of(run, spec, task.n, stored.outputs), stored.outputs)
+        heads = chosen(spec, values_of(run, spec, task.n, stored.outputs), stored.outputs)
         self._writer.step(stored.id, [Chose(name, task.n, tuple(heads), stored.known.run)], {})
 
     def _expand(self, stored: Stored, name: str, task: Task) -> None:

@@ -1,0 +1,470 @@
+"""Expressions of workflows, such as ``len(files) > 1000 and day != "sunday"``: a small language of its own.
+
+It has the syntax of Python's expressions and nothing else of Python. Values are those of JSON. There are no attributes,
+methods, comprehensions or powers: ``list.files`` and ``list["files"]`` read a field of an object. Whole numbers have 64
+bits, other numbers are finite, text has at most ``MOST_TEXT`` characters. Each operation takes steps of a budget, those
+on text and lists as many as they are large, so that no expression takes noticeable time or memory. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+#: So deep are expressions, and values that are compared, nested at most.
+MOST_DEPTH = 40
+#: An expression has at most so many characters.
+MOST_SOURCE = 1000
+#: Text has at most so many characters.
+MOST_TEXT = 100_000
+#: Steps that all expressions of one task may take together.
+MOST_STEPS = 100_000
+#: So many characters are compared, searched or joined in one step.
+_CHARACTERS_A_STEP = 100
+#: Text with more characters is not read as a number.
+_MOST_DIGITS = 40
+_LEAST_WHOLE, _MOST_WHOLE = -(2**63), 2**63 - 1
+_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?)\s*", re.ASCII)
+
+_COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+_ARITHMETIC: Mapping[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+}
+_CALCULATE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": lambda left, right: left / right,
+    "//": lambda left, right: left // right,
+    "%": lambda left, right: left % right,
+}
+_ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+}
+
+
+class ExpressionError(ValueError):
+    """An expression is invalid, or has no value with the names it is given."""
+
+
+class Budget:
+    """The steps that are left for the expressions of one task."""
+
+    def __init__(self, steps: int = MOST_STEPS) -> None:
+        self._steps = self._left = steps
+
+    def take(self, steps: int = 1) -> None:
+        """Use up steps.
+
+        Raises:
+            ExpressionError: So many are not left.
+        """
+        self._left -= steps
+        if self._left < 0:
+            raise ExpressionError(f"it takes more than {self._steps:,} steps; compare smaller values")
+
+    def take_text(self, *texts: str) -> None:
+        """Use up the steps of an operation that reads all of these texts. Raises as for ``take``."""
+        self.take(sum(map(len, texts)) // _CHARACTERS_A_STEP)
+
+
+class Expression:
+    """A valid expression. Immutable, thread-safe.
+
+    Args:
+        source: Its text.
+    Raises:
+        ExpressionError: It is invalid.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source.strip()
+        self._root = _parsed(self.source)
+        _Check(self.source).expression(self._root, 0)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The names it reads, each with its first field: ``rows``, ``list.files``."""
+        fields: set[ast.Name] = set()
+        for node in ast.walk(self._root):
+            field = _field_of(node)
+            if field is not None and isinstance(node.value, ast.Name):  # type: ignore[attr-defined]
+                fields.add(node.value)  # type: ignore[attr-defined]
+                yield f"{node.value.id}.{field}"  # type: ignore[attr-defined]
+            elif isinstance(node, ast.Call):
+                fields.add(node.func)  # type: ignore[arg-type]
+            elif isinstance(node, ast.Name) and node not in fields:
+                yield node.id
+
+    def value(self, names: Mapping[str, Any], budget: Budget | None = None) -> Any:
+        """Evaluate it.
+
+        Args:
+            names: Values of plain JSON by name.
+            budget: The steps it may take, which are used up. By default ``MOST_STEPS``.
+        Raises:
+            ExpressionError: It has no value: a name is unknown, values do not fit together, or a limit is exceeded.
+        """
+        return _Evaluation(self.source, names, Budget() if budget is None else budget).value(self._root)
+
+    def is_true(self, names: Mapping[str, Any], budget: Budget | None = None) -> bool:
+        """Whether its value counts as true: all but ``None``, ``False``, 0, and what is empty. As for ``value``."""
+        return bool(self.value(names, budget))
+
+
+# Parsing
+
+
+def _parsed(source: str) -> ast.expr:
+    if "${" in source:
+        raise ExpressionError("an expression has the names themselves: rows > 10, and not ${rows} > 10")
+    if len(source) > MOST_SOURCE:
+        raise ExpressionError(f"it has {len(source):,} characters; an expression has at most {MOST_SOURCE:,}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in texts
+            return ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ExpressionError(f"{source!r:.60} is not an expression: {why}") from None
+    except (RecursionError, MemoryError):  # how the parser refuses what is nested too deep
+        raise ExpressionError(_too_deep()) from None
+
+
+def _too_deep() -> str:
+    return f"it is nested more than {MOST_DEPTH} deep"
+
+
+_LANGUAGE = "there are names, fields, numbers, text, lists, comparisons, in, and, or, not, + - * / // % and functions"
+
+
+class _Check:
+    """Raises for what no expression may have."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def expression(self, node: ast.expr, depth: int) -> None:
+        """Check a node and all below it."""
+        if depth > MOST_DEPTH:
+            raise ExpressionError(_too_deep())
+        for part in self._operands(node):
+            self.expression(part, depth + 1)
+
+    def _operands(self, node: ast.expr) -> Sequence[ast.expr]:
+        match node:
+            case ast.Constant() | ast.Name():
+                return self._leaf(node)
+            case ast.Attribute():
+                return (node.value,)
+            case ast.Subscript() if not isinstance(node.slice, (ast.Slice, ast.Tuple)):
+                return (node.value, node.slice)
+            case ast.BoolOp():
+                return node.values
+            case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd()):
+                return (node.operand,)
+            case ast.BinOp() if type(node.op) in _ARITHMETIC:
+                return (node.left, node.right)
+            case ast.Compare() if all(type(each) in _COMPARISONS for each in node.ops):
+                return (node.left, *node.comparators)
+            case ast.List() | ast.Tuple():
+                return node.elts
+            case ast.Call():
+                return self._arguments(node)
+        raise ExpressionError(f"{_text_of(self._source, node)!r} is not supported; {_LANGUAGE}")
+
+    def _leaf(self, node: ast.Constant | ast.Name) -> Sequence[ast.expr]:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise ExpressionError(f"{value!r:.60} is no number, text, True, False or None")
+        _usable(value)
+        return ()
+
+    def _arguments(self, node: ast.Call) -> Sequence[ast.expr]:
+        if not isinstance(node.func, ast.Name) or node.func.id not in _Evaluation.functions:
+            functions = ", ".join(_Evaluation.functions)
+            raise ExpressionError(f"{_text_of(self._source, node.func)!r} is no function; there are {functions}")
+        if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
+            raise ExpressionError(f"{node.func.id}() takes values, without names or stars")
+        if not node.args or (len(node.args) > 1 and node.func.id not in {"min", "max"}):
+            raise ExpressionError(f"{node.func.id}() takes one value, not {len(node.args)}")
+        return node.args
+
+
+def _text_of(source: str, node: ast.expr) -> str:
+    """The text of a node, for a message."""
+    return (ast.get_source_segment(source, node) or source)[:60]
+
+
+def _field_of(node: ast.AST) -> str | None:
+    """The field that ``list.files`` and ``list["files"]`` read."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        return node.slice.value
+    return None
+
+
+# Values
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    for kind, types in (("a boolean", bool), ("a number", (int, float)), ("text", str), ("a list", (list, tuple))):
+        if isinstance(value, types):
+            return kind
+    return "an object" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _usable(value: Any) -> Any:
+    """The value, if it is within the bounds of numbers and text."""
+    if isinstance(value, int) and not _LEAST_WHOLE <= value <= _MOST_WHOLE:
+        raise ExpressionError("a whole number has more than 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ExpressionError(f"{value} is no finite number")
+    if isinstance(value, str) and len(value) > MOST_TEXT:
+        raise ExpressionError(f"a text has {len(value):,} characters; at most {MOST_TEXT:,}")
+    return value
+
+
+def _number_in(value: Any, form: re.Pattern[str], read: Callable[[str], float]) -> float | None:
+    """The number that a value is, or that text has; None for anything else."""
+    if isinstance(value, str):
+        found = form.fullmatch(value) if len(value) <= _MOST_DIGITS else None
+        return None if found is None else read(found.group(1))
+    return value if _kind(value) == "a number" else None
+
+
+def _is_equal(left: Any, right: Any, budget: Budget, depth: int = 0) -> bool:
+    """Whether two values are the same JSON; those of different kinds are not."""
+    budget.take()
+    if depth > MOST_DEPTH:
+        raise ExpressionError(f"values that are compared are nested more than {MOST_DEPTH} deep")
+    kind = _kind(left)
+    if kind != _kind(right):
+        return False
+    if kind not in {"a list", "an object"}:
+        if kind == "text":
+            budget.take_text(left)
+        return bool(left == right)
+    if len(left) != len(right):
+        return False
+    if kind == "a list":
+        return all(_is_equal(*pair, budget, depth + 1) for pair in zip(left, right, strict=True))
+    return all(key in right and _is_equal(each, right[key], budget, depth + 1) for key, each in left.items())
+
+
+class _Evaluation:
+    """One evaluation of an expression."""
+
+    def __init__(self, source: str, names: Mapping[str, Any], budget: Budget) -> None:
+        self._source = source
+        self._names = names
+        self._budget = budget
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of a node."""
+        self._budget.take()
+        return self._kinds[type(node)](self, node)
+
+    def _said(self, node: ast.expr, value: Any) -> str:
+        """An operand and what it is, for a message."""
+        source = _text_of(self._source, node)
+        if isinstance(node, ast.Constant) or value is None:
+            return f"{source} is {_kind(value)}"
+        shown = f" {value!r:.40}" if isinstance(value, (str, int, float)) else ""
+        return f"{source} is {_kind(value)}{shown}"
+
+    def _refused(self, operator: str, *operands: tuple[ast.expr, Any]) -> ExpressionError:
+        said = ", and ".join(self._said(*each) for each in operands)
+        kinds = {_kind(value) for _, value in operands}
+        hint = ""
+        if kinds == {"text", "a number"}:
+            text = next(_text_of(self._source, node) for node, value in operands if isinstance(value, str))
+            hint = f"; write int({text}) if it is a number" if operator != "in" else ""
+        return ExpressionError(f"{operator!r} cannot be used here: {said}{hint}")
+
+    # Names and fields
+
+    def _name(self, node: ast.Name) -> Any:
+        if node.id not in self._names:
+            raise ExpressionError(f"nothing has the name {node.id!r}: no parameter, and no output of a task before")
+        return _usable(self._names[node.id])
+
+    def _field(self, of: ast.expr, key: Any) -> Any:
+        whole = self.value(of)
+        source = _text_of(self._source, of)
+        if isinstance(whole, Mapping) and isinstance(key, str):
+            if key not in whole:
+                raise ExpressionError(f"{source} has no {key!r:.60}; it has {', '.join(map(str, whole)):.200}")
+            return _usable(whole[key])
+        if isinstance(whole, (list, tuple)) and _kind(key) == "a number" and isinstance(key, int):
+            if not -len(whole) <= key < len(whole):
+                raise ExpressionError(f"{source} has {len(whole):,} items, and none at {key}")
+            return _usable(whole[key])
+        raise ExpressionError(f"{self._said(of, whole)}, which has no field {key!r:.60}")
+
+    # Operators
+
+    def _bool(self, node: ast.BoolOp) -> Any:
+        is_and = isinstance(node.op, ast.And)
+        found = None
+        for each in node.values:
+            found = self.value(each)
+            if bool(found) is not is_and:
+                break
+        return found
+
+    def _unary(self, node: ast.UnaryOp) -> Any:
+        value = self.value(node.operand)
+        if isinstance(node.op, ast.Not):
+            return not value
+        sign = "-" if isinstance(node.op, ast.USub) else "+"
+        if _kind(value) != "a number":
+            raise self._refused(sign, (node.operand, value))
+        return _usable(-value if sign == "-" else value)
+
+    def _binary(self, node: ast.BinOp) -> Any:
+        left, right = self.value(node.left), self.value(node.right)
+        operator = _ARITHMETIC[type(node.op)]
+        kinds = {_kind(left), _kind(right)}
+        if kinds != {"a number"} and not (operator == "+" and kinds == {"text"}):
+            raise self._refused(operator, (node.left, left), (node.right, right))
+        if kinds == {"text"}:
+            self._budget.take_text(left, right)
+        try:
+            return _usable(_CALCULATE[operator](left, right))
+        except ArithmeticError as error:
+            raise ExpressionError(f"{_text_of(self._source, node)}: {error}") from None
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left_node, left = node.left, self.value(node.left)
+        for operator, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.value(right_node)
+            if not self._holds(_COMPARISONS[type(operator)], (left_node, left), (right_node, right)):
+                return False
+            left_node, left = right_node, right
+        return True
+
+    def _holds(self, operator: str, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> bool:
+        if operator in {"in", "not in"}:
+            return self._contains(left, right) is (operator == "in")
+        kinds = {_kind(left[1]), _kind(right[1])}
+        if operator in {"==", "!="}:
+            if len(kinds) > 1 and "None" not in kinds:
+                raise self._refused(operator, left, right)
+            return _is_equal(left[1], right[1], self._budget) is (operator == "==")
+        if kinds not in ({"a number"}, {"text"}):
+            raise self._refused(operator, left, right)
+        if kinds == {"text"}:
+            self._budget.take_text(left[1])
+        return _ORDER[operator](left[1], right[1])
+
+    def _contains(self, left: tuple[ast.expr, Any], right: tuple[ast.expr, Any]) -> bool:
+        item, whole = left[1], right[1]
+        if isinstance(whole, (list, tuple)):
+            return any(_is_equal(item, each, self._budget) for each in whole)
+        if isinstance(whole, (str, Mapping)) and isinstance(item, str):
+            if isinstance(whole, str):
+                self._budget.take_text(whole, item)
+            return item in whole
+        raise self._refused("in", left, right)
+
+    _kinds: ClassVar[Mapping[type[ast.expr], Callable[[_Evaluation, Any], Any]]] = {
+        ast.Constant: lambda _, node: node.value,
+        ast.Name: _name,
+        ast.Attribute: lambda self, node: self._field(node.value, node.attr),
+        ast.Subscript: lambda self, node: self._field(node.value, self.value(node.slice)),
+        ast.BoolOp: _bool,
+        ast.UnaryOp: _unary,
+        ast.BinOp: _binary,
+        ast.Compare: _compare,
+        ast.List: lambda self, node: [self.value(each) for each in node.elts],
+        ast.Tuple: lambda self, node: [self.value(each) for each in node.elts],
+        ast.Call: lambda self, node: self.functions[node.func.id](self, node.args),
+    }
+
+    # Functions
+
+    def _len(self, nodes: Sequence[ast.expr]) -> int:
+        value = self.value(nodes[0])
+        if not isinstance(value, (str, list, tuple, Mapping)):
+            raise ExpressionError(f"len() takes text, a list or an object; {self._said(nodes[0], value)}")
+        return len(value)
+
+    def _int(self, nodes: Sequence[ast.expr]) -> int:
+        value = self.value(nodes[0])
+        number = _number_in(value, _WHOLE, int)
+        if number is None:
+            raise ExpressionError(f"int() takes a number, or text that is a whole one; {self._said(nodes[0], value)}")
+        return int(_usable(int(number)))
+
+    def _float(self, nodes: Sequence[ast.expr]) -> float:
+        value = self.value(nodes[0])
+        number = _number_in(value, _NUMBER, float)
+        if number is None:
+            raise ExpressionError(f"float() takes a number, or text that is one; {self._said(nodes[0], value)}")
+        return float(_usable(float(number)))
+
+    def _str(self, nodes: Sequence[ast.expr]) -> str:
+        value = self.value(nodes[0])
+        if _kind(value) in {"a list", "an object"}:
+            raise ExpressionError(f"str() takes text, a number, a boolean or None; {self._said(nodes[0], value)}")
+        return str(value)
+
+    def _abs(self, nodes: Sequence[ast.expr]) -> Any:
+        value = self.value(nodes[0])
+        if _kind(value) != "a number":
+            raise ExpressionError(f"abs() takes a number; {self._said(nodes[0], value)}")
+        return _usable(abs(value))
+
+    def _extreme(self, name: str, better: Callable[[Any, Any], bool], nodes: Sequence[ast.expr]) -> Any:
+        values = [self.value(each) for each in nodes]
+        if len(values) == 1:
+            if not isinstance(values[0], (list, tuple)) or not values[0]:
+                said = self._said(nodes[0], values[0])
+                raise ExpressionError(f"{name}() takes several values, or a list of some; {said}")
+            values = list(values[0])
+        found = values[0]
+        for each in values:
+            self._budget.take()
+            kinds = {_kind(each), _kind(found)}
+            if kinds not in ({"a number"}, {"text"}):
+                raise ExpressionError(f"{name}() takes numbers or texts, not {' and '.join(sorted(kinds))}")
+            if kinds == {"text"}:
+                self._budget.take_text(each)
+            found = each if better(_usable(each), found) else found
+        return _usable(found)
+
+    functions: ClassVar[Mapping[str, Callable[[_Evaluation, Sequence[ast.expr]], Any]]] = {
+        "len": _len,
+        "int": _int,
+        "float": _float,
+        "str": _str,
+        "abs": _abs,
+        "min": lambda self, nodes: self._extreme("min", _ORDER["<"], nodes),
+        "max": lambda self, nodes: self._extreme("max", _ORDER[">"], nodes),
+    }
