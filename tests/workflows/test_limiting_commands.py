@@ -156,3 +156,15 @@ def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, 
     assert typed("backfill first --dates 2025-10-03 --all-dependents --json")["runs"] == 1
     assert "give --from and --to, or --dates" in typed("backfill first", ends=2)
     assert "has not come yet" in typed("backfill first --dates 2999-01-01", ends=2)
+
+
+def test_projects_that_may_use_another_are_set_listed_and_removed(typed):
+    assert "project reports is viewer of project billing" in typed("grants set billing reports viewer")
+    typed("grants set billing all operator")
+    rows = [("billing", "", "operator"), ("billing", "reports", "viewer")]
+    assert [tuple(each.values()) for each in typed("grants list billing --json")["grants"]] == rows
+    assert "viewer or operator, not 'editor'" in typed("grants set billing reports editor", ends=2)
+    typed("grants rm billing all")
+    assert "no grant of project 'billing' to all projects" in typed("grants rm billing all", ends=1)
+    typed("grants rm billing reports")
+    assert typed("grants list") == "no project may use another\n"

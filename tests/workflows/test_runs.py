@@ -44,8 +44,8 @@ def test_a_version_is_written_when_it_differs_and_never_changed(database):
     second = applied(database, changed(description="another"))
     assert (second.code, second.number, second.is_new) == (first.code, 2, True)
     with database.read() as connection:
-        assert definitions.find(connection, "nightly") == (first.code, 2, True)
-        assert definitions.find(connection, "default.nightly") == (first.code, 2, True)
+        assert definitions.find(connection, "nightly") == (first.code, 2, True, "default")
+        assert definitions.find(connection, "default.nightly") == (first.code, 2, True, "default")
         assert definitions.load(connection, first.code, 1) == nightly.definition
         assert definitions.load(connection, first.code, 2).description == "another"
         assert connection.execute(sa.select(sa.func.count()).select_from(definition_version)).scalar() == 2

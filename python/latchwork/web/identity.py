@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -45,17 +45,14 @@ class Identity:
     Attributes:
         name: of the account.
         roles: by project; that of the empty project counts in all.
-        csrf: what a browser sends with each change; empty: this is a program with a token.
+        csrf: what a browser sends with each change; empty: this is no browser.
+        by_token: whether a token proved it, which is less than a person who signed in.
     """
 
     name: str
     roles: Mapping[str, Role] = field(default_factory=dict)
     csrf: str = ""
-
-    @property
-    def has_session(self) -> bool:
-        """Whether they signed in with a browser; a program with a token did not."""
-        return bool(self.csrf)
+    by_token: bool = False
 
     def may(self, role: Role, project: str = EVERYWHERE) -> bool:
         """Whether they have this role, or a higher one, in a project."""
@@ -75,7 +72,7 @@ class Identity:
         """The same with no role above this one."""
         if role is None:
             return self
-        return Identity(self.name, {name: min(each, role) for name, each in self.roles.items()}, self.csrf)
+        return replace(self, roles={name: min(each, role) for name, each in self.roles.items()})
 
 
 class SignedIn(NamedTuple):

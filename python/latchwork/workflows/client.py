@@ -25,6 +25,7 @@ from latchwork.workflows.deploying import bundled, packed, workflows_of
 from latchwork.workflows.desk import Parts, definitions
 from latchwork.workflows.desk import instances as runs_desk
 from latchwork.workflows.desk.alerts.part import Alerts
+from latchwork.workflows.desk.grants import Granting
 from latchwork.workflows.desk.limiting.part import Limiting
 from latchwork.workflows.desk.stored import StoredSettings
 from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
@@ -70,7 +71,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Alerts, StoredSettings, Limiting):
+class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:

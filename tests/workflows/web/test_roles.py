@@ -5,10 +5,11 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
+from latchwork.web import Role
 from latchwork.workflows.database import settings
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.writing import put
-from latchwork.workflows.database.policies import backfills, groups, limits
+from latchwork.workflows.database.policies import backfills, grants, groups, limits
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and
@@ -50,6 +51,8 @@ API = {
     "GET /api/v1/groups/{group}": (401, 403, *(404,) * 6),  # there is none of this name
     "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
     "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
+    "GET /api/v1/grants": IN,
+    "PUT /api/v1/projects/{project}/grants": (401, *(403,) * 7),  # not with a token
     "GET /api/v1/limits": IN,
     "GET /api/v1/limits/{limited}": (401, *(404,) * 7),
     "PUT /api/v1/limits/{limited}": (401, *(403,) * 6, 204),
@@ -161,6 +164,7 @@ FORMS = {
     "POST /settings/{kind}": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/{kind}/delete": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/connection/test": (401, 403, 403, 403, 403, 303, 303, 303),
+    "POST /grants": (401, 403, 403, 403, 403, 403, 303, 303),
     "POST /groups": (401, *(403,) * 6, 303),
     "POST /groups/{name}/remove": (401, *(403,) * 6, 303),
     "POST /limits": (401, *(403,) * 6, 303),
@@ -248,6 +252,7 @@ BODIES = {
     "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
     "POST /api/v1/tokens": {"name": "more"},
     "PUT /api/v1/groups/{group}": {"size": 2},
+    "PUT /api/v1/projects/{project}/grants": {"grantee": "billing", "role": "viewer"},
     "PUT /api/v1/limits/{limited}": {"max_running_tasks": 2},
     "PATCH /api/v1/users/{name}": {"enabled": True},
     "PUT /api/v1/users/{name}/role": {"project": "default", "role": "viewer"},
@@ -274,6 +279,7 @@ def filled(route, world, seeds, name):
         return method, path.replace("{name}", "plenty").replace("{project}", "default")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
+    path = path.replace("/projects/{project}", "/projects/default")
     if "{token_id}" in path:
         other = seeds.accounts.new_token("admin", "x", by="test")[0]
         path = path.replace("{token_id}", str(other))
@@ -361,6 +367,7 @@ FIELDS = {
     "POST /settings/{kind}": {"name": "two", "project": "default", "url": "sqlite:///shop.db"},
     "POST /settings/{kind}/delete": {"name": "one", "project": "default"},
     "POST /settings/connection/test": {"name": "one", "project": "default"},
+    "POST /grants": {"project": "default", "grantee": "billing", "role": "viewer"},
     "POST /groups": {"name": "made", "size": "3"},
     "POST /limits": {"project": "made", "max_running_tasks": "3", "admission": "fail"},
     "POST /runs/{instance_id}/ask": {"action": "pause"},
@@ -395,6 +402,8 @@ def test_a_backfill_that_leads_to_a_project_where_somebody_is_no_operator_is_ref
     apply(seeds.database, {"name": "after", "project": "billing", "tasks": [waits]})
     dates = {"first": "2025-10-01", "last": "2025-10-02", "dependents": "direct"}
     path = "/api/v1/workflows/default/nightly:backfill"
+    with seeds.database.write() as connection:
+        grants.put(connection, grants.Grant("default", "billing", Role.VIEWER))
     asked = "SELECT count(*) FROM command WHERE type = 'backfill'"
 
     def count():

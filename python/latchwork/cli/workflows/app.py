@@ -7,6 +7,7 @@ from latchwork.cli.workflows import (
     alerts,
     care,
     define,
+    grants,
     groups,
     limits,
     many,
@@ -62,3 +63,4 @@ workflows_app.add_typer(settings.connections_app, name="connections")
 workflows_app.add_typer(settings.environments_app, name="environments")
 workflows_app.add_typer(settings.parameters_app, name="parameters")
 workflows_app.add_typer(groups.groups_app, name="groups")
+workflows_app.add_typer(grants.grants_app, name="grants")

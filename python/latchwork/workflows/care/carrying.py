@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from latchwork.workflows.alerts import ChannelInvalid, checked_channel
 from latchwork.workflows.database import Database, definitions, families, tables
+from latchwork.workflows.database.accounts import end_all
 from latchwork.workflows.database.alerts.tables import channel
 from latchwork.workflows.database.history import told
-from latchwork.workflows.database.policies.tables import project_limit
+from latchwork.workflows.database.policies import grants
+from latchwork.workflows.database.policies.tables import project_grant, project_limit
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.settings.checks import (
     ENVIRONMENT_NAME,
@@ -88,6 +90,14 @@ class CarriedChannel(_Record):
     enabled: bool = True
 
 
+class CarriedGrant(_Record):
+    """That a project, or with an empty one all, may use the workflows of another."""
+
+    project: str = Field(max_length=100)
+    grantee: str = Field(max_length=100)
+    role: Literal["viewer", "operator"]
+
+
 class CarriedLimit(_Record):
     """How many tasks of a project run at a time, and what a start does while it has as many."""
 
@@ -114,6 +124,7 @@ class Document(_Record):
     connections: list[CarriedConnection] = []
     task_groups: list[CarriedGroup] = []
     channels: list[CarriedChannel] = []
+    grants: list[CarriedGrant] = []
     limits: list[CarriedLimit] = []
     accounts: list[CarriedAccount] = []
 
@@ -141,6 +152,7 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("connections", "connection", tables.connection, ("project", "name")),
     ("task_groups", "task group", tables.task_group, ("name",)),
     ("channels", "channel", channel, ("name",)),
+    ("grants", "grant", project_grant, ("project", "grantee")),
     ("limits", "limit of project", project_limit, ("project",)),
 )
 
@@ -355,6 +367,13 @@ def _write(
             if (kind, _name(record, key)) in todo:
                 changed = {"changed_at": time.time(), "by": by[:200]} if "changed_at" in table.c else {}
                 _put(connection, table, key, {**record.model_dump(mode="json"), **changed})
+    wrong = [
+        Problem(f"workflows[{number}].definition.{at}", why)
+        for number, one in enumerate(found)
+        for at, why in grants.problems(connection, one.definition)
+    ]
+    if wrong:
+        raise DefinitionInvalid(wrong)
     for account in document.accounts:
         if ("account", account.name) in todo:
             _put_account(connection, account)
@@ -376,7 +395,7 @@ def _put_account(connection: sa.Connection, given: CarriedAccount) -> None:
         made = {"name": given.name, "enabled": given.enabled, "created_at": time.time()}
         connection.execute(sa.insert(account).values(**made))
     if not given.enabled:
-        connection.execute(sa.delete(tables.web_session).where(tables.web_session.c.account == given.name))
+        end_all(connection, given.name)
     connection.execute(sa.delete(role).where(role.c.account == given.name))
     rows = [{"account": given.name, "project": project, "role": word} for project, word in given.roles.items()]
     if rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -91,7 +91,7 @@ class DatabaseAccounts:
             return None
         if found.used_at is None or found.used_at < now - _USED_S:
             self._used(found.id, now)
-        return identity.at_most(Role.of(found.role) if found.role else None)
+        return replace(identity, by_token=True).at_most(Role.of(found.role) if found.role else None)
 
     def _used(self, token_id: int, now: float) -> None:
         try:
@@ -209,7 +209,7 @@ class DatabaseAccounts:
         with self._database.write() as connection:
             _known(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(password=stored))
-            _end_all(connection, name)
+            end_all(connection, name)
             told(connection, "account password", by=by, details={"account": name})
 
     def set_enabled(self, name: str, enabled: bool, *, by: str) -> None:
@@ -222,7 +222,7 @@ class DatabaseAccounts:
             _known(connection, name)
             connection.execute(sa.update(account).where(account.c.name == name).values(enabled=enabled))
             if not enabled:
-                _end_all(connection, name)
+                end_all(connection, name)
             told(connection, "account enable" if enabled else "account disable", by=by, details={"account": name})
 
     def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
@@ -326,7 +326,7 @@ def _new_session(connection: sa.Connection, name: str) -> SignedIn:
     return SignedIn(cookie, _SESSION_S)
 
 
-def _end_all(connection: sa.Connection, name: str) -> None:
+def end_all(connection: sa.Connection, name: str) -> None:
     """End every way in that an account has but its password."""
     connection.execute(sa.delete(web_session).where(web_session.c.account == name))
     connection.execute(sa.delete(api_token).where(api_token.c.account == name))

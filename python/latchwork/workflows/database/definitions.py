@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -121,8 +121,24 @@ def meanings(key: str) -> list[tuple[str, str]]:
     return [(project, name), ("default", key)] if dot else [("default", key)]
 
 
-def find(connection: sa.Connection, key: str) -> tuple[int, int, bool]:
-    """Code, newest version and whether it is online, of ``project.name`` or of a name of the project ``default``.
+class Found(NamedTuple):
+    """A workflow that a name means.
+
+    Attributes:
+        code: of it.
+        version: its newest.
+        is_online: whether it may be started.
+        project: of it.
+    """
+
+    code: int
+    version: int
+    is_online: bool
+    project: str
+
+
+def find(connection: sa.Connection, key: str) -> Found:
+    """The workflow ``project.name``, or the one of this name of the project ``default``.
 
     Raises:
         UnknownWorkflow: there is none.
@@ -134,7 +150,7 @@ def find(connection: sa.Connection, key: str) -> tuple[int, int, bool]:
             )
         ).first()
         if row is not None:
-            return row.code, row.version, row.online
+            return Found(row.code, row.version, row.online, project_)
     raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
 
 

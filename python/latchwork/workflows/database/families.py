@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.workflows.database import definitions
+from latchwork.workflows.database.schedules import BY_SCHEDULE
 from latchwork.workflows.database.tables import definition, definition_version, instance, task, waiting
 from latchwork.workflows.definitions.model import Definition, TaskSpec
 from latchwork.workflows.errors import Problem, WrongState
@@ -117,6 +118,16 @@ def check_alone(connection: sa.Connection, of: int, row: int | None, command: st
 def above(connection: sa.Connection, row: int | None) -> list[int]:
     """The instances that an instance is inside of, the nearest first; ``row`` is its parent's task."""
     return [] if row is None else list(connection.execute(_ABOVE, {"row": row}).scalars())
+
+
+def person_of(connection: sa.Connection, of: int) -> str:
+    """Who started an instance; if a schedule did, who wrote the version that it has."""
+    version = sa.and_(definition_version.c.code == instance.c.code, definition_version.c.version == instance.c.version)
+    chosen = sa.select(instance.c.by, definition_version.c.author).join(definition_version, version)
+    row = connection.execute(chosen.where(instance.c.id == of)).first()
+    if row is None:
+        return ""
+    return str(row.author or row.by) if row.by in {"", BY_SCHEDULE} else str(row.by)
 
 
 def rings(

@@ -15,6 +15,9 @@ from latchwork.schedules import Cron, Fired, next_step
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.tables import definition, fire, schedule
 
+#: Who has asked for what a schedule starts.
+BY_SCHEDULE = "schedule"
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
@@ -108,7 +111,7 @@ def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
     if connection.execute(made).first() is None:
         return None
     args = {"code": row.code, "version": row.version, "schedule_time": at}
-    asked = ask(connection, CommandType.TIMER, shard_id=row.shard, args=args, by="schedule")
+    asked = ask(connection, CommandType.TIMER, shard_id=row.shard, args=args, by=BY_SCHEDULE)
     mine = sa.and_(fire.c.code == row.code, fire.c.fire_time == at)
     connection.execute(sa.update(fire).where(mine).values(command=asked.id))
     return asked.id

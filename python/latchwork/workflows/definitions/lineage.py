@@ -35,10 +35,11 @@ class Named(NamedTuple):
 
 def named_by(definition: Definition) -> tuple[Named, ...]:
     """All that a definition names, in the order of its tasks, each once."""
-    return tuple(dict.fromkeys(each for task in definition.tasks for each in _of_task(task)))
+    return tuple(dict.fromkeys(each for task in definition.tasks for each in named_in(task)))
 
 
-def _of_task(task: TaskSpec) -> list[Named]:
+def named_in(task: TaskSpec) -> list[Named]:
+    """The workflows that one task names."""
     try:
         if task.type == "sub_process":
             return [Named(full_name(SubProcessParams.model_validate(task.params).workflow), task.type, task.name)]

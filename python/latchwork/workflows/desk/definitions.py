@@ -15,6 +15,7 @@ from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import definitions, families, settings
 from latchwork.workflows.database.definitions import Version
 from latchwork.workflows.database.history import told
+from latchwork.workflows.database.policies import grants
 from latchwork.workflows.database.tables import schedule, shard
 from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.forms import read
@@ -79,8 +80,11 @@ def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checke
     if not isinstance(project, str) or not who.may(Role.VIEWER, project):
         return checked(plain, parts.types)
     with parts.database.read() as connection:
-        there = settings.of_project(connection, project)
-    return checked(plain, parts.types, there)
+        found = checked(plain, parts.types, settings.of_project(connection, project))
+        wrong = list(grants.problems(connection, found.definition))
+    if wrong:
+        raise DefinitionInvalid(wrong)
+    return found
 
 
 def apply(
@@ -111,6 +115,7 @@ def apply(
                 version=newest,
             )
         wrong = [*families.rings(connection, [wanted], may_see=partial(who.may, Role.VIEWER))[0]]
+        wrong += grants.problems(connection, wanted)
         wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))
         if wrong:
             raise DefinitionInvalid(wrong)

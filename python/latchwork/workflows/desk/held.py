@@ -10,10 +10,11 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from latchwork.workflows.database import definitions, families
+from latchwork.workflows.database import families
+from latchwork.workflows.database.policies import grants
 from latchwork.workflows.database.views import kin
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork.workflows.state import InstanceState, TaskState, base_of
 from latchwork.workflows.state.conditions import Ended, Other, leaves
 from latchwork.workflows.state.dependents import of_run, of_spans
@@ -71,16 +72,18 @@ def wanted(connection: sa.Connection, row: Row, body: Definition, spec: TaskSpec
     moment = datetime.fromtimestamp(row.schedule_time, ZoneInfo(body.schedule.tz if body.schedule else "UTC"))
     without = [row.id, *families.above(connection, row.parent_task)]
     return [
-        (each, _said(connection, each, moment, without))
+        (each, _said(connection, body.project, each, moment, without))
         for each in dict.fromkeys(leaves(condition))
         if not isinstance(each, Ended)
     ]
 
 
-def _said(connection: sa.Connection, other: Other, moment: datetime, without: Sequence[int]) -> bool | None:
+def _said(
+    connection: sa.Connection, project: str, other: Other, moment: datetime, without: Sequence[int]
+) -> bool | None:
     try:
-        code, _, _ = definitions.find(connection, other.workflow)
-    except UnknownWorkflow:
+        code = grants.resolve(connection, project, other.workflow, "dependent").code
+    except (NotAllowed, UnknownWorkflow):
         return None
     found = [families.newest(connection, code, span, without) for span in spans(other.window, moment)]
     return of_spans(None if run is None else of_run(run.state, other.task, run.tasks) for run in found)

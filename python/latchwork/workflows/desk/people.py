@@ -115,7 +115,7 @@ def need_session(who: Identity) -> None:
     Raises:
         Problem: 403.
     """
-    if not who.has_session:
+    if who.by_token:
         raise Problem(403, "a token changes no accounts, roles or tokens; sign in with a browser for that")
 
 

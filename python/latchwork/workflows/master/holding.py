@@ -16,16 +16,18 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from latchwork.workflows.database import attempts, definitions, families
+from latchwork.workflows.database import attempts, families
 from latchwork.workflows.database.attempts import AttemptRow
 from latchwork.workflows.database.commands import CommandType, ask
+from latchwork.workflows.database.history import told as told_people
+from latchwork.workflows.database.policies import grants
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
 from latchwork.workflows.definitions.values import gathered, items_of, values_of
-from latchwork.workflows.errors import UnknownWorkflow, WrongState
+from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork.workflows.master.orders import Wanted
 from latchwork.workflows.master.parcels import run_of
 from latchwork.workflows.master.plans import Plans
@@ -177,7 +179,7 @@ class Holding:
             self._kinds[kind](stored, name, task)
         except KeyError as error:
             self._fail(stored, name, task, f"nothing has the name {error.args[0]!r}, which a parameter refers to")
-        except (ValueError, UnknownWorkflow, WrongState) as error:
+        except (ValueError, NotAllowed, UnknownWorkflow, WrongState) as error:
             self._fail(stored, name, task, str(error))
 
     def _fail(self, stored: Stored, name: str, task: Task, why: str) -> None:
@@ -199,8 +201,11 @@ class Holding:
         child = families.child_of(self._connection, stored.ids[name])
         if child is None:
             self._new_child(stored, name, task)
-        else:
-            self._ask_child(stored, Call("open", name))
+            return
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        given = SubProcessParams.model_validate(version.tasks[base_of(name)].params)
+        grants.resolve(self._connection, version.definition.project, given.workflow, "sub_process")
+        self._ask_child(stored, Call("open", name))
 
     def _new_child(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)
@@ -209,7 +214,9 @@ class Holding:
         run = run_of(self._connection, version, stored)
         values = values_of(run, spec, task.n, stored.outputs, index=index_of(name))
         params = fill(given.params, values, run.moment)
-        code, number, is_online = definitions.find(self._connection, given.workflow)
+        code, number, is_online, project = grants.resolve(
+            self._connection, version.definition.project, given.workflow, spec.type
+        )
         if not is_online:
             raise ValueError(f"{given.workflow} is offline; set it online, then recover this run")
         if stored.depth >= MOST_DEPTH:
@@ -219,13 +226,22 @@ class Holding:
         if unknown:
             raise ValueError(f"{given.workflow} has no parameter {unknown[0]!r}; it has {', '.join(takes) or 'none'}")
         waits = self._writer.turn(code, number, above=self._with_above(stored))
-        self._writer.make(
+        made = self._writer.make(
             Wanted(code, number, Start(waits=waits), stored.schedule_time, params, PRIORITIES[stored.priority]),
             f"run {stored.id}",
             parent_task=stored.ids[name],
             parent_run=stored.known.run,
             depth=stored.depth + 1,
         )
+        self._note_use(stored, name, project=project, kind="start", workflow=given.workflow, run=made)
+
+    def _note_use(self, stored: Stored, name: str, *, project: str, kind: str, workflow: str, run: int) -> None:
+        """Tell the audit of another project who used a workflow of it: who started the outermost run."""
+        user = self._plans.get(self._connection, stored.code, stored.version).definition
+        if user.project != project:
+            by = families.person_of(self._connection, self._with_above(stored)[-1])
+            details = {"workflow": workflow, "from": user.key, "task": name, "from_run": stored.id}
+            told_people(self._connection, kind, by=by, project=project, instance=run, details=details)
 
     def _ask_child(self, stored: Stored, call: Call) -> None:
         number = families.child_of(self._connection, stored.ids[call.task])
@@ -279,18 +295,22 @@ class Holding:
         moment = run_of(self._connection, version, stored).moment
         without = self._with_above(stored)
         outputs: dict[str, Any] = {}
+        used: set[tuple[str, str, int]] = set()
 
         def leaf(each: Condition) -> bool | None:
             if not isinstance(each, Other):
                 return None
             try:
-                code, _, _ = definitions.find(self._connection, each.workflow)
+                code, _, _, project = grants.resolve(
+                    self._connection, version.definition.project, each.workflow, "dependent"
+                )
             except UnknownWorkflow:
                 return None  # it may come
             families.wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
             found = [families.newest(self._connection, code, span, without) for span in spans(each.window, moment)]
             said = of_spans(None if run is None else of_run(run.state, each.task, run.tasks) for run in found)
             if said:
+                used.update((project, each.workflow, run.id) for run in found if run is not None)
                 for run in found:
                     for of, values in run.outputs.items() if run is not None else ():
                         outputs.update(values if each.task in {"", "*", of} else {})
@@ -298,6 +318,8 @@ class Holding:
 
         said = verdict(condition, leaf)
         if said:
+            for project, workflow, number in sorted(used):
+                self._note_use(stored, name, project=project, kind="use outputs", workflow=workflow, run=number)
             self._succeed(stored, name, task, outputs)
         elif said is False:
             self._why[stored.id, name] = "what it waits for has failed"

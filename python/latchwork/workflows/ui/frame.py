@@ -48,3 +48,15 @@ def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) 
         return rows, ""
     shown = rows[:most]
     return shown, address(path, **query, before=getattr(shown[-1], key))
+
+
+def role_of(word: str) -> Role:
+    """Return the role of this name, as a form has it.
+
+    Raises:
+        Problem: 422, there is none.
+    """
+    try:
+        return Role.of(word)
+    except ValueError as error:
+        raise Problem(422, f"role: {error}", errors=[("role", str(error))]) from None

@@ -14,7 +14,7 @@ from latchwork.workflows.database.views import catalog
 from latchwork.workflows.definitions.model import NAME_PATTERN
 from latchwork.workflows.desk import people as desk
 from latchwork.workflows.desk.parts import need, parts_of
-from latchwork.workflows.ui.frame import led, older, page
+from latchwork.workflows.ui.frame import led, older, page, role_of
 
 router = APIRouter()
 _MOST = 100
@@ -119,7 +119,4 @@ def _account(request: Request, who: Who, made: str | None = None) -> HTMLRespons
 
 
 def _role(word: str) -> Role | None:
-    try:
-        return Role.of(word) if word else None
-    except ValueError as error:
-        raise Problem(422, f"role: {error}", errors=[("role", str(error))]) from None
+    return role_of(word) if word else None

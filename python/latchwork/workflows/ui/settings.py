@@ -16,9 +16,10 @@ from latchwork.records import read_json
 from latchwork.web import Identity, Problem, Role, Who
 from latchwork.workflows.database.settings import SettingKind
 from latchwork.workflows.database.views import catalog
+from latchwork.workflows.desk import grants
 from latchwork.workflows.desk import settings as desk
 from latchwork.workflows.desk.parts import Parts, parts_of
-from latchwork.workflows.ui.frame import address, led, page
+from latchwork.workflows.ui.frame import address, led, page, role_of
 
 router = APIRouter()
 _Kind = Literal["connection", "environment", "parameter"]
@@ -53,6 +54,17 @@ def try_connection(request: Request, who: Who, name: _Word, project: _Word = "",
     """Let a worker open a connection: leads to the run."""
     asked = desk.try_connection(parts_of(request), who, project, name, within=within)
     return led(f"/commands/{asked.id}")
+
+
+@router.post("/grants")
+def change_grant(*, request: Request, who: Who, project: _Word, grantee: _Word = "", role: _Word = "") -> Response:
+    """Let a project use another, or no more."""
+    parts = parts_of(request)
+    if role:
+        grants.put(parts, who, project, grantee.strip(), role_of(role))
+    else:
+        grants.remove(parts, who, project, grantee)
+    return led("/settings#grants")
 
 
 def _change(request: Request, who: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
@@ -131,6 +143,8 @@ def _page(
     # A URL that was refused may have a password in it.
     values["keeps_url"] = refused is None or all(path != "url" for path, _ in refused.errors)
     writable = [each for each in seen if who.may(Role.EDITOR, each)]
+    values["grants"] = grants.listed(parts, who, project)
+    values["administered"] = [each for each in seen if who.may(Role.ADMIN, each)]
     return page(request, who, "settings.html", status, refused=refused, writable=writable, **values)
 
 

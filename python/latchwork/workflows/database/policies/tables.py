@@ -19,6 +19,15 @@ result_cache = Table(
     Index(None, "expires_at"),
 )
 
+#: Which projects may use the workflows of a project; the grantee that is empty stands for all.
+project_grant = Table(
+    "project_grant",
+    metadata,
+    Column("project", String(100), primary_key=True),
+    Column("grantee", String(100), primary_key=True),
+    Column("role", String(10), nullable=False),
+)
+
 #: How many tasks of a project run at a time, and what becomes of a start that is one too many.
 project_limit = Table(
     "project_limit",

@@ -1,4 +1,4 @@
-"""Rules: outputs that are known, limits of projects, and backfills that lead to others.
+"""Rules: outputs that are known, limits of projects and who may use them, and backfills that lead to others.
 
 Revision 0007, of 2026-11.
 """
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Two tables and three columns."""
+    """Three tables and three columns."""
     op.add_column("attempt", sa.Column("cached_from", sa.BigInteger(), nullable=True))
     op.add_column("instance", sa.Column("fresh", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     op.add_column("backfill", sa.Column("cause", sa.BigInteger(), nullable=True))
@@ -27,6 +27,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key", name=op.f("pk_result_cache")),
     )
     op.create_index(op.f("ix_result_cache_expires_at"), "result_cache", ["expires_at"])
+    op.create_table(
+        "project_grant",
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("grantee", sa.String(length=100), nullable=False),
+        sa.Column("role", sa.String(length=10), nullable=False),
+        sa.PrimaryKeyConstraint("project", "grantee", name=op.f("pk_project_grant")),
+    )
     op.create_table(
         "project_limit",
         sa.Column("project", sa.String(length=100), nullable=False),
