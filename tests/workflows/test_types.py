@@ -7,6 +7,7 @@ import sys
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 import sqlalchemy as sa
@@ -144,6 +145,107 @@ def test_http_sends_its_request_with_values_quoted_and_secrets_kept(store, logs,
     assert seen == [("/days/..%2Fx%3Fy?all=1", "Bearer t0ps3cret", b'{"day": "../x?y"}')]
     assert found.outputs == {"status": 200, "body": {"path": "/days/..%2Fx%3Fy?all=1"}}
     assert "t0ps3cret" not in log_of(logs, found)
+
+
+JSON = b"Content-Type: application/json\r\n"
+ANSWERS = {
+    "a body that ends too early": (b"200 OK\r\nContent-Length: 9\r\n\r\nshort", None),
+    "a chunk that ends too early": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nshort", None),
+    "no head": (b"", None),
+    "NaN": (b"200 OK\r\n" + JSON + b"\r\n[NaN]", "[NaN]"),
+    "infinity": (b"200 OK\r\n" + JSON + b"\r\n[1e999]", "[1e999]"),
+    "half a character": (b"200 OK\r\n" + JSON + b'\r\n["\\ud800"]', '["\\ud800"]'),
+    "lists in lists": (b"200 OK\r\n" + JSON + b"\r\n" + b"[" * 900 + b"]" * 900, "[" * 900 + "]" * 900),
+    "a long number": (b"200 OK\r\n" + JSON + b"\r\n" + b"9" * 5000, "9" * 5000),
+    "text of NULs": (b"200 OK\r\n\r\n" + b"\0" * 10_000, "\0" * 10_000),
+    "text in Latin 1": (b"200 OK\r\nContent-Type: text/plain; charset=iso-8859-1\r\n\r\n\xe9", "\xe9"),
+    "text in UTF-16": (b"200 OK\r\nContent-Type: text/plain; charset=utf-16-le\r\n\r\n\xac\x20", "\u20ac"),
+    "text in no character set": (b"200 OK\r\nContent-Type: text/plain; charset=hex\r\n\r\n\xc3\xa9", "\xe9"),
+    "JSON with a byte order mark": (b"200 OK\r\n" + JSON + b"\r\n\xef\xbb\xbf[1]", [1]),
+}
+
+
+@pytest.fixture
+def raw():
+    """A server that answers each request by bytes that are set, and keeps the heads that it got."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self):
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += self.rfile.readline()
+            self.server.heads.append(head.decode("latin-1"))
+            self.wfile.write(self.server.answer and b"HTTP/1.1 " + self.server.answer)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as server:
+        server.answer, server.heads = b"", []
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_a_failure_only_if_its_end_is_missing(store, worker, raw, name):
+    raw.answer, body = ANSWERS[name]
+    url = f"http://127.0.0.1:{raw.server_address[1]}/"
+    found = result(store, put(store, 1, {"url": url, "method": "POST", "body": ""}, type="http"))
+    assert found.outcome is (Outcome.FAILURE if body is None else Outcome.SUCCESS), found.error
+    assert found.outputs == ({} if body is None else {"status": 200, "body": body})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_redirect_to_another_origin_has_none_of_the_headers_of_the_request(store, worker, raw, host):
+    class Here(StreamRequestHandler):
+        def handle(self):
+            while self.rfile.readline() not in {b"\r\n", b""}:
+                pass
+            self.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: " + self.server.to + b"\r\nContent-Length: 0\r\n\r\n")
+
+    raw.answer = b"200 OK\r\nContent-Length: 0\r\n\r\n"
+    headers = {
+        "Authorization": "Bearer ${secret:token}",
+        "X-Api-Key": "${secret:token}",
+        "Cookie": "a=b",
+        "Accept": "a/b",
+    }
+    with TCPServer(("127.0.0.1", 0), Here) as server:
+        server.to = f"http://{host}:{raw.server_address[1]}/there".encode()
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        found = result(store, put(store, 1, {"url": url, "headers": headers}, type="http"))
+        server.shutdown()
+        thread.join()
+    (head,) = raw.heads
+    assert found.outcome is Outcome.SUCCESS, found.error
+    assert head.startswith("GET /there ")
+    assert "t0ps3cret" not in head
+    assert "Cookie" not in head
+    assert "Accept: a/b" in head
+
+
+def test_a_redirect_to_the_same_origin_has_the_headers_of_the_request_and_none_leaves_http(store, worker, raw):
+    url = f"http://127.0.0.1:{raw.server_address[1]}/"
+    raw.answer = b"302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"
+    headers = {"Authorization": "Bearer ${secret:token}"}
+    found = result(store, put(store, 1, {"url": url, "headers": headers}, type="http"))
+    assert found.outcome is Outcome.FAILURE  # it goes around in a circle
+    assert len(raw.heads) > 1
+    assert all("t0ps3cret" in each for each in raw.heads)
+    raw.answer = b"302 Found\r\nLocation: ftp://127.0.0.1:9/x\r\nContent-Length: 0\r\n\r\n"
+    found = result(store, put(store, 2, {"url": url}, type="http"))
+    assert found.error == "ended with code 1: status 302 is none that counts as success"
+
+
+def test_the_outputs_of_a_statement_that_was_committed_are_no_failure(store, worker, tmp_path):
+    wide = ", ".join(f"printf('%.*c', 10000, 'x') AS c{each}" for each in range(8))
+    for task, statement, first in ((1, "SELECT 9e999 AS most", {"most": "inf"}), (2, f"SELECT {wide}", {})):
+        params = {"connection": f"sqlite:///{tmp_path}/facts.db", "statement": statement}
+        found = result(store, put(store, task, params, type="sql"))
+        assert found.outcome is Outcome.SUCCESS, found.error
+        assert found.outputs == {"rows": 1, "first": first}
 
 
 def test_http_status_and_content_say_how_it_went(store, logs, worker, site):

@@ -16,6 +16,15 @@ from typing import Any
 #: So much of an answer is read.
 _MOST_BYTES = 10_000_000
 _MOST_OUTPUT = 10_000
+#: A line of outputs with more bytes, or with values nested deeper, could be refused.
+_MOST_LINE = 60_000
+_MOST_DEPTH = 20
+#: What a request keeps when it is redirected to another origin: any other header may be a credential.
+_KEPT = frozenset({"accept", "accept-language", "user-agent"})
+
+
+class Truncated(Exception):
+    """An answer ended before its end."""
 
 
 def main(path: str) -> int:
@@ -23,8 +32,10 @@ def main(path: str) -> int:
     sys.path.pop(0)  # the folder of this file, which has names of other programs
     call = json.loads(Path(path).read_text(encoding="utf-8"))  # noqa: TID251 - written by the worker for this process
     Path(path).unlink()  # it may have a token
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    from http.client import HTTPException
     from urllib.error import HTTPError, URLError
-    from urllib.request import Request, build_opener
+    from urllib.request import Request
 
     data, headers = None, dict(call["headers"])
     if call["json_body"] is not None:
@@ -37,34 +48,89 @@ def main(path: str) -> int:
         if request.type not in {"http", "https"}:
             print(f"{request.type} is no scheme of a request", file=sys.stderr)
             return 1
-        with build_opener().open(request, timeout=call["timeout_s"]) as answer:
-            status, body, kind = answer.status, answer.read(_MOST_BYTES), answer.headers.get_content_type()
-    except HTTPError as error:
-        status, body, kind = error.code, error.read(_MOST_BYTES), error.headers.get_content_type()
-    except (URLError, OSError, ValueError) as error:
+        try:
+            answer = opener().open(request, timeout=call["timeout_s"])
+        except HTTPError as error:
+            answer = error
+        with answer:
+            status, headers, body = answer.status, answer.headers, read(answer)
+    except (URLError, OSError, ValueError, HTTPException, Truncated) as error:
         print(f"{type(error).__name__}: {getattr(error, 'reason', None) or error}", file=sys.stderr)
         return 1
-    text = body.decode("utf-8", "replace")
+    text, kind = decoded(body, headers.get_content_charset()), headers.get_content_type()
     print(f"{call['method']} answered {status}, {len(body)} bytes")
     print(text[:_MOST_OUTPUT])
     write(status, parsed(text, kind))
     return judged(call, status, text)
 
 
+def opener() -> Any:
+    """An opener that follows redirects by HTTP alone, and takes no credentials to another origin."""
+    from urllib.error import HTTPError
+    from urllib.parse import urlsplit
+    from urllib.request import HTTPRedirectHandler, build_opener
+
+    def origin(url: str) -> tuple[str, str | None, int | None]:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+    class Redirects(HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: PLR0917
+            if not newurl.startswith(("http://", "https://")):
+                raise HTTPError(newurl, code, f"redirected to {newurl[:100]!r}, which is not HTTP", headers, fp)
+            made = super().redirect_request(req, fp, code, msg, headers, newurl)
+            if made is not None and origin(newurl) != origin(req.full_url):
+                made.headers = {name: value for name, value in made.headers.items() if name.lower() in _KEPT}
+            return made
+
+    return build_opener(Redirects())
+
+
+def read(answer: Any) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        Truncated: It ended before the length that its head gives.
+    """
+    body: bytes = answer.read(_MOST_BYTES)
+    left = getattr(answer, "length", None)  # None: as long as the connection lasts
+    if left and len(body) < _MOST_BYTES:
+        raise Truncated(f"the answer ended after {len(body):,} bytes; {left:,} more were announced")
+    return body
+
+
+def decoded(body: bytes, charset: str | None) -> str:
+    """The text of a body, in the character set that its head names, or in UTF-8."""
+    try:
+        text = body.decode(charset or "utf-8-sig", "replace")
+    except (LookupError, ValueError):
+        text = body.decode("utf-8-sig", "replace")
+    return text.encode("utf-8", "replace").decode("utf-8")  # some character sets have halves of characters
+
+
 def parsed(text: str, kind: str) -> Any:
-    """JSON as its value, all else as text; as far as it is an output."""
+    """JSON as its value, if it can be an output, else the first of the text: an answer that came is no failure."""
     if kind.endswith("json") and len(text) <= _MOST_OUTPUT:
         try:
-            return json.loads(text)  # noqa: TID251 - a process of its own, and an output is checked again
-        except ValueError:
+            value = json.loads(text)  # noqa: TID251 - a process of its own, and an output is checked again
+            line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            if len(line) <= _MOST_LINE and depth_of(value) <= _MOST_DEPTH:
+                return value
+        except (ValueError, RecursionError):
             pass
     return text[:_MOST_OUTPUT]
+
+
+def depth_of(value: Any) -> int:
+    """How deep a value of JSON is nested."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth_of, inner), default=0)
 
 
 def write(status: int, body: Any) -> None:
     """The outputs."""
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
-        file.write(f"#json {json.dumps({'status': status, 'body': body})}\n")
+        file.write(f"#json {json.dumps({'status': status, 'body': body}, ensure_ascii=False)}\n")
 
 
 def judged(call: dict[str, Any], status: int, text: str) -> int:

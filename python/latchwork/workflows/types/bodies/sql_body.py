@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 _CELL = 60
 #: So many characters of rows are kept for a mail, and a row more.
 _MOST_CSV = 9_000_000
+#: Outputs of more bytes are refused.
+_MOST_LINE = 60_000
 
 
 def main(path: str) -> int:
@@ -42,8 +45,17 @@ def main(path: str) -> int:
         print(f"{type(error).__name__}: {first[0] if first else error}", file=sys.stderr)
         return 1
     with Path(os.environ["LATCHWORK_OUTPUT"]).open("a", encoding="utf-8") as file:
-        file.write(f"#json {json.dumps(outputs, default=str)}\n")
+        file.write(f"#json {line_of(outputs)}\n")
     return 0
+
+
+def line_of(outputs: dict[str, Any]) -> str:
+    """The outputs as JSON; without the first row, if that is too large: what was committed is no failure."""
+    line = json.dumps(outputs, default=str)
+    if len(line) > _MOST_LINE:
+        print(f"the first row takes {len(line):,} bytes as an output, and is none")
+        line = json.dumps({**outputs, "first": {}}, default=str)
+    return line
 
 
 def server(connection: Any) -> dict[str, Any]:
@@ -113,8 +125,8 @@ def cell(value: object) -> str:
 
 def value_of(value: object) -> Any:
     """A value as JSON has it: numbers, texts and truth stay, all else is text."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value if not isinstance(value, str) else value[:10_000]
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
     return str(value)[:10_000]
 
 
