@@ -2,11 +2,14 @@
 
 import json
 from datetime import datetime, timezone
+from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latchwork.schedules import Cron
 from latchwork.workflows.definitions.builder import Workflow, add, shell, task, workflow
 from latchwork.workflows.definitions.forms import read, write
 from latchwork.workflows.definitions.model import Definition, plan_of
@@ -261,6 +264,55 @@ def test_references_keep_types_alone_and_become_text_among_text():
     assert fill("${time:%Y-%m-%d,-1d}/${time:%H}", known, MOMENT) == "2026-02-28/04"
     with pytest.raises(KeyError, match="nobody"):
         fill("${nobody}", known, MOMENT)
+
+
+def hours_of(day, zone):
+    cron = Cron("0 * * * *", tz=zone)
+    at = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone)).timestamp() - 1
+    for _ in range(6):
+        at = cron.fire_after(at)
+        yield datetime.fromtimestamp(at, ZoneInfo(zone))
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [("Europe/Berlin", "2026-03-29"), ("Europe/Berlin", "2026-10-25"), ("Australia/Lord_Howe", "2026-04-05")],
+)
+def test_a_time_moved_by_hours_is_so_much_earlier_though_the_clock_was_changed(zone, day):
+    for moment in hours_of(day, zone):
+        for shift, seconds in (("-1h", 3600), ("-90m", 5400), ("+3600s", -3600)):
+            earlier = datetime.fromtimestamp(moment.timestamp() - seconds, ZoneInfo(zone))
+            form = "%Y-%m-%dT%H:%M%z"
+            assert fill(f"${{time:{form},{shift}}}", {}, moment) == earlier.strftime(form)
+
+
+def test_a_time_moved_by_days_keeps_the_time_on_the_clock():
+    after = datetime(2026, 3, 29, 12, 0, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert fill("${time:%d %H:%M %z,-1d}", {}, after) == "28 12:00 +0100"
+    assert fill("${time:%d %H:%M %z,-1w}", {}, after) == "22 12:00 +0100"
+    skipped = datetime(2026, 3, 30, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert fill("${time:%d %H:%M %z,-1d}", {}, skipped) == "29 03:30 +0200"
+
+
+def test_parameters_that_have_each_other_many_times_are_refused_before_they_are_large():
+    text = {"a": "x" * 1000, **{each: f"${{{before}}}" * 100 for before, each in pairwise("abcdef")}}
+    values = {"a": ["x"] * 1000, **{each: [f"${{{before}}}"] * 100 for before, each in pairwise("abcdef")}}
+    for params in (text, values):
+        body = Definition(name="w", params=params, tasks=[{"name": "t", "type": "noop"}])
+        with pytest.raises(ValueError, match="has more than 1,000,000 characters with its values filled in"):
+            values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, {})
+
+
+def test_an_output_that_is_too_large_for_a_variable_is_sent_to_tasks_that_name_it():
+    outputs = {"near": {"files": ["x"] * 50_000, "rows": 2}}
+
+    def found(**params):
+        tasks = [{"name": "near", "type": "x"}, {"name": "t", "type": "x", "after": ["near"], "params": params}]
+        body = Definition(name="w", tasks=tasks)
+        return set(values_of(Run(body, 1, 0.0, {}), body.task("t"), 1, outputs)) & {"files", "rows"}
+
+    assert found(script="echo $rows") == {"rows"}
+    assert found(script="echo $files") == found(x="${files}") == found(when="len(files) > 3") == {"files", "rows"}
 
 
 def test_a_script_has_an_output_by_the_name_of_its_task_and_its_own_wherever_it_has_that_word():

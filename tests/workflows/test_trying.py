@@ -48,7 +48,7 @@ def test_a_run_retries_without_waiting_and_hands_outputs_on():
     assert run.tasks["flaky"].attempts == 3
     assert run.took_s >= 7200
     assert "try 3" in run.tasks["flaky"].log
-    assert run.outputs == {"flaky": {"rows": 7}, "load": {}, "report": {"lines": "2"}}
+    assert run.outputs == {"flaky": {"rows": 7}, "load": {}, "report": {"lines": 2}}
     assert run.tasks["report"].log == "report of 2026-11-22 with 7 rows\n"
     assert CALLS == ["2026-11-22"] * 3
 

@@ -42,7 +42,7 @@ def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, lo
     )
     found = result(store, x)
     assert found.outcome is Outcome.SUCCESS
-    assert (found.exit_code, found.outputs, found.error, found.worker) == (0, {"rows": "17"}, "", "w1")
+    assert (found.exit_code, found.outputs, found.error, found.worker) == (0, {"rows": 17}, "", "w1")
     assert found.ended_at >= found.started_at
     assert log_of(logs, found) == "hello Monday\noops\n[latchwork] success, exit code 0\n"
     assert logs.read(found.log_ref, 0).ended
@@ -156,7 +156,7 @@ def test_large_spec_is_read_from_its_own_key_which_goes_with_the_item(store, log
     )
     assert store.get(KEYS.data(x)) is not None
     found = result(store, x)
-    assert found.outputs == {"size": "50000"}
+    assert found.outputs == {"size": 50000}
     assert store.get(KEYS.data(x)) is None
 
 
@@ -178,6 +178,63 @@ def test_outputs_that_cannot_be_used_fail_the_task_and_say_which_line(store, log
 def test_outputs_of_all_forms_are_read(store, logs, worker):
     script = 'printf \'a=1\\nb<<END\\nx\\ny=2\\nEND\\n#json {"c": [3]}\\n# no\\n\\na=4=5\\n\' > "$LATCHWORK_OUTPUT"'
     assert result(store, shell(store, 1, script)).outputs == {"a": "4=5", "b": "x\ny=2", "c": [3]}
+
+
+OUTPUTS = {
+    "17": 17,
+    "-3": -3,
+    "0.25": 0.25,
+    "   17 ": 17,
+    "[1,2]": [1, 2],
+    '[{"a": [null, 3.10]}]': [{"a": [None, 3.1]}],
+    "[]": [],
+    "3.10": "3.10",
+    "007": "007",
+    "1e3": "1e3",
+    "-0": "-0",
+    "9223372036854775808": "9223372036854775808",
+    "NaN": "NaN",
+    "[NaN]": "[NaN]",
+    "[a, b]": "[a, b]",
+    "[" * 100 + "]" * 100: "[" * 100 + "]" * 100,
+    "true": "true",
+    '{"a": 1}': '{"a": 1}',
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", OUTPUTS)
+def test_an_output_of_a_shell_is_a_number_a_list_or_text(text):
+    assert outputs_of(f"name={text}\n".encode()) == {"name": OUTPUTS[text]}
+
+
+def test_an_output_of_several_lines_is_text():
+    assert outputs_of(b"name<<END\n17\nEND\n") == {"name": "17"}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("x" * 131_000, "it has 131,000 bytes, and a variable at most 128,000"),
+        ("\u20ac" * 50_000, "it has 150,000 bytes"),
+        (["x" * 131_000], "it has 131,004 bytes"),
+        ("a\0b", "it has a NUL character"),
+    ],
+)
+@pytest.mark.parametrize("place", ["values", "env"])
+def test_a_value_that_cannot_be_a_variable_fails_the_attempt_for_good(store, logs, worker, place, value, why):
+    given = (
+        {"env": {"big": "${far.big}"}, "values": {"far.big": value}} if place == "env" else {"values": {"big": value}}
+    )
+    found = result(store, shell(store, 1, "true", **given))
+    assert found.outcome is Outcome.FATAL
+    assert "'big' cannot be an environment variable: " + why in found.error or "'far_big'" in found.error
+
+
+def test_a_value_that_cannot_be_a_variable_fails_no_task_that_has_it_as_an_argument(store, logs, worker):
+    params = {"function": "json:dumps", "args": {"obj": "${big}"}}
+    found = result(store, put(store, 1, params, type="python", values={"big": "x" * 131_000}))
+    assert "outputs" in found.error or "LATCHWORK_OUTPUT has more than" in found.error
 
 
 def test_an_output_may_have_any_letter_but_the_end_of_its_line():
@@ -489,7 +546,7 @@ def test_task_of_a_tenant_runs_as_that_user_in_a_folder_of_its_own(store, logs, 
     script = 'id -un; echo "$HOME|$ROOTS_OWN"; touch here; echo a=1 > "$LATCHWORK_OUTPUT"; stat -c %U .'
     found = result(store, shell(store, 1, script, tenant="nobody"))
     assert found.outcome is Outcome.SUCCESS, found.error
-    assert found.outputs == {"a": "1"}
+    assert found.outputs == {"a": 1}
     lines = log_of(logs, found).splitlines()
     assert lines[0] == lines[2] == "nobody"
     assert lines[1].endswith("|")
@@ -558,6 +615,6 @@ def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, t
     assert "cannot run with ***" in told.error
     assert result(store, "2.1").outcome is Outcome.FAILURE
     nul = result(store, "3.1")
-    assert "zero byte" in nul.error
+    assert "'A' cannot be an environment variable: it has a NUL" in nul.error
     assert "hunter2" not in nul.error
     made.close()

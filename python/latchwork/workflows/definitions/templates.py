@@ -2,7 +2,8 @@
 
 ``${day}``               a parameter, or an output of a task before this one
 ``${extract.rows}``      the output ``rows`` of the task ``extract``
-``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime
+``${time:%Y-%m-%d,-1d}`` the schedule time, moved by an amount and written by strftime: s, m and h are time that passes,
+                        d and w keep the time on the clock
 ``${secret:warehouse}``  a secret of the worker's machine, which nothing that is stored ever holds
 ``${connection:shop}``   the URL of a stored connection, with its password, put together by the worker
 ``$${``                  the two characters ``${``
@@ -12,10 +13,11 @@ A field that is one reference and nothing else keeps the type of the value; in l
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
@@ -27,6 +29,10 @@ CONNECTION = "connection:"
 _WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: A value with its references filled in has at most so many characters and values.
+MOST_FILLED = 1_000_000
+#: A variable with more bytes is refused by Linux, which counts its name too (131,072).
+MOST_VARIABLE = 128_000
 
 
 class Reference(NamedTuple):
@@ -37,11 +43,13 @@ class Reference(NamedTuple):
             a time.
         format: of a time, for strftime; empty otherwise.
         shift: by which a time is moved.
+        is_elapsed: whether the shift is time that passes, which hours are; days keep the time on the clock.
     """
 
     name: str
     format: str = ""
     shift: timedelta = timedelta()
+    is_elapsed: bool = False
 
 
 def references(text: str) -> Iterator[Reference]:
@@ -74,7 +82,8 @@ def _time(inner: str) -> Reference:
     amount = _SHIFT.fullmatch(shift.strip())
     if amount is None:
         raise ValueError(f"'{shift.strip()}' is no shift of a time; write one such as -1d, +6h or -30m")
-    return Reference("", form, timedelta(**{_UNITS[amount.group(2)]: int(amount.group(1))}))
+    unit = amount.group(2)
+    return Reference("", form, timedelta(**{_UNITS[unit]: int(amount.group(1))}), is_elapsed=unit in "smh")
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -102,6 +111,21 @@ def variable_of(name: str) -> str:
     return re.sub(r"[.-]", "_", name)
 
 
+def variable_text(value: Any) -> str:
+    """A value as the text of an environment variable."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def not_a_variable(text: str) -> str:
+    """Why a text cannot be the value of an environment variable; empty if it can."""
+    if "\0" in text:
+        return "it has a NUL character"
+    size = len(text.encode("utf-8", "surrogateescape"))
+    return f"it has {size:,} bytes, and a variable at most {MOST_VARIABLE:,}" if size > MOST_VARIABLE else ""
+
+
 def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote: Callable[[Any], str] = str) -> Any:
     """The value with all references in its texts filled in, also inside lists and mappings.
 
@@ -112,14 +136,40 @@ def fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, *, quote
         quote: how a value becomes part of a longer text, where the text is of a language that has to be quoted for.
     Raises:
         KeyError: a name that is not known; its argument is the name.
+        ValueError: it has more than ``MOST_FILLED`` characters and values then.
     """
+    found = _fill(value, known, schedule_time, quote)
+    if _size(found, MOST_FILLED) > MOST_FILLED:  # parameters may have others many times, and those others again
+        raise _too_large(value)
+    return found
+
+
+def _fill(value: Any, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
     if isinstance(value, str):
         return _filled(value, known, schedule_time, quote)
     if isinstance(value, Mapping):
-        return {key: fill(each, known, schedule_time, quote=quote) for key, each in value.items()}
+        return {key: _fill(each, known, schedule_time, quote) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [fill(each, known, schedule_time, quote=quote) for each in value]
+        return [_fill(each, known, schedule_time, quote) for each in value]
     return value
+
+
+def _too_large(value: Any) -> ValueError:
+    return ValueError(f"{str(value)[:60]!r} has more than {MOST_FILLED:,} characters with its values filled in")
+
+
+def _size(value: Any, most: int) -> int:
+    """How many characters and values there are in it; above ``most`` the count ends."""
+    if isinstance(value, str):
+        return 1 + len(value)
+    size = 1
+    if isinstance(value, Mapping):
+        size += sum(map(len, value))
+    for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
+        if size > most:
+            break
+        size += _size(each, most - size)
+    return size
 
 
 def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote: Callable[[Any], str]) -> Any:
@@ -127,11 +177,17 @@ def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote:
     if whole is not None and whole.group(1) is not None:
         return _value(_reference(whole.group(1)), known, schedule_time)
 
+    size = 0
+
     def one(part: re.Match[str]) -> str:
+        nonlocal size
         if part.group(1) is None:
             return "${"
-        value = _value(_reference(part.group(1)), known, schedule_time)
-        return quote(value)
+        found = quote(_value(_reference(part.group(1)), known, schedule_time))
+        size += len(found)
+        if size > MOST_FILLED:
+            raise _too_large(text)
+        return found
 
     return _PART.sub(one, text)
 
@@ -139,4 +195,10 @@ def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote:
 def _value(reference: Reference, known: Mapping[str, Any], schedule_time: datetime) -> Any:
     if reference.name:
         return known[reference.name]
-    return (schedule_time + reference.shift).strftime(reference.format)
+    return _moved(schedule_time, reference).strftime(reference.format)
+
+
+def _moved(moment: datetime, reference: Reference) -> datetime:
+    """A time that is moved; one that the clock skips, since it was set forward, is as much later."""
+    start = moment.astimezone(timezone.utc) if reference.is_elapsed else moment
+    return (start + reference.shift).astimezone(timezone.utc).astimezone(moment.tzinfo)

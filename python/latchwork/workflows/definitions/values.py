@@ -16,7 +16,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from latchwork.workflows.definitions.model import Definition, TaskSpec
-from latchwork.workflows.definitions.templates import fill, names_in, texts_in, variable_of
+from latchwork.workflows.definitions.templates import (
+    fill,
+    names_in,
+    not_a_variable,
+    texts_in,
+    variable_of,
+    variable_text,
+)
 
 _WORD = re.compile(r"\w+")
 
@@ -98,7 +105,7 @@ def values_of(
     ours, before = built_in(run, task.name, n), list(_tasks_before(run, task)) if outputs else []
     plain = (str, int, float, bool)
     own = {name: value for name, value in task.params.items() if isinstance(value, plain) and "${" not in str(value)}
-    known = {**run.shared, **run.environment_of(task), **own, **_plain(before, outputs)}
+    known = {**run.shared, **run.environment_of(task), **own, **_without_large(run, task, _plain(before, outputs))}
     params = {**run.definition.params, **run.params}
     known |= _resolved(params, run.definition.params.keys() - run.params.keys(), {**known, **ours}, run.moment)
     return {**known, **_named(task, before, outputs), **ours}
@@ -146,6 +153,18 @@ def _plain(before: Iterable[str], outputs: Mapping[str, Mapping[str, Any]]) -> d
     for each in before:
         for name, value in outputs.get(each, {}).items():
             found.setdefault(name, value)
+    return found
+
+
+def _without_large(run: Run, task: TaskSpec, found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out outputs that are no variables, unless the task has their names: those of a map may be large."""
+    large = [name for name, value in found.items() if not_a_variable(variable_text(value))]
+    if large:
+        texts = texts_in([run.definition.params, task.params, task.env, task.map])
+        words = {word for text in texts for word in _WORD.findall(text)}
+        for name in large:
+            if variable_of(name) not in words:
+                del found[name]
     return found
 
 

@@ -73,10 +73,11 @@ class TaskType(Protocol):
         quoted: parameters in whose text ``${name}`` is not filled in: a value could be code there. The type hands
             values over otherwise (a shell gets them as variables).
 
-    A type may have ``is_instant = True``: then it has succeeded once a worker has it, and no process is started;
-    ``quoting``, a mapping of parameters to what makes a value a part of their text; and ``connects = True``: then its
-    parameter ``connection`` is a URL, or names a stored connection, whose URL stands in its place and whose password in
-    the parameter ``password`` when ``command`` is called.
+    A type may have ``ignores_variables = True``: then a value that cannot be an environment variable is left out, and
+    does not fail the attempt; ``is_instant = True``: then it has succeeded once a worker has it, and no process is
+    started; ``quoting``, a mapping of parameters to what makes a value a part of their text; and ``connects = True``:
+    then its parameter ``connection`` is a URL, or names a stored connection, whose URL stands in its place and whose
+    password in the parameter ``password`` when ``command`` is called.
     """
 
     name: ClassVar[str]

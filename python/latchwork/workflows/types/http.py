@@ -50,6 +50,7 @@ class Http:
     name: ClassVar[str] = "http"
     params: ClassVar[type[ParamsModel]] = HttpParams
     quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
     quoting: ClassVar[Mapping[str, Callable[[Any], str]]] = {"url": lambda value: quote(str(value), safe="")}
 
     def command(self, params: HttpParams, run: RunInfo) -> Command:

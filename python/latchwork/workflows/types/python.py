@@ -36,6 +36,7 @@ class Python:
     name: ClassVar[str] = "python"
     params: ClassVar[type[ParamsModel]] = PythonParams
     quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
 
     def command(self, params: PythonParams, run: RunInfo) -> Command:
         """The body reads the call from a file, so that no argument is part of a command line that others can read."""

@@ -98,6 +98,7 @@ class Sql:
     params: ClassVar[type[ParamsModel]] = SqlParams
     connects: ClassVar[bool] = True
     quoted: ClassVar[frozenset[str]] = frozenset({"statement"})
+    ignores_variables: ClassVar[bool] = True
 
     def command(self, params: SqlParams, run: RunInfo) -> Command:
         """The body reads all from a file, so that no password is in a command line or an environment."""
@@ -114,6 +115,7 @@ class StoredProcedure:
     params: ClassVar[type[ParamsModel]] = ProcedureParams
     connects: ClassVar[bool] = True
     quoted: ClassVar[frozenset[str]] = frozenset({"procedure"})
+    ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ProcedureParams, run: RunInfo) -> Command:
         """A ``CALL`` whose arguments are bound."""
@@ -130,6 +132,7 @@ class Connect:
     params: ClassVar[type[ParamsModel]] = ConnectParams
     connects: ClassVar[bool] = True
     quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
 
     def command(self, params: ConnectParams, run: RunInfo) -> Command:
         """The same body, without a statement."""

@@ -102,8 +102,6 @@ class Performing:
         except CannotRun as error:
             return Ending(Outcome.FATAL if error.is_final else Outcome.FAILURE, str(error))
         log.mask = prepared.mask
-        for name in prepared.too_long:
-            log.note(f"{name} is too long for an environment variable, and is none")
         if context.should_stop or attempt.is_cancelled or attempt.is_cut_off:
             return self._unless_released(attempt, context, None, log)
         try:

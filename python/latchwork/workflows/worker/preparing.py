@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,14 @@ from pydantic import ValidationError
 from latchwork.errors import LatchworkError
 from latchwork.words import reason
 from latchwork.workflows.bundles import BadBundle, BundleCache
-from latchwork.workflows.definitions.templates import CONNECTION, SECRET, fill, variable_of
+from latchwork.workflows.definitions.templates import (
+    CONNECTION,
+    SECRET,
+    fill,
+    not_a_variable,
+    variable_of,
+    variable_text,
+)
 from latchwork.workflows.exchange import Spec
 from latchwork.workflows.logs import LogStore, Mask
 from latchwork.workflows.secrets import SecretMissing, Secrets
@@ -32,8 +38,6 @@ from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over,
 
 _log = logging.getLogger(__name__)
 
-#: A value of more characters is no environment variable.
-_MOST_VARIABLE = 100_000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Variables that change how programs run are none that a value's name can set.
 _NEVER = re.compile(r"PATH|IFS|ENV|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|LATCHWORK_.*")
@@ -63,7 +67,6 @@ class Prepared:
         stdin: a file that it reads; None for nothing.
         user: whom to become; None for nobody.
         mask: what hides its secrets.
-        too_long: values that are no environment variables for their length.
     """
 
     command: Command
@@ -73,7 +76,6 @@ class Prepared:
     stdin: Path | None
     user: str | None
     mask: Mask
-    too_long: list[str] = field(default_factory=list)
 
 
 class _Known(Mapping[str, Any]):
@@ -181,7 +183,8 @@ class Preparing:
         }
         if getattr(kind, "connects", False):
             filled = _connected(filled, known)
-        told = {name: _text(fill(value, known, moment)) for name, value in spec.env.items()}
+        told = {name: variable_text(fill(value, known, moment)) for name, value in spec.env.items()}
+        _check_variables(told, "variable")
         params = kind.params.model_validate(filled)
         bundle = getattr(params, "bundle", None)
         path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
@@ -202,7 +205,11 @@ class Preparing:
         for name, data in command.files.items():
             _written(folder / Path(name).name, data, user)
         base = environment(user, os.environ)
-        variables, too_long = variables_of(spec.values, base)
+        variables = variables_of(spec.values, base)
+        if getattr(kind, "ignores_variables", False):
+            variables = {name: text for name, text in variables.items() if not not_a_variable(text)}
+        else:
+            _check_variables(variables, "parameter or output")
         ours = {
             "LATCHWORK_OUTPUT": str(output),
             "LATCHWORK_TOKEN": str(attempt.token),
@@ -214,7 +221,7 @@ class Preparing:
         env = {**base, **variables, **told, **command.env, **ours}
         if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first, and not instead
             env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
-        return Prepared(command, env, folder, output, stdin, user, Mask(known.used), too_long)
+        return Prepared(command, env, folder, output, stdin, user, Mask(known.used))
 
     def _make(self, folder: Path, user: str | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -241,32 +248,24 @@ def with_password(url: str, password: str) -> str:
     return f"{scheme}://{user}:{quote(password, safe='')}@{host}{rest[end:]}"
 
 
-def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Values as environment variables: under their names, ``a.b`` as ``a_b``; and the names of those too long for it.
+def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
+    """Return values as environment variables: under their names, ``a.b`` as ``a_b``.
 
     None replaces a variable of ``base``, or one that changes how programs run: outputs of a task come by.
     """
     found: dict[str, str] = {}
-    too_long: list[str] = []
     for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names count
         variable = variable_of(name)
-        if not _VARIABLE.fullmatch(variable) or variable in base or _NEVER.fullmatch(variable):
-            continue
-        text = _text(values[name])
-        if len(text) > _MOST_VARIABLE:
-            too_long.append(name)
-        elif "\0" not in text:
-            found[variable] = text
-    return found, too_long
+        if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
+            found[variable] = variable_text(values[name])
+    return found
 
 
-def _text(value: Any) -> str:
-    """A value as a shell would want it."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    return json.dumps(value, ensure_ascii=False)
+def _check_variables(variables: Mapping[str, str], what: str) -> None:
+    for name, text in variables.items():
+        if why := not_a_variable(text):
+            message = f"{what} {name!r} cannot be an environment variable: {why}; pass the name of a file instead"
+            raise CannotRun(message, is_final=True)
 
 
 def _written(path: Path, data: bytes, user: str | None) -> Path:
