@@ -73,8 +73,8 @@ DEFECTS = (
         "FlowWorker",
         "a value replaces a variable that says how programs run",
         "workflows/worker/preparing.py",
-        "variable in base or _NEVER.fullmatch(variable)",
-        "not variable",
+        "variable not in base and not _NEVER.fullmatch(variable)",
+        "variable",
         of("workflows/worker", "values_fill_references_and_never_change_how_programs_run"),
     ),
     Defect(
