@@ -41,6 +41,9 @@ def compute(worker, store):
 
 if __name__ == "__main__":
     url, workers, number = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    with latchwork.connect(url) as store, Worker(store, "power", workers=workers, key=f"w{number}") as worker:
+    with (
+        latchwork.connect(url) as store,
+        Worker(store, "power", workers=workers, key=f"w{number}", replace=True) as worker,
+    ):
         worker.run(lambda worker: compute(worker, store))
         print(f"worker {worker.id}: done in epoch {worker.epoch}, {worker.restarts} restarts")

@@ -9,7 +9,8 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
-from latchwork.primitives.meeting import Expected, barrier_state
+from latchwork.primitives.meeting import Expected, arrivals_at, barrier_state
+from latchwork.store.steps import run
 from latchwork.types import At, Put
 
 
@@ -133,16 +134,45 @@ def test_that_a_generation_has_passed_is_not_forgotten_however_many_are_broken_a
 
 
 def test_a_generation_is_broken_for_lack_of_somebody_who_has_not_come_and_only_then(barrier, in_thread, eventually):
-    a, b = barrier("a", 3), barrier("b", 3)
-    a.abort("nobody waits", lacking=["b"])
-    assert a.generation() == 0
+    a, b = barrier("a", lambda: Expected(3, basis=7)), barrier("b", 3)
+    bases = []
+
+    def lacking(*members):
+        return lambda basis: bases.append(basis) or members
+
+    a.abort("nobody waits", lacking=lacking("b"))
+    assert (a.generation(), bases) == (0, [])
     waiting = in_thread(lambda: a.wait(60.0))
     eventually(lambda: b.arrived() == ["a"])
-    b.abort("it has come", lacking=["a"])
+    b.abort("it has come", lacking=lacking("a"))
     assert waiting.is_alive()
-    b.abort("b was removed", lacking=["a", "b"])
+    b.abort("b was removed", lacking=lacking("a", "b"))
     with pytest.raises(BarrierBroken, match="b was removed"):
         waiting.outcome()
+    assert bases == [7, 7]
+
+
+def test_a_transaction_arrives_at_the_barriers_that_are_open_and_at_no_other(barrier, store, in_thread, eventually):
+    names = ["phase", "unused", "passed"]
+    barrier("a", 1, name="passed").wait(30.0)
+    assert run(arrivals_at(store, names, "b")) == ([], [])
+    waiting = in_thread(lambda: barrier("a", 2).wait(60.0))
+    assert eventually(lambda: store.list("phase/arrived"))
+    checks, ops = run(arrivals_at(store, names, "b"))
+    store.commit(checks, ops)
+    assert waiting.outcome() == 0
+    assert [op.key for op in ops] == ["phase/arrived/b"]
+    with pytest.raises(Conflict):
+        store.commit(checks, ops)
+
+
+def test_what_goes_with_the_opening_of_a_generation_is_written_once(barrier, store, in_thread, eventually):
+    a, b = (barrier(name, lambda name=name: Expected(2, ops=[Put("opened", name.encode())])) for name in "ab")
+    waiting = in_thread(lambda: a.wait(60.0))
+    assert eventually(lambda: b.arrived() == ["a"])
+    assert b.wait(60.0) == 0
+    assert waiting.outcome() == 0
+    assert store.get("opened").value == b"a"
 
 
 def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_each_other(barrier):

@@ -172,6 +172,8 @@ class Job:
             name = op[1]
             if name.startswith("members/"):
                 self._judge_member(name, before, op[2], who, epoch_was, epoch)
+                if op[2].status == "done":
+                    self._judge_completion(op[2].id, after, epoch, who)
             elif "/arrived/" in name and op[0] == "put":
                 self._refuse(f"barriers/{epoch_was}/" not in name, "an arrival in an epoch that is over", who)
                 self._refuse(not self._owns(before, who), "an arrival without the worker's lease", who)
@@ -211,6 +213,12 @@ class Job:
             self._refuse(old.status == "lost", "one loss is told twice", who)
         is_fault = self._is_healthy(before, epoch_was)
         self._refuse(is_fault != (epoch == epoch_was + 1), f"a fault is {'missed' if is_fault else 'made up'}", who)
+
+    def _judge_completion(self, number, after, epoch, who):
+        for name, entry in after.items():
+            if name.startswith(f"barriers/{epoch}/") and name.endswith("/board") and entry[0].parties:
+                mine = after.get(f"{name.removesuffix('board')}arrived/{number}", (-1,))[0]
+                self._refuse(mine != entry[0].phase, "a barrier waits for a worker that has completed", who)
 
     def _judge_board(self, name, before, new, head, after):
         old = before.get(name, (Board(),))[0]
@@ -383,7 +391,8 @@ class Job:
     def _work(self, session, key, me, epoch):
         last = yield ("get", f"barriers/{epoch[0]}/g{GENERATIONS - 1}/board")
         is_over = self.has_final and last is not None and last[0].passed
-        for name in () if is_over else ("init", *(f"g{number}" for number in range(GENERATIONS))):
+        generations = GENERATIONS if self.has_final or not me["id"] else self.random.randint(0, GENERATIONS)
+        for name in () if is_over else ("init", *(f"g{number}" for number in range(generations))):
             for _ in range(self.random.randint(0, 4)):
                 yield ("pause",)
             yield from self._meet(session, me, epoch, name)
@@ -435,6 +444,7 @@ class Job:
                 if head is None:
                     raise Gone
                 ops.append(("put", f"{folder}/board", replace(now, parties=head[0].n - head[0].completed)))
+                ops.append(("put", "opened", True))
                 checks += self.checked("arrive", head=("at", "head", head[1]))
             try:
                 yield ("commit", checks, ops, Who(session, me["id"], epoch[0]))
@@ -471,6 +481,23 @@ class Job:
                 yield ("commit", checks, ops, Who(session, entry[0].id, epoch[0]))
             return
 
+    def _arrivals(self, me, epoch):
+        """At the open barriers of an epoch: the guard of those that open later, the boards, and what is written."""
+        opened = yield ("get", "opened")
+        boards, arrivals = [], []
+        for name in ("init", *(f"g{number}" for number in range(GENERATIONS))):
+            folder = f"barriers/{epoch[0]}/{name}"
+            board = yield ("get", f"{folder}/board")
+            if board is None or not board[0].parties:
+                continue
+            mine = yield ("get", f"{folder}/arrived/{me['id']}")
+            if mine is None or mine[0] != board[0].phase:
+                boards.append(("at", f"{folder}/board", board[1]))
+                arrivals.append(("put", f"{folder}/arrived/{me['id']}", board[0].phase))
+        if self.without == "complete.arrivals":
+            boards, arrivals = [], []
+        return ("absent", "opened") if opened is None else ("at", "opened", opened[1]), boards, arrivals
+
     def _complete(self, session, key, me, epoch):
         while True:
             head = yield ("get", "head")
@@ -480,14 +507,17 @@ class Job:
             if mine[0].status == "done":
                 return
             yield from self._current(me, epoch)
+            opened, boards, arrivals = yield from self._arrivals(me, epoch)
             done = head[0].completed + 1
             checks = [
                 *self._fence("complete", session, me, epoch),
                 *self.checked("complete", head=("at", "head", head[1]), member=("at", f"members/{key}", mine[1])),
+                *self.checked("complete", opened=opened, board=boards),
             ]
             ops = [
                 ("put", f"members/{key}", replace(mine[0], status="done")),
                 ("put", "head", replace(head[0], completed=done, is_final=done == head[0].n)),
+                *arrivals,
             ]
             try:
                 yield ("commit", checks, ops, Who(session, me["id"], epoch[0]))

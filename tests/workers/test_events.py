@@ -91,7 +91,7 @@ def test_a_restart_is_told_after_the_start_too(team, worker, eventually, all_at_
 
     monkeypatch.setattr(a._core, "_tell_healthy", nothing)
     all_at_once(lambda one: one.initialize(60.0), (a, b))
-    worker("a")
+    worker("a", replace=True)
     assert eventually(lambda: "faulty" in kinds(events))
     assert kinds(events) == ["joined", "all_joined", "healthy", "restarted", "faulty"]
 
@@ -101,6 +101,6 @@ def test_a_start_that_was_told_is_not_told_again_with_the_fault(team, worker, ev
     events = told(a)
     all_at_once(lambda one: one.initialize(60.0), (a, b))
     assert eventually(lambda: "healthy" in kinds(events))
-    worker("b")
+    worker("b", replace=True)
     assert eventually(lambda: "faulty" in kinds(events))
     assert kinds(events).count("healthy") == 1

@@ -51,7 +51,7 @@ def test_the_loss_of_a_worker_ends_the_barriers_of_the_others_and_all_begin_agai
 def test_a_worker_that_is_restarted_before_anybody_saw_it_die_is_a_fault_too(team, worker, all_at_once):
     a, b = team(2)
     initialize_all(all_at_once, (a, b))
-    again = worker("b")
+    again = worker("b", replace=True)
     with pytest.raises(JobFaulty):
         a.barrier(timeout_s=60.0)
     assert initialize_all(all_at_once, (a, again)) == [1, 1]
@@ -72,7 +72,7 @@ def test_a_write_of_an_epoch_that_is_over_is_refused(team, worker, all_at_once, 
     initialize_all(all_at_once, (a, b))
     fence = a.fence
     store.commit([fence], [Put("result", b"0")])
-    worker("b")
+    worker("b", replace=True)
     with pytest.raises(Conflict):
         store.commit([fence], [Put("result", b"1")])
 
@@ -81,7 +81,7 @@ def test_the_token_of_a_fence_grows_with_restarts_and_epochs(team, worker, all_a
     a, b = team(2)
     initialize_all(all_at_once, (a, b))
     before = [a.fence.token, b.fence.token]
-    again = worker("b")
+    again = worker("b", replace=True)
     initialize_all(all_at_once, (a, again))
     assert a.fence.token > before[0]
     assert again.fence.token > before[1]
@@ -92,7 +92,7 @@ def test_work_is_told_to_stop_by_a_fault(team, worker, all_at_once):
     initialize_all(all_at_once, (a, b))
     with a.guard_work() as work:
         assert not work.is_stopped
-        worker("b")
+        worker("b", replace=True)
         assert work.wait(60.0)
         with pytest.raises(JobFaulty):
             work.check()
@@ -182,7 +182,7 @@ def test_a_job_completes_with_a_worker_that_completed_before_another_was_lost(te
     a, b, c = team(3)
     initialize_all(all_at_once, (a, b, c))
     c.complete()
-    again = worker("b")
+    again = worker("b", replace=True)
     assert initialize_all(all_at_once, (a, again)) == [1, 1]
     assert all_at_once(lambda one: one.barrier(timeout_s=60.0), (a, again)) == [0, 0]
     a.complete()
@@ -225,7 +225,7 @@ def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_t
         ran.append(one.epoch)
         one.barrier("begun", timeout_s=60.0)
         if one.epoch == 0:
-            again.append(worker("b"))  # the other one is replaced: that is a fault
+            again.append(worker("b", replace=True))  # the other one is replaced: that is a fault
             raise ConnectionResetError("by peer")
         return one.epoch
 

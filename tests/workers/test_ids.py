@@ -141,9 +141,9 @@ def test_a_worker_that_comes_back_has_its_id_and_is_counted_as_restarted(team, w
     assert [info.status for info in b.joined()] == ["RESTARTED", "STARTED"]
 
 
-def test_of_two_live_processes_with_one_key_the_later_one_is_the_worker(team, worker, eventually):
+def test_of_two_live_processes_with_one_key_the_later_one_is_the_worker_if_it_replaces(team, worker, eventually):
     a, b = team(2)
-    again = worker("a")
+    again = worker("a", replace=True)
     assert again.id == 0
     assert eventually(a.lost.is_set)
     with pytest.raises(Exception, match="replaced by another process"):
@@ -152,13 +152,25 @@ def test_of_two_live_processes_with_one_key_the_later_one_is_the_worker(team, wo
     assert b.is_alive
 
 
-def test_a_live_namesake_is_waited_for_if_it_is_not_to_be_replaced(team, worker, in_thread):
+def test_a_live_namesake_is_waited_for(team, worker, in_thread):
     a, _ = team(2)
     with pytest.raises(NodeIdInUse, match="is alive elsewhere"):
-        worker("a", replace=False, joins=False).join(0.0)
-    waiting = in_thread(lambda: worker("a", replace=False, joins=False).join(30.0))
+        worker("a", joins=False).join(0.0)
+    waiting = in_thread(lambda: worker("a", joins=False).join(30.0))
     a.close()
     assert waiting.outcome().id == 0
+
+
+def test_a_process_that_is_cut_off_has_stopped_before_another_one_is_its_worker(connect, worker):
+    cut_off = FaultyStore(connect(session_ttl_s=2.0))
+    a = worker("a", workers=1, store=cut_off)
+    a.initialize(60.0)
+    with a.guard_work() as work:
+        cut_off.cut_off()
+        worker("a")
+        assert (a.is_alive, work.is_stopped) == (False, True)
+    a.close()
+    cut_off.close()
 
 
 def test_a_worker_that_comes_back_too_often_fails_the_job(worker, store):

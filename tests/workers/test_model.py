@@ -11,27 +11,30 @@ from workers.model import Job, seeds_until_broken
 #: Each check of each transaction, and a schedule, of the many that are played, that needs it.
 CHECKS = {
     "join.head": 10,
-    "rejoin.head": 0,
+    "rejoin.head": 1,
     "rejoin.init": 0,
     "rejoin.final": 243,
-    "lost.head": 10,
+    "lost.head": 6,
     "lost.member": 5,
-    "lost.init": 38,
+    "lost.init": 100,
     "lost.final": 4_949,
-    "arrive.board": 38,
-    "arrive.live": 5,
-    "arrive.epoch": 5,
-    "arrive.head": 73,
-    "complete.live": 287,
-    "complete.head": 0,
-    "leave.live": 21,
-    "leave.head": 3,
+    "arrive.board": 44,
+    "arrive.live": 0,
+    "arrive.epoch": 0,
+    "arrive.head": 10,
+    "complete.live": 31,
+    "complete.head": 1,
+    "complete.arrivals": 0,
+    "complete.board": 242,
+    "complete.opened": 30,
+    "leave.live": 5,
+    "leave.head": 0,
     "pass.board": 0,
 }
 #: Checks that another one of the same transaction implies, because whatever they guard is written with the head.
 IMPLIED = {"rejoin.member", "rejoin.epoch", "lost.live", "lost.epoch", "complete.epoch", "complete.member"}
 #: The same where a join may begin with a head that another one has left, and where it is told that all have begun.
-EXTRA_CHECKS = {"join.head": 4, "join.member": 0, "fault.told": 0}
+EXTRA_CHECKS = {"join.head": 6, "join.member": 0, "fault.told": 0}
 COUNT = int(os.environ.get("LATCHWORK_SCHEDULES", "100"))
 
 

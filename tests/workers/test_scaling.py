@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.errors import BarrierBroken, Conflict
+from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown
+from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.workers import JobFull, Removed, find
+from workers.conftest import Killed, KilledAt, die
 
 
-def arrived_of(one):
-    return f"workers/jobs/train/runs/{one.run_id}/barriers/0/default/arrived"
+def arrived_of(one, job="train"):
+    return f"workers/jobs/{job}/runs/{one.run_id}/barriers/0/default/arrived"
 
 
 def test_a_job_that_is_scaled_up_has_the_next_ids(team, worker, store):
@@ -44,6 +46,73 @@ def test_an_open_barrier_is_broken_when_one_that_has_not_come_is_removed(
     with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
         waiting.outcome()
     assert all_at_once(lambda one: one.barrier(timeout_s=60.0), members[:2]) == [1, 1]
+
+
+def test_an_open_barrier_is_broken_when_the_answer_to_the_scale_down_is_lost(
+    connect, team, store, all_at_once, in_thread, eventually
+):
+    members = team(3)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    waiting = [in_thread(lambda each=each: each.barrier(timeout_s=None)) for each in members[:2]]
+    assert eventually(lambda: len(store.list(arrived_of(members[0]))) == 2)
+    faulty = FaultyStore(connect(), [Fault("cut_after", op="commit", key="*head")])
+    handle = find(faulty, "train")
+    with pytest.raises(OutcomeUnknown):
+        handle.scale(2)
+    handle.scale(2)
+    for each in waiting:
+        with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
+            each.outcome()
+    faulty.close()
+
+
+def test_an_open_barrier_is_broken_when_the_caller_dies_after_the_commit_of_its_scale_down(
+    connect, team, store, all_at_once, in_thread, eventually
+):
+    members = team(3)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    waiting = in_thread(lambda: members[0].barrier(timeout_s=None))
+    assert eventually(lambda: store.list(arrived_of(members[0])))
+    plan = KilledAt(10_000)
+    dying = FaultyStore(connect(), plan)
+    handle = find(dying, "train")
+    plan.left = 3  # the head, the members, the commit
+    with pytest.raises(Killed):
+        handle.scale(2)
+    assert find(store, "train").status().n == 2
+    with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
+        waiting.outcome()
+    plan.left = 10_000
+    dying.close()
+
+
+def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to_it_later(
+    team, worker, store, in_thread, eventually
+):
+    a, _, _ = team(3)
+    opened = in_thread(lambda: a.initialize(None))
+    init = f"workers/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
+    assert eventually(lambda: store.list(init))
+    die(a)  # nobody waits there any more
+    with pytest.raises(LatchworkError):
+        opened.outcome()
+    find(store, "train").scale(2)
+    again, b = worker("a"), worker("b", replace=True)
+    assert eventually(lambda: b._core._watching._shrinks)
+    with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
+        b.initialize(None)
+    waiting = in_thread(lambda: b.initialize(None))
+    assert again.initialize(60.0) == 0
+    assert waiting.outcome() == 0
+
+
+def test_a_barrier_that_was_opened_after_a_scale_down_is_not_broken_by_it(
+    team, store, all_at_once, in_thread, eventually
+):
+    members = team(3)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    find(store, "train").scale(2)
+    assert all_at_once(lambda one: one.barrier(timeout_s=60.0), members[:2]) == [0, 0]
 
 
 def test_an_open_barrier_keeps_the_number_it_was_opened_with(team, worker, store, all_at_once, in_thread, eventually):

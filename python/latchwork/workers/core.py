@@ -131,6 +131,7 @@ class Core:
             self.store,
             seat,
             on_epoch=self._on_epoch,
+            on_shrink=self._on_shrink,
             on_failed=self._on_failed,
             on_end=self._on_end,
             on_events=self._events.grown,
@@ -164,7 +165,7 @@ class Core:
         if self.is_done:
             return
         attempt = self.now()
-        await self._own.complete(attempt.fence, attempt.epoch)
+        await self._own.complete(attempt)
         self.is_done = True
 
     async def fail(self, why: str) -> None:
@@ -215,10 +216,14 @@ class Core:
     async def meet(self, attempt: Attempt, name: str, timeout_s: float | None) -> int:
         """Meet the others at a barrier of an epoch."""
         seat = self.joined()
+        if self.is_done:
+            raise LatchworkError(f"{self.what} has completed; no barrier waits for it")
         while True:
             try:
-                barrier = attempt.barrier(name)
-                return await steps_of(barrier.wait)(timeout_s, checks=[attempt.fence])
+                with attempt.use(name) as barrier:
+                    if self._watching is not None:
+                        self._watching.look_at_barriers()
+                    return await steps_of(barrier.wait)(timeout_s, checks=[attempt.fence])
             except BarrierBroken as error:
                 raise await who_broke(self.store, seat, name, error) from error
             except (Closed, Conflict, SessionLost) as error:
@@ -333,6 +338,11 @@ class Core:
         attempt = self._attempt
         if attempt is not None and attempt.epoch < read_epoch(entry):
             attempt.end()
+
+    async def _on_shrink(self, n: int) -> None:
+        attempt = self._attempt
+        if attempt is not None:
+            await attempt.shrink(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
         """The job has failed: work and waits are called off. We still are in it, and leave it."""

@@ -8,6 +8,7 @@
     jobs/<job>/runs/<run>/live/<id>       the incarnation that lives; bound to its session
     jobs/<job>/runs/<run>/events/<n>      what happened, written with what it tells of
     jobs/<job>/runs/<run>/barriers/<epoch>/<name>/...   a ``Barrier``
+    jobs/<job>/runs/<run>/opened          rewritten with each generation of a barrier that is opened
     jobs/<job>/runs/<run>/healthy/<epoch>   there once it was told that all have begun that epoch
     jobs/<job>/runs/<run>/joining/t<n>    who waits for a turn to join
     ended/<job>                           how the last run ended
@@ -96,6 +97,11 @@ class RunKeys:
     def live(self) -> str:
         """Above the ids that live."""
         return f"{self.folder}/live"
+
+    @property
+    def opened(self) -> str:
+        """The guard that opens a generation of a barrier, and that a worker that completes checks."""
+        return f"{self.folder}/opened"
 
     @property
     def joining(self) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from latchwork.errors import BarrierBroken, Closed, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
-from latchwork.primitives.meeting import Expected
+from latchwork.primitives.meeting import Expected, arrivals_at
 from latchwork.primitives.waiting import Ownership
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
-from latchwork.types import At, Entry, Fence
+from latchwork.types import Absent, At, Entry, Fence, Put
 from latchwork.workers.errors import JobFaulty
 from latchwork.workers.keys import arrival_id
 from latchwork.workers.membership import Seat
-from latchwork.workers.plans import head_or_none, read_members
+from latchwork.workers.plans import Arrivals, head_or_none, read_members
 from latchwork.workers.records import COMPLETED, read_epoch, shown
 
 
@@ -42,6 +45,7 @@ class Attempt:
         )
         self._lock = mutex()
         self._barriers: dict[str, Barrier] = {}
+        self._used: list[Barrier] = []
         self._is_over = False
 
     def end(self) -> None:
@@ -73,6 +77,39 @@ class Attempt:
                 )
             return self._barriers[name]
 
+    @contextmanager
+    def use(self, name: str) -> Iterator[Barrier]:
+        """Wait at the barrier of a name inside the ``with``; ``shrink`` covers it from here on.
+
+        Raises:
+            Closed: the epoch is over.
+        """
+        barrier = self.barrier(name)
+        self._used.append(barrier)
+        try:
+            yield barrier
+        finally:
+            self._used.remove(barrier)
+
+    async def shrink(self, n: int) -> None:
+        """Break the barriers in use that wait for an id from ``n`` on: the job was scaled down."""
+
+        def removed(basis: int) -> list[str]:
+            return [arrival_id(number) for number in range(n, basis)]
+
+        for barrier in list(self._used):
+            with suppress(Closed):
+                await steps_of(barrier.abort)(f"the job was scaled down to {n} workers", lacking=removed)
+
+    async def arrivals(self) -> Arrivals:
+        """Return what makes this worker arrive at every open barrier of the epoch, as a part of a transaction."""
+        keys = self._keys
+        opened = await ask(self._store.get, keys.opened)  # before the barriers: any that is opened later changes it
+        names = await ask(self._store.children, keys.barriers(self.epoch))
+        barriers = [keys.barrier(self.epoch, name) for name in names]
+        checks, ops = await arrivals_at(self._store, barriers, arrival_id(self._seat.info.id))
+        return Arrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
+
     @driven
     async def _expected(self) -> Expected:
         """All workers but those that have completed: these are never run again."""
@@ -80,7 +117,8 @@ class Attempt:
         head = head_or_none(entry, self._keys.run)
         if entry is None or head is None:
             raise Closed(f"job {self._keys.job.job!r} is no more; stop the work")
-        return Expected(max(1, head.n - head.completed), [At(entry)])
+        opened = [Put(self._keys.opened, b"")]
+        return Expected(max(1, head.n - head.completed), [At(entry)], opened, basis=head.n)
 
 
 async def who_broke(store: Store, seat: Seat, name: str, error: BarrierBroken) -> BarrierBroken:

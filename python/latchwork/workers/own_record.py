@@ -6,7 +6,7 @@ Each is a transaction that is tried until it is done, or refused for good. Nobod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
@@ -16,6 +16,7 @@ from latchwork.store.store import Store
 from latchwork.types import Entry, Fence
 from latchwork.workers import plans
 from latchwork.workers.errors import JobTerminated, Removed
+from latchwork.workers.meeting import Attempt
 from latchwork.workers.membership import Seat
 from latchwork.workers.plans import Plan, Scene, head_or_none
 from latchwork.workers.records import COMPLETED, FULLY_FAILED, WorkerInfo
@@ -51,13 +52,21 @@ class OwnRecord:
         if error is not None:
             raise error
 
-    async def complete(self, fence: Fence, epoch: int) -> None:
-        """Its part is done, in an epoch that goes on."""
-        await self._become(COMPLETED, lambda scene, member: plans.completed(scene, member, fence, epoch), epoch)
+    async def complete(self, attempt: Attempt) -> None:
+        """Its part is done, in an epoch that goes on: no barrier waits for it any more."""
+
+        async def plan(scene: Scene, member: Entry) -> Plan:
+            return plans.completed(scene, member, attempt.fence, attempt.epoch, await attempt.arrivals())
+
+        await self._become(COMPLETED, plan, attempt.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
         """It cannot go on; with an epoch, unless that is over."""
-        await self._become(FULLY_FAILED, lambda scene, member: plans.failed(scene, member, fence, why[:1000]), epoch)
+
+        async def plan(scene: Scene, member: Entry) -> Plan:
+            return plans.failed(scene, member, fence, why[:1000])
+
+        await self._become(FULLY_FAILED, plan, epoch)
 
     async def tell(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
         """It says something else of itself."""
@@ -96,7 +105,7 @@ class OwnRecord:
                 await ask(self._store.delete_tree, seat.keys.folder)
             return
 
-    async def _become(self, status: str, plan: Callable[[Scene, Entry], Plan], epoch: int | None) -> None:
+    async def _become(self, status: str, plan: Callable[[Scene, Entry], Awaitable[Plan]], epoch: int | None) -> None:
         """Have a status, as a plan says."""
         backoff = Backoff()
         while True:
@@ -104,7 +113,7 @@ class OwnRecord:
             info = WorkerInfo.of(member)
             if info.status == status and info.incarnation == self._seat.info.incarnation:
                 return
-            if await self._commit(plan(scene, member), epoch, backoff):
+            if await self._commit(await plan(scene, member), epoch, backoff):
                 return
 
     async def _commit(self, plan: Plan, epoch: int | None, backoff: Backoff) -> bool:

@@ -84,6 +84,19 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The arrivals of one worker at all open barriers of an epoch.
+
+    Attributes:
+        checks: that these barriers are as they were read, and that no other one was opened since.
+        ops: the arrivals.
+    """
+
+    checks: Sequence[Check]
+    ops: Sequence[Op]
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """What every transaction begins with.
 
@@ -207,8 +220,8 @@ def _told_late(log: _Log, standing: Standing) -> list[Op]:
     return [Create(log.keys.healthy(log.epoch), b"")]
 
 
-def completed(scene: Scene, member: Entry, fence: Fence, epoch: int) -> Plan:
-    """A worker has done its part; the last one completes the job."""
+def completed(scene: Scene, member: Entry, fence: Fence, epoch: int, arrivals: Arrivals) -> Plan:
+    """A worker has done its part, and arrives at the barriers that wait for it; the last one completes the job."""
     keys, at = scene.keys, scene.at
     info, head = WorkerInfo.of(member), scene.head
     done = head.completed + 1
@@ -217,7 +230,11 @@ def completed(scene: Scene, member: Entry, fence: Fence, epoch: int) -> Plan:
     if done >= head.n:
         log.head = replace(log.head, state=COMPLETED, ended=scene.now)
         log.add("ended")
-    return log.plan([fence, At(at), At(member)], Put(keys.member(info.key), replace(info, status=COMPLETED).to_bytes()))
+    return log.plan(
+        [fence, At(at), At(member), *arrivals.checks],
+        Put(keys.member(info.key), replace(info, status=COMPLETED).to_bytes()),
+        *arrivals.ops,
+    )
 
 
 def failed(scene: Scene, member: Entry, fence: Fence, why: str) -> Plan:
@@ -300,7 +317,8 @@ def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Plan:
     head = scene.head
     gone = [info for entry in members if (info := WorkerInfo.or_none(entry)) is not None and info.id >= n]
     done = sum(info.status == COMPLETED for info in gone)
-    log = _Log(keys, replace(head, n=n, next=min(head.next, n), completed=head.completed - done), scene.now)
+    fewer = replace(head, n=n, next=min(head.next, n), completed=head.completed - done, shrinks=head.shrinks + 1)
+    log = _Log(keys, fewer, scene.now)
     log.add("scaled", why=f"to {n}")
     ops = [op for info in gone for op in (Delete(keys.live_of(info.id)), Delete(keys.member(info.key)))]
     if log.head.completed >= n and not log.head.is_final:

@@ -146,6 +146,7 @@ class Head:
         max_executions: how often the function of one worker may be run again.
         keep_ended_s: for how long it is kept how it ended.
         labels: what its submitter wrote.
+        shrinks: how often ``n`` was lowered.
     """
 
     run: str
@@ -161,6 +162,7 @@ class Head:
     max_executions: int = 5
     keep_ended_s: float = 604_800.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    shrinks: int = 0
 
     @property
     def is_final(self) -> bool:
@@ -199,6 +201,7 @@ class Head:
                 max_executions=body.whole("max_executions", least=0),
                 keep_ended_s=body.duration_s("keep_ended_s", 604_800.0),
                 labels=body.text_map("labels"),
+                shrinks=body.whole("shrinks", 0, least=0),
             )
         except BadRecord as error:
             raise BadRecord(f"key {entry.key!r} holds no job of workers: {error}") from None

@@ -17,7 +17,7 @@ from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.workers import plans
 from latchwork.workers.errors import JobAlreadyRunning, WrongRun
-from latchwork.workers.keys import INIT, JobKeys, arrival_id
+from latchwork.workers.keys import INIT, JobKeys
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
 from latchwork.workers.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, Head, read_epoch
 
@@ -130,8 +130,9 @@ class JobHandle:
     async def scale(self, workers: int) -> None:
         """Change how many workers it has.
 
-        More: new ids can be taken. Fewer: the highest ids are removed, their workers get ``Removed``, and a barrier
-        that waits for one of them is broken.
+        More: new ids can be taken. Fewer: the highest ids are removed and their workers get ``Removed``. The workers
+        that wait in a barrier for one of these break it once they see the change, also if this call fails after its
+        commit.
 
         Raises:
             Conflict: the job has ended.
@@ -149,8 +150,7 @@ class JobHandle:
                 continue
             least = max(workers, n - plans.MOST_REMOVED)
             members = await ask(self._store.list, self._keys.members)
-            if await self._try(plans.scaled_down(scene, least, members)):
-                await self._break_barriers(range(least, n))
+            await self._try(plans.scaled_down(scene, least, members))
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
@@ -174,16 +174,6 @@ class JobHandle:
         except Conflict:
             return False
         return True
-
-    async def _break_barriers(self, removed: range) -> None:
-        entry = await ask(self._store.get, self._keys.epoch)
-        if entry is None:
-            return
-        folder = self._keys.barriers(read_epoch(entry))
-        for name in await ask(self._store.children, folder):
-            barrier = Barrier(self._store, f"{folder}/{name}", parties=1, member_id="scale", per_generation=True)
-            why = f"the job was scaled down to {removed.start} workers"
-            await steps_of(barrier.abort)(why, lacking=[arrival_id(number) for number in removed])
 
     async def _status(self, head: Head) -> JobStatus:
         epoch = await ask(self._store.get, self._keys.epoch)

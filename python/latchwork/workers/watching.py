@@ -6,7 +6,7 @@ other one a little later than the one before it, unless somebody has; the head l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from latchwork.errors import LatchworkError, SessionLost
 from latchwork.store.steps import ask
@@ -26,6 +26,7 @@ class Watching:
         store: the store.
         seat: who we are.
         on_epoch: called with each epoch that begins after we joined.
+        on_shrink: called with the number of workers after it was lowered, and again for barriers that we come to then.
         on_failed: called once, when the job has failed; we are in it until we leave.
         on_end: called once, with why we are not in the job any more.
         on_events: called when the number of events has grown.
@@ -37,6 +38,7 @@ class Watching:
         seat: Seat,
         *,
         on_epoch: Callable[[Entry], None],
+        on_shrink: Callable[[int], Awaitable[None]],
         on_failed: Callable[[LatchworkError], None],
         on_end: Callable[[LatchworkError], None],
         on_events: Callable[[int], None],
@@ -44,6 +46,7 @@ class Watching:
         self._store = store
         self._seat = seat
         self._on_epoch = on_epoch
+        self._on_shrink = on_shrink
         self._on_failed = on_failed
         self._on_end = on_end
         self._on_events = on_events
@@ -51,6 +54,7 @@ class Watching:
         self._epoch = -1
         self._has_failed = False
         self._events = -1
+        self._shrinks = 0
         self.lease = seat.live.key
         self._lookout = lookout_of(store, seat.keys, self)
         self._forget = seat.session.on_end(self._lookout.wake)
@@ -65,6 +69,24 @@ class Watching:
     def is_lowest(self) -> bool:
         """Whether no worker of a lower id lives."""
         return self._lookout.picture.rank({self.lease}) == 0
+
+    def look_at_barriers(self) -> None:
+        """We come to a barrier: it may have been opened before the job was scaled down."""
+        head = self._lookout.picture.head
+        if head is not None and head.shrinks:
+            self._shrinks = 0
+            self._lookout.wake()
+
+    async def shrink(self, head: Head) -> None:
+        """Act on a job that was scaled down, once for each time."""
+        if self.is_over or head.shrinks == self._shrinks:
+            return
+        self._shrinks = head.shrinks
+        try:
+            await self._on_shrink(head.n)
+        except LatchworkError:
+            self._shrinks = 0
+            raise
 
     def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""

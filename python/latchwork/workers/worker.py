@@ -48,7 +48,9 @@ class Worker(Closes):
         info: what the others see of us.
         namespace: the key below which all jobs are.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
-        replace: whether a live process of the same key is fenced out at once; else its end is waited for.
+        replace: whether to take over at once from a live process of the same key. By default ``join`` waits until the
+            session of that process has ended. With ``replace`` its fence is refused from then on, but it may believe
+            that it is in the job, and continue its work, until it learns of this or its session ends.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Worker(Closes):
         info: WorkerInfo | None = None,
         namespace: str = NAMESPACE,
         session: Session | None = None,
-        replace: bool = True,
+        replace: bool = False,
     ) -> None:
         keys = check_job(store, job, namespace)
         told = check_key(key, info or WorkerInfo(), f"worker of job {job!r}")
@@ -181,7 +183,10 @@ class Worker(Closes):
 
     @property
     def is_alive(self) -> bool:
-        """True while we are in the job for certain, by our own clock."""
+        """True while our session lasts, by our own clock, and we have not seen that we are out of the job.
+
+        While it is True no other process is this worker, unless that process joined with ``replace=True``.
+        """
         seat = self._core.seat
         return seat is not None and self._core.out is None and seat.session.remaining_s() > 0.0
 

@@ -8,9 +8,9 @@ Rule:  a generation passes once as many members as expected, counted by their id
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.primitives.meeting.meeting import Lacking, Meeting
 from latchwork.primitives.meeting.phases import Board
 from latchwork.primitives.waiting.common import Closes
 from latchwork.store.steps import ask, driven
@@ -74,12 +74,13 @@ class Barrier(Meeting, Closes):
         return await self._meet(choose, timeout_s, checks)
 
     @driven
-    async def abort(self, why: str = "", *, lacking: Collection[str] = ()) -> None:
+    async def abort(self, why: str = "", *, lacking: Lacking | None = None) -> None:
         """Break the open generation: everybody who waits gets ``BarrierBroken``, and the next one is open.
 
         Args:
-            why: what the others are told.
-            lacking: if given, break it only if somebody waits in it and one of these members has not arrived.
+            why: the reason that the others get.
+            lacking: a function of ``Expected.basis`` of the open generation that returns ids of members. If given,
+                break the generation only if a member has arrived in it and one of these ids has not.
         """
         await self._abort(why, lacking)
 

@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from latchwork.checks import check_store
@@ -50,6 +50,8 @@ Choice = Callable[[Board, int], int | None]
 _STAND_IN_S = (0.2, 0.6)
 #: Of many that come to a phase that nobody has opened, each waits up to so long before it does: one write is enough.
 _SPREAD_S = 0.03
+#: From the basis of the open phase to the members without which it is broken.
+Lacking = Callable[[int], Collection[str]]
 #: How many members have to come, or which; or what says so when the first has arrived at a generation.
 Parties = int | Collection[str] | Callable[[], Expected]
 
@@ -123,21 +125,24 @@ class Meeting:
                         return await self._await_end(arrival.phase, arrival, waiter, patience, here)
                     await self._await_change(arrival.board.phase, waiter, patience)
 
-    async def _abort(self, why: str, lacking: Collection[str] = ()) -> None:
-        """Break the open phase for everybody who waits in it; with ``lacking``, if one of these has not arrived."""
+    async def _abort(self, why: str, lacking: Lacking | None = None) -> None:
+        """Break the open phase; with ``lacking``, if a member that it returns has not arrived."""
         self._waits.check()
         check_text(why, "the reason")
         why = why or f"{self.member_id!r} broke it"
-        if not lacking:
+        if lacking is None:
             board = await self._break((await self._board())[1].phase, why)
             if board.phase % self._cycle:  # everybody had come after all: that has begun the round, which is to end
                 await self._break(board.phase, why)
             return
         entry = await ask(self._store.get, self._board_key)
-        if entry is not None and (board := self._read(entry)).is_open:
+        if entry is None or not (board := self._read(entry)).is_open:
+            return
+        missing = set(lacking(0 if board.opening is None else board.opening.basis))
+        if missing:
             await self._end(
                 board.phase,
-                lambda board, here: board.broken(why, here, self._cycle) if set(lacking) - here else None,
+                lambda board, here: board.broken(why, here, self._cycle) if missing - here else None,
             )
 
     # Arriving
@@ -202,8 +207,8 @@ class Meeting:
         is_first = not board.is_open
         if is_first:
             ours += expected.checks
-            board = board.opened(expected.parties, Opening(timeout_s, time.time()))
-            ops.append(Put(self._board_key, board.to_bytes()))
+            board = board.opened(expected.parties, Opening(timeout_s, time.time(), expected.basis))
+            ops += [Put(self._board_key, board.to_bytes()), *expected.ops]
         is_follower = is_first or drawn(board.parties)
         if is_follower and is_many(board.parties):
             is_follower = here.may_follow(board.phase) or is_first
@@ -227,7 +232,7 @@ class Meeting:
         expected = await called_as_steps(self._expect)
         if not isinstance(expected, Expected):
             raise TypeError(f"{self._what}: parties has to return Expected(...), not {expected!r}")
-        return Expected(_check_parties(expected.parties, self.member_id, self._what), expected.checks)
+        return replace(expected, parties=_check_parties(expected.parties, self.member_id, self._what))
 
     # Waiting
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.records import Record
-from latchwork.types import Check, Entry
+from latchwork.types import Check, Entry, Op
 
 #: How many ended phases are remembered, for members that were away when they ended.
 REMEMBERED = 16
@@ -50,10 +50,14 @@ class Expected:
     Attributes:
         parties: how many, or the ids of those that have to.
         checks: what must still hold when that is written down; else it is asked again.
+        ops: written in the same transaction.
+        basis: a number of the caller's that is stored with it; see ``Barrier.abort``.
     """
 
     parties: int | Collection[str]
     checks: Sequence[Check] = ()
+    ops: Sequence[Op] = ()
+    basis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,12 @@ class Opening:
     Attributes:
         deadline_s: seconds that each member counts from when it saw the phase open; None for ever.
         at: when, by the clock of that machine, in seconds since the epoch: for people.
+        basis: as in ``Expected``.
     """
 
     deadline_s: float | None = None
     at: float = 0.0
+    basis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +217,8 @@ def _read_opening(body: Record) -> dict[str, Any]:
         return {"last_passed": last}
     inner = Record(body.mapping("opening"))
     deadline_s = inner.duration_s("deadline_s") if inner.has("deadline_s") else None
-    return {"last_passed": last, "opening": Opening(deadline_s, inner.moment_s("at", 0.0))}
+    opening = Opening(deadline_s, inner.moment_s("at", 0.0), inner.whole("basis", 0, least=0))
+    return {"last_passed": last, "opening": opening}
 
 
 def read_arrival(entry: Entry) -> tuple[str, int]:

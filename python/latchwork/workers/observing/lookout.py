@@ -43,6 +43,9 @@ class Looks(Protocol):
     def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""
 
+    async def shrink(self, head: Head) -> None:
+        """Act on a job that was scaled down."""
+
     async def ask(self) -> bool:
         """Ask the store, and act on it; False if the picture is behind, and has to be looked at again."""
 
@@ -127,6 +130,8 @@ class Lookout:
             return None
         if head is None or head.is_final:
             return _BEHIND_S if is_behind else None
+        for each in workers:
+            await each.shrink(head)
         pause_s = await self._tell_losses({each.lease for each in workers if each not in doubtful})
         return min(_BEHIND_S, pause_s or _BEHIND_S) if is_behind else pause_s
 
