@@ -15,7 +15,20 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
-GROUND = {"callers", "disks", "errors", "types", "clock", "checks", "interrupts", "records", "words", "stops", "doors"}
+GROUND = {
+    "callers",
+    "disks",
+    "errors",
+    "types",
+    "clock",
+    "checks",
+    "interrupts",
+    "records",
+    "words",
+    "stops",
+    "doors",
+    "user_code",
+}
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
@@ -30,8 +43,9 @@ MAY_IMPORT = {
     "callers": set(),
     "disks": {"words"},
     "records": {"errors", "checks"},
+    "user_code": {"errors", "words"},
     "words": set(),
-    "stops": {"checks", "clock", "interrupts"},
+    "stops": {"checks", "clock", "interrupts", "user_code"},
     "doors": set(),
     "_core": set(),
     "backends": GROUND | {"_core"},  # 2

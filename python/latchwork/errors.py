@@ -47,6 +47,10 @@ class PermissionDenied(LatchworkError):
     """The account may not do this to this key."""
 
 
+class UserCodeFailed(LatchworkError):
+    """User code raised what must not reach its caller as it is, such as ``SystemExit``; the original is the cause."""
+
+
 # Read again, try again.
 
 

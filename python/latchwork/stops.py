@@ -12,6 +12,7 @@ from collections.abc import Callable
 from latchwork.checks import check_listener
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.interrupts import mutex
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +105,6 @@ class StopSignal:
 
     def _call(self, listener: StopListener) -> None:
         try:
-            listener()
-        except (Exception, SystemExit):  # one that calls exit must not keep the others from being called
+            call_user(listener)
+        except Exception:
             _log.exception("stop listener %r of %s raised; the others are called", listener, self._what)

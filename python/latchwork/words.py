@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+#: The name of a class, whatever its metaclass does.
+_NAME_OF = type.__dict__["__name__"].__get__
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -40,6 +42,24 @@ def counted(number: int, noun: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line, never an empty one: its type, and its message if it has any."""
-    text = " ".join(str(error).split())
-    return printable(f"{type(error).__name__}: {text}" if text else f"{type(error).__name__}, without a message")
+    """Return an error in one line: its type, and its message if it has any. Raises nothing."""
+    text = " ".join(message(error).split())
+    name = _NAME_OF(type(error))
+    return printable(f"{name}: {text}" if text else f"{name}, without a message")
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an error, or why there is none: ``__str__`` may raise anything."""
+    try:
+        return str(error)
+    except BaseException as broken:
+        return f"<its message cannot be made: {_NAME_OF(type(broken))}>"
+
+
+def has_message(error: BaseException) -> bool:
+    """Return whether the error can be shown with ``str`` and ``repr``."""
+    try:
+        str(error), repr(error)
+    except BaseException:
+        return False
+    return True

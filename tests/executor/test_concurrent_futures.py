@@ -83,8 +83,17 @@ class Pool(Executor):
             self.mine.close()
 
 
+class Now:
+    """Calls done-callbacks in the thread that ends their future, as a plain future does."""
+
+    def call(self, fn, future):
+        fn(future)
+
+
 class Nobody:
     """Whose tasks nobody stores: they can be cancelled."""
+
+    callbacks = Now()
 
     @driven
     async def cancel(self, ticket, *, interrupt):

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 
 import pytest
 
 from executor.conftest import PATIENCE_S
-from executor.work import blob, boom, fail_twice, length, mark, returned_error, square, unstorable, wait
+from executor.work import (
+    blob,
+    boom,
+    cancelled_inside,
+    fail_twice,
+    length,
+    mark,
+    returned_error,
+    square,
+    unstorable,
+    wait,
+)
 from latchwork.executor import AllFailed, Call, Executor
 from latchwork.tasks import (
     NotSerializable,
@@ -69,12 +81,13 @@ def test_as_completed_wait_and_map_work_unchanged(runners, pool):
     assert list(pool.map(square, range(20), buffersize=3)) == [number * number for number in range(20)]
 
 
-def test_callbacks_are_called_once(runners, pool):
+def test_callbacks_are_called_once(runners, pool, eventually):
     runners()
     called = []
     future = pool.submit(square, 2)
     future.add_done_callback(called.append)
     future.result(PATIENCE_S)
+    eventually(lambda: called == [future])
     future.add_done_callback(called.append)
     assert called == [future, future]
 
@@ -244,3 +257,56 @@ def test_bad_arguments_of_map_are_refused_as_by_other_executors(pool):
         pool.map(square, [1], buffersize=0)
     with pytest.raises(TypeError, match="not a URL"):
         Executor("memory://x")
+
+
+def test_a_callback_that_blocks_holds_up_no_future_and_no_other_callback(runners, pool, caplog):
+    runners()
+    go, called = threading.Event(), threading.Event()
+
+    def blocks_here(_):
+        go.wait(PATIENCE_S)
+
+    first = pool.submit(square, 2)
+    first.add_done_callback(blocks_here)
+    first.add_done_callback(lambda _: called.set())
+    assert [pool.submit(square, n).result(PATIENCE_S) for n in (3, 4)] == [9, 16]
+    assert called.wait(PATIENCE_S)
+    go.set()
+    pool.shutdown()
+    (said,) = [record.getMessage() for record in caplog.records if "takes longer than 1 s" in record.getMessage()]
+    assert "blocks_here" in said
+    assert first.id in said
+
+
+def test_a_callback_may_wait_for_another_task(runners, pool):
+    runners()
+    got = []
+    done = threading.Event()
+
+    def submits(_):
+        got.append(pool.submit(square, 9).result(PATIENCE_S))
+        done.set()
+
+    pool.submit(square, 1).add_done_callback(submits)
+    assert done.wait(PATIENCE_S)
+    assert got == [81]
+
+
+def test_a_shutdown_waits_for_callbacks_and_may_be_called_in_one(runners, pool):
+    runners()
+    called = []
+    future = pool.submit(square, 1)
+    future.add_done_callback(lambda _: (pool.shutdown(), called.append("shut down")))
+    future.add_done_callback(lambda _: called.append("after"))
+    future.result(PATIENCE_S)
+    pool.shutdown()
+    assert called == ["shut down", "after"]
+
+
+def test_a_task_that_raises_cancelled_error_has_failed_and_was_not_cancelled(runners, pool):
+    runners()
+    future = pool.submit(cancelled_inside)
+    with pytest.raises(concurrent.futures.CancelledError, match="an inner call"):
+        future.result(PATIENCE_S)
+    assert not future.cancelled()
+    assert future.state().phase == "failed"

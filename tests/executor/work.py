@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import CancelledError
 
 import latchwork
 from latchwork.executor import Executor, Runner
@@ -26,6 +27,11 @@ def boom(what: str) -> None:
 @task(name="returned-error")
 def returned_error(what: str) -> ValueError:
     return ValueError(what)
+
+
+@task(name="cancelled-inside")
+def cancelled_inside() -> None:
+    raise CancelledError("an inner call was cancelled")
 
 
 @task(name="where")

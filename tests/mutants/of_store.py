@@ -85,11 +85,11 @@ DEFECTS = (
     ),
     Defect(
         "Store",
-        "a listener that exits starves those behind it",
-        "store/observers.py",
-        "        except (Exception, SystemExit):\n            log.exception(problem, *about)\n",
-        "        except Exception:\n            log.exception(problem, *about)\n",
-        of("store/listeners", "a_lost_session_tells_the_listeners_behind_one_that_exits"),
+        "what user code raises ends a thread of ours",
+        "user_code.py",
+        "        if is_interrupt(error) or (",
+        "        if True or (",
+        ("test_user_code.py::test_observers_that_raise_anything_disturb_nobody",),
     ),
     Defect(
         "Store",

@@ -219,7 +219,7 @@ DEFECTS = (
         "GroupCommit",
         "an unknown outcome is taken for success",
         "tasks/group_commit.py",
-        "            has_landed = unit.landed(error)\n",
+        "            has_landed = call_user(unit.landed, error)\n",
         "            has_landed = isinstance(error, OutcomeUnknown) or unit.landed(error)\n",
         schedules("group_commit", "group_commit"),
     ),
@@ -349,8 +349,7 @@ DEFECTS = (
         "Feeder",
         "a hook that raises for one item ends the loop",
         "tasks/running/choosing.py",
-        "        except (Exception, SystemExit):\n            self._leave_broken(item)\n"
-        "            return [Absent(item.key)], []",
+        "        except Exception:\n            self._leave_broken(item)\n            return [Absent(item.key)], []",
         "        except KeyError:\n            return [], []",
         of("tasks/feeder", "a_hook_that_raises_for_one_item_keeps_the_node_from_no_other", on="memory-extra"),
     ),

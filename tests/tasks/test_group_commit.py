@@ -16,6 +16,7 @@ from latchwork.errors import (
     LockLost,
     OutcomeUnknown,
     Unavailable,
+    UserCodeFailed,
     ValueTooLarge,
 )
 from latchwork.tasks import GroupCommit
@@ -308,7 +309,7 @@ def test_a_callback_or_a_question_that_calls_exit_ends_itself_alone(store):
     store.put("k", b"")
     with GroupCommit(store) as commits:
         commits.submit([], [Put("a", b"")], never).add_done_callback(leave)
-        assert isinstance(results([commits.submit([Absent("k")], [], leave)])[0], SystemExit)
+        assert isinstance(results([commits.submit([Absent("k")], [], leave)])[0], UserCodeFailed)
         assert results([commits.submit([], [Put("b", b"")], never)]) == [None]
 
 

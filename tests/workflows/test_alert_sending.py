@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.alerts.sender import Sender
+from latchwork.workflows.alerts.sender import WAYS, Sender
 from latchwork.workflows.alerts.sending import NotSent
 from latchwork.workflows.database.alerts import deliveries
 from latchwork.workflows.database.alerts.tables import alert, channel, delivery
@@ -153,31 +153,43 @@ def test_a_webhook_gets_json_signed_with_a_key_that_only_the_machine_knows(offic
     assert headers["X-Latchwork-Delivery"] == f"{row.id}.1"
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Killed()], ids=repr)
+def test_a_channel_that_raises_anything_is_in_doubt_and_the_next_message_is_sent(office, mail, error):
+    def breaks(*_):
+        raise error
+
+    office.channel("broken", "webhook", url="http://127.0.0.1:1/", timeout_s=5.0)
+    office.mail_channel(mail)
+    office.tell("broken", "ops")
+    with office.sending(ways={**WAYS, "webhook": breaks}):
+        eventually(lambda: mail.mails, 30.0)
+        row = eventually(lambda: next((row for row in office.rows() if row.doubts), None), 30.0)
+    assert type(error).__name__ in row.error
+
+
 # Crashes
 
 
 class Dying:
-    """A way to send that dies with its sender, before or after the message is out."""
+    """A step of a sender that dies with it, before or after the message is out."""
 
-    def __init__(self, ways, kind, when):
-        self.send, self.when, self.kind = ways[kind], when, kind
+    def __init__(self, send, when):
+        self.send, self.when = send, when
 
-    def __call__(self, message, options, at):
+    def __call__(self, taken):
         if self.when == "before it is out":
             raise Killed
-        self.send(message, options, at)
+        self.send(taken)
         raise Killed
 
 
 def dies(office, monkeypatch, when):
     """Let a sender die at a step of its first delivery."""
-    from latchwork.workflows.alerts import sender as module
-
     with monkeypatch.context() as patched:
         patched.setattr("threading.excepthook", lambda _: None)
         made = office.sender()
         if when in {"before it is out", "after it is out"}:
-            made._ways = {"smtp": Dying(module.WAYS, "smtp", when)}
+            made._sent = Dying(made._sent, when)
         take, answer = deliveries.Sending.take, deliveries.Sending.answer
 
         def taking(self, connection, *args):

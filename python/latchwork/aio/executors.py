@@ -20,7 +20,6 @@ from latchwork.aio.stores import in_thread
 from latchwork.aio.table import Row
 from latchwork.aio.turns import Turn
 from latchwork.aio.twinning import twin
-from latchwork.backends.futures import call_at_once
 from latchwork.callers import acting
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
@@ -43,7 +42,7 @@ class TaskFuture(asyncio.Future[T]):
         arrivals = Arrivals.here()
         super().__init__(loop=arrivals.loop)
         self._task = task
-        call_at_once(task, lambda ended: arrivals.post(self._end, ended))
+        task.call_at_once(lambda ended: arrivals.post(self._end, ended))
 
     @classmethod
     def around(cls, task: executor.TaskFuture[T]) -> TaskFuture[T]:

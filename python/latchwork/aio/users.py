@@ -23,6 +23,7 @@ from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import Arrivals, be_caller
 from latchwork.store.steps import Signal, Step
+from latchwork.user_code import is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -158,9 +159,11 @@ class _Listening:
         try:
             with acting(self._caller):
                 result = self._fn(*map(twin_of, self._args))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._error = error
             self._ended.set()
+            if is_interrupt(error):  # of the loop, which runs in the main thread
+                raise
             return
         if not inspect.iscoroutine(result):
             self._ended.set()

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from latchwork.interrupts import mutex, once_left
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ class Outcome(Future[T]):
     def _call(self, callbacks: tuple[_Callback, ...]) -> None:
         for callback in callbacks:
             try:
-                callback(self)
+                call_user(callback, self)
             except Exception:
                 _log.exception("a callback of a future raised")
 

@@ -26,6 +26,10 @@ class TaskExists(LatchworkError):
     """A detached task of this id is known, and calls another function or has other arguments."""
 
 
+class TaskCancelled(LatchworkError):
+    """The outcome of a task that another client took back. A wait for its result raises ``CancelledError``."""
+
+
 class AllFailed(LatchworkError):
     """Of calls of which one had to succeed, none did.
 

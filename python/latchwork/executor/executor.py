@@ -325,7 +325,7 @@ class Executor(concurrent.futures.Executor):
             ids = [member.id for member in group.members()]
         items = {member: replace(item, target=Member(member)) for member in ids}
         parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
-        return AllFuture(parts, f"task {what} for all members")
+        return AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
 
     def _item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -376,6 +376,7 @@ def _hint_of(functions: Functions, name: str) -> Any:
 async def _finish(submitter: Submitter) -> None:
     await submitter.wait_over(None)
     await submitter.close()
+    await submitter.callbacks.settle()
     _LIVE.discard(submitter)
 
 

@@ -7,13 +7,14 @@ the last ones alone: nobody sends a message when a task begins to run. ``state``
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from latchwork.executor.errors import SomeFailed
+from latchwork.executor.errors import SomeFailed, TaskCancelled
 from latchwork.executor.keys import task_id_of
 from latchwork.interrupts import mutex
 from latchwork.store.steps import driven, steps_of
@@ -21,6 +22,7 @@ from latchwork.store.steps import driven, steps_of
 if TYPE_CHECKING:
     from latchwork.executor.items import TaskItem
     from latchwork.executor.stored import Phase, TaskState
+    from latchwork.executor.submitting.callbacks import Callbacks
 
 T = TypeVar("T")
 
@@ -35,7 +37,10 @@ class Stage(Enum):
 
 
 class Tasks(Protocol):
-    """The tasks of one submitter, as its futures need them; both are driven."""
+    """The tasks of one submitter, as its futures need them; both methods are driven."""
+
+    #: Calls the done-callbacks of the futures.
+    callbacks: Callbacks
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """Take a task back; False when it runs or is over."""
@@ -89,14 +94,39 @@ class TaskTicket:
         return None if self.stage is Stage.STORED else "submitted"
 
 
-class TaskFuture(Future[T], Generic[T]):
+class CallbackFuture(Future[T], Generic[T]):
+    """A future whose done-callbacks hold up no other future.
+
+    Args:
+        callbacks: calls them.
+    """
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        super().__init__()
+        self._callbacks = callbacks
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Have ``fn(self)`` called when this has ended.
+
+        It is called in a thread that the executor has for callbacks: one after the other, in the order in which
+        futures end. It may block: waiting for this future, and other futures, does not depend on it. What it raises is
+        logged. When this has ended already, it is called now, in this thread.
+        """
+        super().add_done_callback(fn if self.done() else partial(self._callbacks.call, fn))
+
+    def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
+        """Have ``fn(self)`` called in the thread that ends this; now if it has ended. ``fn`` is ours, and quick."""
+        super().add_done_callback(fn)
+
+
+class TaskFuture(CallbackFuture[T]):
     """What ``Executor.submit`` returns. Safe to share between threads.
 
     ``running()`` is always False: nobody tells the submitter when a task begins; ask ``state()``.
     """
 
     def __init__(self, ticket: TaskTicket, tasks: Tasks) -> None:
-        super().__init__()  # without its condition, see below
+        super().__init__(tasks.callbacks)  # without its condition, see below
         self._ticket = ticket
         self._tasks = tasks
 
@@ -160,23 +190,23 @@ class TaskFuture(Future[T], Generic[T]):
             self.set_result(value)
 
     def end_raising(self, error: BaseException) -> None:
-        """It raised; a cancellation by somebody else cancels it here."""
-        if isinstance(error, CancelledError):
+        """It raised; a cancellation by another client cancels it here."""
+        if isinstance(error, TaskCancelled):
             self.end_cancelled()
             return
         with suppress(InvalidStateError):
             self.set_exception(error)
 
 
-class AllFuture(Future[dict[str, T]], Generic[T]):
+class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
     """The future of a task that runs on all members: a dictionary of their results. Safe to share between threads.
 
     Attributes:
         parts: the futures of the single runs, by member.
     """
 
-    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str) -> None:
-        super().__init__()
+    def __init__(self, parts: Mapping[str, TaskFuture[T]], what: str, callbacks: Callbacks) -> None:
+        super().__init__(callbacks)
         self.parts = dict(parts)
         self._what = what
         self._left = len(self.parts)
@@ -184,7 +214,7 @@ class AllFuture(Future[dict[str, T]], Generic[T]):
         if not self.parts:
             self.set_result({})
         for part in self.parts.values():
-            part.add_done_callback(self._ended)
+            part.call_at_once(self._ended)
 
     def cancel(self, *, interrupt: bool = False) -> bool:
         """Cancel all runs; False if one of them has begun, or is over. See ``TaskFuture.cancel``."""

@@ -6,12 +6,11 @@ They may also take a task back, and do away with dead letters. Counting tasks re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError
-from latchwork.executor.errors import NoSuchTask
+from latchwork.executor.errors import NoSuchTask, TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import DETACHED, Keys, check_store, item_id_of, member_of, queued_at_s, task_number
 from latchwork.executor.placing.placing import Offer, read_offer
@@ -229,7 +228,7 @@ def cancel_task(store: Store, task_id: str, name: str = "executor", *, interrupt
         place, _ = _look(store, keys, backlog, task_id)
         if place is None:
             return False
-        outcome = Outcome.failed(CancelledError(f"task {task_id} was cancelled")).to_bytes()
+        outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled")).to_bytes()
         ops: list[Op] = [Create(place.result_key, outcome)]
         stored = Stored(store, keys, backlog)
         return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))

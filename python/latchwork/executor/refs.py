@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
-from latchwork.executor.errors import NoSuchTask, TaskExists
+from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
 from latchwork.executor.placing.pickers import Picker
@@ -148,7 +148,7 @@ class TaskRef:
 
         Raises:
             TimeoutError: it is not over.
-            CancelledError: somebody cancelled it.
+            CancelledError: it was cancelled.
             NoSuchTask: it is not known, or was forgotten meanwhile.
             Exception: the task's own.
         """
@@ -158,7 +158,10 @@ class TaskRef:
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
         function = record.text("fn", "")
         hint = self._tasks.hint_of(function)
-        return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {function!r}")
+        try:
+            return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {function!r}")
+        except TaskCancelled as error:
+            raise CancelledError(str(error)) from None
 
     async def _outcome(self, key: str, timeout_s: float | None) -> Entry:
         clock = self._tasks.store.clock
@@ -185,7 +188,7 @@ class TaskRef:
             False: it runs, or is over.
         """
         place, _ = await self._place()
-        cancelled = Outcome.failed(CancelledError(f"task {self.id} was cancelled")).to_bytes()
+        cancelled = Outcome.failed(TaskCancelled(f"task {self.id} was cancelled")).to_bytes()
         ops: Sequence[Op] = [Create(place.result_key, cancelled)]
         return await self._tasks.stored.take_back(
             place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops

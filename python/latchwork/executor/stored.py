@@ -7,11 +7,11 @@ and makes the second. An item may be moved to the lane of all, and never from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Literal
 
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
+from latchwork.executor.errors import TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import Backlog, BacklogItem
@@ -220,5 +220,5 @@ def ended(value: bytes, at_s: float = 0.0) -> TaskState:
     return TaskState("cancelled" if is_cancelled else "failed", queued_at_s=at_s, why=outcome.failure.summary)
 
 
-#: How the outcome of a task that somebody else cancelled is told from a failure.
-CANCELLED = f"{CancelledError.__module__}:{CancelledError.__qualname__}"
+#: The outcome of a task that another client cancelled: a task itself may raise any ``CancelledError``.
+CANCELLED = f"{TaskCancelled.__module__}:{TaskCancelled.__qualname__}"

@@ -21,6 +21,7 @@ from latchwork.callers import current
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import mutex, once_left
 from latchwork.store.forks import Home
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -135,8 +136,8 @@ class Outlet:
     def _call(fn: Callable[[Any], object], value: Any) -> None:
         try:
             with as_callback():
-                fn(value)
-        except (Exception, SystemExit):
+                call_user(fn, value)
+        except Exception:
             _log.exception("a callback of a future raised; the others are called all the same")
 
 

@@ -1,8 +1,8 @@
 """Observers of a system: each is called when something happens, and none can disturb the system.
 
 An observer is called in the thread where the thing happens, so it must not block. An exception that it raises is
-logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions. ``SystemExit`` is
-such an exception: a listener that calls ``exit`` ends itself, and neither the thread of others nor the process.
+logged, once for each of its methods. ``listen`` and ``call_each`` are the same for plain functions. ``user_code`` says
+which exceptions these are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
 from latchwork.checks import check_listener
+from latchwork.user_code import call_user
 
 __all__ = ["Observers", "call_each", "check_listener", "listen"]
 
@@ -42,13 +43,13 @@ def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
 def call_each(calls: Iterable[Callable[[], None]], log: logging.Logger, problem: str, *about: object) -> None:
     """Call each listener, in this thread; one that raises is logged as this problem and stops no other.
 
-    An interrupt of this thread, such as ``KeyboardInterrupt``, is raised once all were called.
+    An interrupt of the main thread, such as ``KeyboardInterrupt``, is raised once all were called.
     """
     interrupt: BaseException | None = None
     for call in calls:
         try:
-            call()
-        except (Exception, SystemExit):
+            call_user(call)
+        except Exception:
             log.exception(problem, *about)
         except BaseException as raised:
             interrupt = raised
@@ -105,8 +106,8 @@ class Observers(Generic[T]):
 
     def _guarded(self, observer: T, method: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
-            return call(*args)
-        except (Exception, SystemExit):
+            return call_user(call, *args)
+        except Exception:
             if (id(observer), method) not in self._failed:
                 self._failed.add((id(observer), method))
                 _log.exception("observer %r raised in %s; further ones are not logged", observer, method)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.backends.futures import reject, resolve
 from latchwork.clock import Clock
-from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, UserCodeFailed
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
@@ -25,6 +25,7 @@ from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.tasks.batching import MOST_OPS, Landed, Unit, blamed, checks_of, gather, ops_of
 from latchwork.types import Check, Committed, Exists, Op
+from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -187,12 +188,12 @@ class GroupCommit:
     async def _ask_landed(self, unit: Unit, error: LatchworkError) -> bool:
         """Answer a unit by what it finds out; put it back when that has to wait, and say False."""
         try:
-            has_landed = unit.landed(error)
+            has_landed = call_user(unit.landed, error)
         except (Unavailable, OutcomeUnknown) as trouble:
             unit.is_doubtful = True
             self._again([unit], trouble)
             return False
-        except (Exception, SystemExit) as trouble:  # what it raises is the answer
+        except Exception as trouble:  # what it raises is the answer
             _fail(unit, trouble)
             return True
         if has_landed:
@@ -221,13 +222,13 @@ def _prefix_of(store: Store) -> str:
 
 def _answer(unit: Unit, done: Committed | None) -> None:
     try:
-        resolve(unit.future, done)  # a unit is answered once
-    except SystemExit:  # of a callback: it ends itself, and not this thread
-        _log.exception("a callback of a group commit called exit")
+        call_user(resolve, unit.future, done)  # a unit is answered once
+    except UserCodeFailed:
+        _log.exception("a callback of a group commit failed")
 
 
 def _fail(unit: Unit, error: BaseException) -> None:
     try:
-        reject(unit.future, error)
-    except SystemExit:
-        _log.exception("a callback of a group commit called exit")
+        call_user(reject, unit.future, error)
+    except UserCodeFailed:
+        _log.exception("a callback of a group commit failed")

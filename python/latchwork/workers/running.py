@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 from latchwork.errors import OutcomeUnknown, SessionLost, Unavailable
 from latchwork.store.steps import called
+from latchwork.user_code import cancellations, is_interrupt
+from latchwork.words import reason
 from latchwork.workers.errors import JobFaulty, JobTerminated, Removed
 
 _log = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ async def _run(worker: Runs, call: Callable[[], T]) -> T:
         return await called(call)
     except (JobFaulty, JobTerminated, Removed, ComesBack, *PASSING):
         raise
-    except Exception as error:
-        await worker.give_up(f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        if is_interrupt(error) or isinstance(error, (GeneratorExit, *cancellations())):
+            raise
+        await worker.give_up(reason(error))
         raise

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from latchwork.errors import LatchworkError
+from latchwork.user_code import call_user
+from latchwork.words import reason
 from latchwork.workflows.bundles import BundleCache
 from latchwork.workflows.definitions.built import BUILT
 from latchwork.workflows.definitions.logical import chosen, full_name
@@ -284,10 +286,10 @@ class Trying:
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out):
-                result = function(**args)
+                result = call_user(function, **args)
         except Exception as error:
             tried.log += out.getvalue() + traceback.format_exc()
-            tried.error = f"{type(error).__name__}: {error}"
+            tried.error = reason(error)
             return Outcome.FAILURE, {}
         tried.log += out.getvalue()
         return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from latchwork.executor.placing.targets import hasher_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
+from latchwork.user_code import call_user
 
 By = Literal["id", "function"]
 
@@ -197,7 +198,7 @@ def spread_over(picker: Picker, task: TaskInfo, view: View, load: Mapping[str, L
         if not left.members:
             picked.append(None)
             continue
-        member = picker.pick(TaskInfo(task.id, task.function, task.number, 0), left, load)
+        member = call_user(picker.pick, TaskInfo(task.id, task.function, task.number, 0), left, load)
         if member not in left and copies > 1:
             member = left.members[task.number % len(left.members)].id
         picked.append(member if member in left else None)

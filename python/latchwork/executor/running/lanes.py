@@ -40,6 +40,7 @@ from latchwork.tasks import (
     after_failure,
 )
 from latchwork.types import Check, Create, Exists, Op
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Node:
         """
         if not self.knows(item.function):  # in our lane nobody else would look at it
             return lane == self.lane and not _waits_for(item, self.member_id)
-        if self._accept is not None and not self._accept(item.function):
+        if self._accept is not None and not call_user(self._accept, item.function):
             return False
         if lane in (ANY, self.lane):
             return may_run(item, self.member_id, self.labels)

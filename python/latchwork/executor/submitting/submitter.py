@@ -21,6 +21,7 @@ from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
 from latchwork.interrupts import surely
 from latchwork.primitives import Backlog
@@ -50,6 +51,9 @@ class Submitter:
         session_ttl_s: of its session.
         on_session_lost: what becomes of the tasks when that is lost.
         label: what others see of it.
+
+    Attributes:
+        callbacks: calls the done-callbacks of its futures.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Submitter:
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
         self._preparing = Preparing(store, keys, self._backlog, self._placing)
+        self.callbacks = Callbacks(store.clock, keys.name)
         self._changed = Bell()
         self._wake = Signal()
         self._stop = Signal()
@@ -136,7 +141,7 @@ class Submitter:
             try:
                 await self._send(batch)
                 backoff.reset()
-            except Exception as error:  # of a picker of the user's, too: nobody must wait for ever
+            except Exception as error:  # of a picker, too: no future must wait forever
                 await self._trouble(batch, error, backoff)
 
     async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:

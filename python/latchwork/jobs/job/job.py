@@ -14,6 +14,8 @@ from latchwork.jobs.options.kinds import InvalidJob, ScheduleOption, Threads
 from latchwork.jobs.options.settings import JobOptions
 from latchwork.jobs.options.table import JobRows, documented, rows
 from latchwork.jobs.stored.keys import check_id, check_item
+from latchwork.user_code import is_interrupt
+from latchwork.words import reason
 
 _CHANGEABLE = frozenset(each.name for each in rows(JobRows))
 
@@ -255,11 +257,10 @@ def read_pool(job: Job) -> tuple[str, ...]:
     try:
         items = job.work_pool()
         listed = items if isinstance(items, (str, bytes)) or not isinstance(items, Iterable) else list(items)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: user code must not end the thread that reads all pools
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        msg = f"work pool of job {job.id} raised {reason}; its stored items stay as they are, repair work_pool()"
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        msg = f"work pool of job {job.id} raised {reason(error)}; its stored items stay as they are, repair work_pool()"
         raise WorkPoolFailed(msg) from error
     return check_pool(job.id, listed)
 

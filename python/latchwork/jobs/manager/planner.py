@@ -14,6 +14,7 @@ from latchwork.assignment import Strategy, traits_of
 from latchwork.jobs.manager.placing import AskedPart, Outcome, Part, Placed, part_for
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, ShareChange, holders_in, rebalance, unplaced
 from latchwork.jobs.manager.strategies import Strategies
+from latchwork.user_code import call_user
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class _Round:
         """Place the jobs of one strategy; those that it fails on stay where they are."""
         view = ClusterView(self._view.workers, {job: self._view.pools[job] for job in jobs}, self._view.shares)
         try:
-            outcome = self._ask(strategy, view)
+            outcome = call_user(self._ask, strategy, view)
         except Exception as error:
             self.failed.update(dict.fromkeys(jobs, error))
             outcome = Outcome(lambda job: holders_in(view, job, view.workers), moved=True)

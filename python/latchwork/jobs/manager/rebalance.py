@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from latchwork.assignment import JobProblem, Plan, Problem, Strategy, check_plan
 from latchwork.jobs.manager.strategies import Strategies
+from latchwork.user_code import call_user
 
 #: Job to worker to items.
 Shares = Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -97,7 +98,7 @@ def rebalance(view: ClusterView, strategies: Strategies) -> Rebalance:
     deferred = 0
     for strategy, jobs in strategies.groups(view.pools):
         try:
-            plan, shares = _placed(view, strategy, jobs, placed)
+            plan, shares = call_user(_placed, view, strategy, jobs, placed)
             desired.update(shares)
             deferred += len(plan.deferred)
             placed.update(plan.owners)

@@ -10,6 +10,7 @@ from typing import Literal
 from latchwork.interrupts import mutex
 from latchwork.jobs.observe.records import JobStats
 from latchwork.jobs.stored.outcomes import MOST_TEXT, NAMED, JobOutcome, RunError
+from latchwork.words import message
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +160,7 @@ def _among(items: Collection[str], known: Collection[str]) -> list[str]:
 
 def told(error: BaseException) -> str:
     """An error in one line: its type and its message, cut to what is kept."""
-    try:
-        message = " ".join(str(error).split())
-    except Exception:  # the user's own class
-        message = "its message cannot be told: __str__ raised"
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    about = " ".join(message(error).split())
+    text = f"{type(error).__name__}: {about}" if about else type(error).__name__
     text = text.encode("utf-8", "replace").decode()  # half of a character cannot be stored
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 6]} (cut)"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.records import short
-from latchwork.tasks.errors import BadPayload, NotSerializable, RemoteError, RemoteTraceback
+from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
-from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, parts_of, rebuilt
+from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, names_of, parts_of, rebuilt
 from latchwork.tasks.payloads.values import pack, unpack
-from latchwork.words import printable
+from latchwork.words import message, printable, reason
 
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
 MOST_TEXT = 8_000
@@ -48,14 +48,11 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, is_final: bool = False, is_refusal: bool = False) -> Failure:
-        """The failure that an exception is."""
-        kind = type(error)
-        lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
+        """Return the failure that an exception is. Raises nothing, whatever the class of the exception does."""
         return cls(
-            kind.__module__,
-            kind.__qualname__,
-            _cut(_text_of(error), MOST_TEXT),
-            _cut(lines, MOST_TRACEBACK),
+            *names_of(type(error)),
+            _cut(message(error), MOST_TEXT),
+            _cut(_traceback_of(error), MOST_TRACEBACK),
             _stored(error),
             is_final,
             is_refusal,
@@ -172,7 +169,10 @@ class Outcome:
 
 def _stored(error: BaseException) -> bytes:
     """Its arguments and those of its attributes that are plain values; empty when the arguments are not."""
-    parts = parts_of(error)
+    try:
+        parts = parts_of(error)
+    except BaseException:  # of the properties of its class
+        return b""
     state = {name: value for name, value in parts.state.items() if type(name) is str and _packed([value])}
     return _packed([parts.args, state])
 
@@ -180,15 +180,15 @@ def _stored(error: BaseException) -> bytes:
 def _packed(value: object) -> bytes:
     try:
         return pack(value, "an exception")
-    except NotSerializable:
+    except BaseException:  # of a class of the user
         return b""
 
 
-def _text_of(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "backslashreplace").decode()
-    except Exception as broken:
-        return f"<its message cannot be made: {type(broken).__name__}>"
+        return "".join(traceback.format_exception(error))
+    except BaseException as broken:
+        return f"<its traceback cannot be made: {reason(broken)}>\n"
 
 
 def _cut(text: str, most: int) -> str:

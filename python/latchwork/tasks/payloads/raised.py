@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_MODULE_OF = type.__dict__["__module__"].__get__
+_QUALNAME_OF = type.__dict__["__qualname__"].__get__
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaisedParts:
@@ -25,8 +28,13 @@ class RaisedParts:
 
 def parts_of(error: BaseException) -> RaisedParts:
     """An exception taken apart; notes are attributes."""
-    kind = type(error)
-    return RaisedParts(kind.__module__, kind.__qualname__, _args_of(error), dict(vars(error)))
+    return RaisedParts(*names_of(type(error)), _args_of(error), dict(vars(error)))
+
+
+def names_of(kind: type) -> tuple[str, str]:
+    """Return the module and the qualified name of a class, whatever its metaclass does."""
+    module = _MODULE_OF(kind)
+    return module if type(module) is str else "", _QUALNAME_OF(kind)
 
 
 def _args_of(error: BaseException) -> tuple[Any, ...]:
@@ -62,4 +70,4 @@ def loaded_class(module: str, name: str) -> type[Exception] | None:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     good = isinstance(found, type) and issubclass(found, Exception)
-    return found if good and (found.__module__, found.__qualname__) == (module, name) else None
+    return found if good and names_of(found) == (module, name) else None

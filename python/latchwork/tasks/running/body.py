@@ -62,7 +62,7 @@ class Body:
             if place is not None and place.name not in self._functions:
                 self._functions.add(Registered(place.name, self._find(place)))
             return perform(call, self._functions, self._payloads, self._context)
-        except (Exception, SystemExit) as error:  # of the import of a module
+        except BaseException as error:  # of the import of a module
             return Outcome.failed(error)
         finally:
             self._context = None

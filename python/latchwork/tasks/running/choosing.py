@@ -12,6 +12,7 @@ from latchwork.clock import Clock
 from latchwork.primitives import BacklogItem
 from latchwork.tasks.running.feeding import FeederHooks
 from latchwork.types import Absent, Check, Op
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class Choosing:
         if is_suspect(item) and item.path != (self._held or self._wanted or item.path):
             return False
         try:
-            return self._hooks.accept(item)
-        except (Exception, SystemExit):
+            return call_user(self._hooks.accept, item)
+        except Exception:
             self._leave_broken(item)
             return False
 
@@ -64,16 +65,16 @@ class Choosing:
         if is_suspect(item):
             self._wanted = item.path
         try:
-            return self._hooks.extra(item)  # noqa: S610 - of a backlog, not of Django
-        except (Exception, SystemExit):
+            return call_user(self._hooks.extra, item)
+        except Exception:
             self._leave_broken(item)
             return [Absent(item.key)], []  # it is there: so it is left out
 
     def told_refused(self, item: BacklogItem) -> None:
         """Its extra checks did not hold."""
         try:
-            self._hooks.refused(item)
-        except (Exception, SystemExit):
+            call_user(self._hooks.refused, item)
+        except Exception:
             self._leave_broken(item)
 
     def taken(self, item: BacklogItem) -> None:

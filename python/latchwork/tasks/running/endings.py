@@ -20,6 +20,7 @@ from latchwork.tasks.retry import backoff_s
 from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run
 from latchwork.tasks.running.pauses import Pauses
 from latchwork.types import Committed
+from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.tasks.payloads.outcome import Outcome
@@ -123,8 +124,8 @@ class Endings:
             self._lose(task)
             return
         try:
-            ending = self._hooks.finish(task.claim, task.outcome)
-        except (Exception, SystemExit) as error:
+            ending = call_user(self._hooks.finish, task.claim, task.outcome)
+        except Exception as error:
             self._undecided(task, error)
             return
         if isinstance(ending, Future):
@@ -236,8 +237,8 @@ class Endings:
     def _lose(self, task: Taken) -> None:
         self._over(task, "lost")
         try:
-            self._hooks.lost(task.claim)
-        except (Exception, SystemExit):
+            call_user(self._hooks.lost, task.claim)
+        except Exception:
             _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
 
 

@@ -34,6 +34,7 @@ from latchwork.tasks.running.guarding import Guard
 from latchwork.tasks.running.lining import Lines, worth_claiming
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, context_of, share_of
+from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -228,7 +229,7 @@ class Feeder(Starts):
                 found, is_all = await self._look()
             except Closed:
                 return
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 text = "node %s could not look for items, and will again: %s"
                 _log.warning(text, self._node_id, error, exc_info=not isinstance(error, LatchworkError))
                 await Pause(self._clock, self._stop, backoff.next_s())
@@ -321,7 +322,7 @@ class Feeder(Starts):
             self._tasks[claim.item.path], takes = task, self._takes  # it may have closed while this was on its way
             self._counts["taken"] += 1
         try:
-            what = self._hooks.begin(claim) if takes else Release(why="its node takes no more", count=False)
+            what = call_user(self._hooks.begin, claim) if takes else Release(why="its node takes no more", count=False)
             if isinstance(what, Run):
                 self._prepare(task, what)
                 self._line.add(task)
@@ -329,7 +330,7 @@ class Feeder(Starts):
         except (OwnershipLost, Closed):
             self._endings.finish(task)
             return
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             _log.exception("node %s could not begin item %s, and gives it back", self._node_id, claim.item.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
         self._endings.end(task, what)

@@ -16,6 +16,7 @@ from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
 from latchwork.tasks.running.performing import Call
 from latchwork.types import Check, Committed, Op
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -175,8 +176,8 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str)
     """Tell a system what was taken, if anything was; what it raises keeps nothing from being begun."""
     try:
         if claims:
-            hooks.taken(claims)
-    except (Exception, SystemExit) as error:
+            call_user(hooks.taken, claims)
+    except Exception as error:
         text = "node %s did not prepare %d items: %s"
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
 
@@ -184,8 +185,8 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str)
 def tell_lost(hooks: FeederHooks, claim: BacklogClaim, node_id: str) -> None:
     """Tell a system that a claim will not be ended by it here."""
     try:
-        hooks.lost(claim)
-    except (Exception, SystemExit):
+        call_user(hooks.lost, claim)
+    except Exception:
         _log.exception("node %s: what was to be done about item %s failed", node_id, claim.item.path)
 
 

@@ -11,6 +11,7 @@ from itertools import count
 from latchwork.clock import Clock
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
+from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,6 @@ class Pauses:
 
 def _make(call: Callable[[], object]) -> None:
     try:
-        call()
-    except (Exception, SystemExit):
+        call_user(call)
+    except Exception:
         _log.exception("what was to be done after a pause failed: %r", call)

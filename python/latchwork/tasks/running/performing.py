@@ -1,11 +1,11 @@
-"""One call: its payload to arguments, its function, its result to a payload. Never raises but for an interrupt.
+"""One call: its payload to arguments, its function, its result to a payload. Raises nothing.
 
+A function may raise anything, and so may a codec or a class of the user: whatever it is, the outcome names it.
 Nothing here touches the network.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from latchwork.checks import late_result
 from latchwork.tasks.errors import (
     BadPayload,
     NotSerializable,
-    PayloadTooLarge,
     TaskRefused,
     TaskStopped,
     TaskTimeout,
@@ -25,6 +24,7 @@ from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Arguments, Payloads
 from latchwork.tasks.payloads.outcome import Instead, Outcome
 from latchwork.tasks.running.context import TaskContext, running
+from latchwork.user_code import cancellations
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,14 +81,14 @@ def perform(
     except (UnknownFunction, BadPayload) as error:
         unknown = isinstance(error, UnknownFunction)
         return Outcome.failed(error, is_final=not unknown, is_refusal=unknown)
+    except BaseException as error:
+        return Outcome.failed(error)
     token = running.set(context)
     try:
         value = _called(registered, arguments, context, run_loop)
     except TaskRefused as error:
         return Outcome.failed(error, is_refusal=True)
     except BaseException as error:
-        if not isinstance(error, (Exception, SystemExit, *_cancelled())):
-            raise
         return Outcome.failed(_without_our_frames(error))
     finally:
         running.reset(token)
@@ -127,7 +127,7 @@ def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: Run
     try:
         return run_loop(body, context)
     except BaseException as error:
-        if not isinstance(error, _cancelled()) or not context.should_stop:
+        if not isinstance(error, cancellations()) or not context.should_stop:
             raise
         if context.is_overdue:
             raise TaskTimeout(f"task {context.task_id} was cancelled: its time was over") from error
@@ -147,12 +147,6 @@ def _with_context(
     return registered.spread({**bound, **dict.fromkeys(names, context)})
 
 
-def _cancelled() -> tuple[type[BaseException], ...]:
-    """What asyncio raises in what is cancelled; nothing while nobody has imported it."""
-    loaded = sys.modules.get("asyncio.exceptions")
-    return () if loaded is None else (loaded.CancelledError,)
-
-
 def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
     if isinstance(value, Instead):
@@ -160,9 +154,7 @@ def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) 
     try:
         hint = registered.hints.get("return", Any)
         return Outcome(payloads.encode(value, what, hint, like=call.payload))
-    except (NotSerializable, PayloadTooLarge, BadPayload) as error:
-        return Outcome.failed(error, is_final=True)
-    except Exception as error:
+    except BaseException as error:
         return Outcome.failed(error, is_final=True)
 
 

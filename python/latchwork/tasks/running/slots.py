@@ -30,6 +30,7 @@ from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.looping import TaskLoop
 from latchwork.tasks.running.performing import Call, RunAsync, perform
 from latchwork.tasks.running.process import TaskProcess
+from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
     from latchwork.tasks.children import Leash
@@ -64,8 +65,8 @@ class _Run:
         except IndexError:
             return
         try:
-            self.ended(outcome)
-        except (Exception, SystemExit):  # it ends itself, and not the slot
+            call_user(self.ended, outcome)
+        except Exception:
             _log.exception("what was to be done at the end of task %s failed", self.context.task_id)
 
 
@@ -284,7 +285,7 @@ class Slots:
                 outcome = Outcome.failed(TaskStopped(f"task {run.context.task_id} was told to stop before it began"))
             else:
                 outcome = self._outcome(run, process)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             outcome = Outcome.failed(error)
         finally:
             took_s = self._clock.now() - began

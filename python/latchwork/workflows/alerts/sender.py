@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from latchwork.clock import Clock, SystemClock
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
+from latchwork.user_code import call_user
 from latchwork.words import reason
 from latchwork.workflows.alerts import by_apprise, mail, webhook
 from latchwork.workflows.alerts.channels import checked_channel, filled
@@ -221,7 +222,9 @@ class Sender:
             return Answer.REJECTED, f"it cannot be made into a message: {Mask(used).text(reason(error))}"
         mask = Mask(used)
         try:
-            return Answer.SENT, line(mask.text(self._ways[taken.channel.kind](message, options, self._now())))
+            return Answer.SENT, line(
+                mask.text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
+            )
         except NotSent as error:
             return error.answer, line(mask.text(str(error)))
         except ValueError as error:

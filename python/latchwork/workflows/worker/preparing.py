@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import ValidationError
 
 from latchwork.errors import LatchworkError
+from latchwork.user_code import call_user
 from latchwork.words import reason
 from latchwork.workflows.bundles import BadBundle, BundleCache
 from latchwork.workflows.definitions.templates import (
@@ -146,7 +147,7 @@ class Preparing:
         """
         known = _Known(spec, self._secrets)
         try:
-            return self._said_why(attempt, spec, folder, known)
+            return call_user(self._said_why, attempt, spec, folder, known)
         except CannotRun as error:
             raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
         except Exception as error:  # of a task type of somebody's
