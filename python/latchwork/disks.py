@@ -1,6 +1,6 @@
-"""Files that are replaced at once, and what is wrong with the place of a file, in words.
+"""Files that are replaced atomically, folders that no other user can change, and the cause of a failed write, in words.
 
-SQLite says of a full disk that there was an I/O error; the system names no file where a write fails.
+SQLite reports a full disk as an I/O error, and the system names no file when a write fails.
 """
 
 from __future__ import annotations
@@ -38,6 +38,57 @@ def trouble_of(path: Path) -> str:
     except OSError as error:
         return f"{printable(str(folder))}: {error.strerror or error}"
     return ""
+
+
+def secure_folder(path: Path, mode: int = 0o700) -> Path:
+    """Make a folder that no other user of this machine can change or replace.
+
+    Every level above it must belong to root or to this user, and may be writable for others only with the sticky bit,
+    as the temporary folder is. The folder itself must belong to this user and be writable for no one else.
+
+    Args:
+        path: The folder. Missing levels are made, with this mode.
+        mode: Permissions of what is made.
+    Returns:
+        The path without symbolic links, so that no link can lead elsewhere later.
+    Raises:
+        PermissionError: Another user owns or can change a level; the message names it.
+        OSError: A level cannot be made.
+    """
+    real = Path(os.path.realpath(path.expanduser()))
+    for level in [*reversed(real.parents), real]:
+        try:
+            level.mkdir(mode=mode)
+        except FileExistsError:
+            pass
+        else:
+            level.chmod(mode)  # whatever the umask is
+        _refuse_foreign(level, is_last=level == real)
+    return real
+
+
+def _refuse_foreign(folder: Path, *, is_last: bool) -> None:
+    found, user = folder.lstat(), os.geteuid()
+    where = printable(str(folder))
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{where} is not a folder")
+    if found.st_uid != user and (is_last or found.st_uid != 0):
+        raise PermissionError(f"{where} belongs to user {found.st_uid}, not to user {user}, who would use it")
+    open_to = found.st_mode & (0o002 if _is_private_group(found) else 0o022)
+    if open_to and (is_last or not found.st_mode & stat.S_ISVTX):
+        raise PermissionError(f"other users may write to {where}: take that right away with chmod go-w")
+
+
+def _is_private_group(found: os.stat_result) -> bool:
+    """Return whether the group of a folder has its owner as the only member, as systems with a umask of 002 make it."""
+    import grp  # not on every system
+    import pwd
+
+    try:
+        owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == found.st_gid and owner.pw_name == group.gr_name and set(group.gr_mem) <= {owner.pw_name}
 
 
 def replace_file(path: Path, data: bytes, *, mode: int) -> None:

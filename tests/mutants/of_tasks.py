@@ -83,9 +83,9 @@ DEFECTS = (
     Defect(
         "Children",
         "a folder that others can write to says what is to be ended",
-        "tasks/children/notes.py",
-        " and not found.st_mode & 0o022",
-        "",
+        "disks.py",
+        "if open_to and (is_last or not found.st_mode & stat.S_ISVTX):",
+        "if open_to and not is_last and not found.st_mode & stat.S_ISVTX:",
         of(
             "tasks/left_behind",
             "without_a_folder_that_is_ours_alone_commands_run_and_nothing_is_ended",

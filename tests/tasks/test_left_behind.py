@@ -117,6 +117,7 @@ def test_without_a_folder_that_is_ours_alone_commands_run_and_nothing_is_ended(t
     elif trouble == "file":
         top.write_text("")
     else:
+        (tmp_path / "nowhere").write_text("")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with Child(["true"]) as child:
         assert child.wait(45.0).is_success

@@ -540,6 +540,7 @@ def test_lanes_are_looked_at_in_the_order_of_what_each_has_first(store, logs, tm
 def test_task_of_a_tenant_runs_as_that_user_in_a_folder_of_its_own(store, logs, tmp_path, monkeypatch, request):
     monkeypatch.setenv("ROOTS_OWN", "secret")
     work = Path(tempfile.mkdtemp())  # pytest's own folders let nobody else in
+    work.chmod(0o711)
     request.addfinalizer(lambda: shutil.rmtree(work))
     made = working.worker(store, tmp_path, work_dir=work)
     request.addfinalizer(made.close)

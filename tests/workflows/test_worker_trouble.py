@@ -206,7 +206,7 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_where_tasks_run_fails_the_task_with_the_reason_and_no_other(store, logs, small_disk, tmp_path):
-    made = working.worker(store, tmp_path, work_dir=small_disk)
+    made = working.worker(store, tmp_path, work_dir=small_disk / "work")
     filled = result(store, shell(store, 1, 'head -c 9000000 /dev/zero > here; echo a=1 >> "$LATCHWORK_OUTPUT"'))
     assert filled.outcome is Outcome.FAILURE
     assert "No space left on device" in log_of(logs, filled)

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
 from latchwork.words import printable
 from latchwork.workflows.logs import LogStore
@@ -100,18 +101,22 @@ def _files(folder: Path, root: Path) -> Iterator[Path]:
 
 
 class BundleCache:
-    """Bundles that were unpacked on this machine. Safe to share between threads and processes.
+    """Bundles that were unpacked on this machine. Thread-safe, and several processes may share a folder.
+
+    A bundle that an earlier process unpacked is compared with its zip, and the zip with its name, before the first use
+    in this process: a power cut can leave empty files, and somebody may have changed them.
 
     Args:
-        folder: where they are unpacked; what is in it is made again when it is gone.
+        folder: where bundles are unpacked. Its content can be deleted at any time.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._verified: set[str] = set()
         self._mutex = threading.Lock()
 
     def path(self, sha256: str, logs: LogStore) -> Path:
-        """The folder of a bundle, fetched if it is not here.
+        """Return the folder of a bundle, fetched unless it is here and intact.
 
         Raises:
             BadBundle: it is missing, or not what its name says.
@@ -119,12 +124,37 @@ class BundleCache:
         """
         found = self._folder / sha256
         with self._mutex:
-            if not found.exists():
+            if sha256 in self._verified and found.exists():
+                return found
+            if not self._is_intact(sha256):
                 data = logs.get_file(file_of(sha256))
                 if data is None:
                     raise BadBundle(f"code bundle {sha256[:12]} is not in {logs.url}: deploy the workflow again")
                 self._unpack(Bundle(sha256, data), found)
+            self._verified.add(sha256)
         return found
+
+    def _is_intact(self, sha256: str) -> bool:
+        """Return whether the zip has its name, and the folder has the files of the zip and no others."""
+        found = self._folder / sha256
+        try:
+            data = self._zip(sha256).read_bytes()
+            if hashlib.sha256(data).hexdigest() != sha256:
+                return False
+            for each in found.rglob("__pycache__"):  # made by Python, which would run it
+                shutil.rmtree(each)
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                expected = {found / each.filename for each in archive.infolist() if not each.is_dir()}
+                there = {each for each in found.rglob("*") if not each.is_dir() or each.is_symlink()}
+                return there == expected and all(
+                    not each.is_symlink() and each.read_bytes() == archive.read(each.relative_to(found).as_posix())
+                    for each in expected
+                )
+        except (OSError, zipfile.BadZipFile):
+            return False
+
+    def _zip(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.zip"
 
     def _unpack(self, bundle: Bundle, path: Path) -> None:
         if hashlib.sha256(bundle.data).hexdigest() != bundle.sha256:
@@ -133,6 +163,7 @@ class BundleCache:
             )
         self._folder.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=self._folder))
+        old = made.with_suffix(".old")
         try:
             with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
                 if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
@@ -143,9 +174,13 @@ class BundleCache:
                         target.chmod(_PROGRAM if (each.external_attr >> 16) & 0o100 else _PLAIN)
             for folder in [made, *(each for each in made.rglob("*") if each.is_dir())]:
                 folder.chmod(0o755)  # other users run it too
+            replace_file(self._zip(bundle.sha256), bundle.data, mode=0o600)
+            if path.exists() and not self._is_intact(bundle.sha256):
+                path.rename(old)
             with suppress(OSError):  # another process was faster
                 made.rename(path)
         except zipfile.BadZipFile as error:
             raise BadBundle(f"code bundle {bundle.sha256[:12]} is no zip: {error}") from error
         finally:
             shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)

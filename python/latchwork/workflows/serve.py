@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from latchwork.store import connect
 from latchwork.web import HttpServer, listening
@@ -116,7 +116,8 @@ class Serve:
                 Master(database, store, order=options.order, logs=logs, keep=options.keep, secrets=secrets)
             )
         if options.worker is not None:
-            worker = Worker(store, logs=logs, options=options.worker, secrets=secrets)
+            runs = replace(options.worker, work_dir=options.worker.work_dir or home.folder / "work")
+            worker = Worker(store, logs=logs, options=runs, secrets=secrets)
             worker.start()
             stack.callback(worker.close)
             worker.wait_ready(_READY_S)

@@ -65,6 +65,15 @@ KeepDays = Annotated[
         min=0.0, help="Days after which runs that are over are deleted, with their logs; the newest of each stay."
     ),
 ]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--work-dir",
+        metavar="DIR",
+        show_default=False,
+        help="The folder in which tasks run. No other user may be able to change it.  [unless given: work, in --home]",
+    ),
+]
 SecretsDir = Annotated[
     Path | None,
     typer.Option(
@@ -230,6 +239,7 @@ def worker(
         ),
     ] = "wait",
     drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM.")] = 30.0,
+    work_dir: WorkDir = None,
     secrets: SecretsDir = None,
     home: HomeDir = None,
     store: StoreUrl = None,
@@ -241,7 +251,7 @@ def worker(
     from latchwork.workflows.worker import Secrets, Worker
 
     more = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
-    options = worker_options(slots, groups, **more)
+    options = worker_options(slots, groups, work_dir=work_dir or where.folder / "work", **more)
     log_to_stderr()
     with opened_store(where) as there:
         node = Worker(

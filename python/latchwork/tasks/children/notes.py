@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from latchwork.disks import secure_folder
 from latchwork.tasks.children.marked import end_marked
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -120,20 +120,10 @@ def notes_folder() -> Path | None:
     if not name:
         return None
     top = Path(tempfile.gettempdir()) / f"latchwork-{os.geteuid()}"
-    for each, mode in ((top, 0o711), (top / name, 0o700)):
-        with suppress(OSError):
-            each.mkdir(mode=mode)
-        if not _is_ours(each):
-            return None
-    return top / name
-
-
-def _is_ours(folder: Path) -> bool:
     try:
-        found = os.lstat(folder)
+        return secure_folder(secure_folder(top, 0o711) / name)
     except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        return None
 
 
 @cache

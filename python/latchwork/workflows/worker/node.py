@@ -24,12 +24,14 @@ from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.words import reason
 from latchwork.workflows.definitions.model import NAME_PATTERN
+from latchwork.workflows.home import Home as WorkflowsHome
 from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.shift import Shift
+from latchwork.workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,6 +93,7 @@ class Worker:
         if re.match(NAME_PATTERN, self.name) is None:
             raise ValueError(f"{self.name!r} is no name of a worker; use letters, digits, '_', '-' and '.'")
         self.options = options or WorkerOptions()
+        self._work_dir = self.options.work_dir or WorkflowsHome.of().folder / "work"
         self._store = store
         self._keys = Keys(root)
         self._logs = logs
@@ -122,8 +125,12 @@ class Worker:
 
         Raises:
             Closed: it was closed.
+            LatchworkError: another user can change its work folder, or it cannot be made.
         """
         self._home.check()  # first: a child of a fork may find the lock held for ever
+        self._work_dir = work_folder(self._work_dir)
+        for each in (ATTEMPTS, BUNDLES):
+            work_folder(self._work_dir / each)
         with Finally(self._unless_started), self._changed:
             if self._stop.is_set():
                 raise Closed(f"worker {self.name!r} was closed; make another one")
@@ -261,6 +268,7 @@ class Worker:
             self.name,
             self._host,
             self.options,
+            work_dir=self._work_dir,
             logs=self._logs,
             types=self._types,
             secrets=self._secrets,

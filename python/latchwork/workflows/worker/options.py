@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -31,7 +30,10 @@ class WorkerOptions:
         disconnect_grace_s: seconds.
         stop_grace_s: seconds from SIGTERM to SIGKILL.
         drain_s: seconds that tasks have to end by themselves when the worker is told to end.
-        work_dir: where tasks run, and bundles are unpacked; a folder of the user's in the temporary one by default.
+        work_dir: folder in which tasks run and bundles are unpacked, made if missing. It must belong to the user of the
+            worker, and no other user may be able to change it or a folder above it. None: ``work`` in the home of the
+            workflows, ``~/.local/share/latchwork/workflows/work`` by default. Tasks of tenants need a folder that these
+            users can enter.
         python: the interpreter of Python tasks.
         most_log_bytes: of the log of one attempt; of what comes after that the end is kept.
     """
@@ -43,7 +45,7 @@ class WorkerOptions:
     disconnect_grace_s: float = 2.0
     stop_grace_s: float = 5.0
     drain_s: float = 30.0
-    work_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / f"latchwork-{os.geteuid()}")
+    work_dir: Path | None = None
     python: str = sys.executable
     most_log_bytes: int = MOST_BYTES
 

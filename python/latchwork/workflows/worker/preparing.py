@@ -36,6 +36,7 @@ from latchwork.workflows.types.registry import UnknownType
 from latchwork.workflows.worker.attempt import Attempt
 from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.tenants import NoTenant, environment, hand_over, user_of
+from latchwork.workflows.worker.work_folder import barrier_to
 
 _log = logging.getLogger(__name__)
 
@@ -228,6 +229,13 @@ class Preparing:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         hand_over(folder, user)
+        barrier = None if user is None else barrier_to(folder, user)
+        if barrier is not None:
+            raise CannotRun(
+                f"user {user!r} cannot enter {barrier}, and tasks run below it: give the worker a folder that its "
+                "tenants can enter with --work-dir",
+                is_final=False,
+            )
 
 
 def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from latchwork.errors import LatchworkError, Unavailable
+from latchwork.errors import Unavailable
 from latchwork.primitives import Backlog, Group
 from latchwork.store import Session, Store
 from latchwork.tasks import Feeder, GroupCommit, Slots
@@ -29,6 +29,7 @@ from latchwork.workflows.worker.performing import Performing
 from latchwork.workflows.worker.preparing import Preparing
 from latchwork.workflows.worker.task_groups import TaskGroups
 from latchwork.workflows.worker.tenants import own_user
+from latchwork.workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Shift:
         name: of the worker.
         host: the machine's.
         options: of the worker.
+        work_dir: folder in which tasks run, made by ``work_folder``.
         logs: where logs go.
         types: the task types of this process.
         secrets: of this machine.
@@ -67,6 +69,7 @@ class Shift:
         host: str,
         options: WorkerOptions,
         *,
+        work_dir: Path,
         logs: LogStore,
         types: TaskTypes,
         secrets: Secrets,
@@ -78,11 +81,11 @@ class Shift:
         self._options = options
         self._logs = logs
         self.session = session
-        self._folder = options.work_dir / "attempts" / name
+        self._folder = work_dir / ATTEMPTS / name
         self.health = Health(self._log_store_changed)
         told_s, force_s = options.margins_s(session.ttl_s)
         self._leash = Leash(session.remaining_s, margin_s=force_s)
-        preparing = Preparing(options, types, secrets, BundleCache(options.work_dir / "bundles"), logs)
+        preparing = Preparing(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
         performing = Performing(
             store,
             keys,
@@ -248,10 +251,5 @@ def _version() -> str:
 
 
 def _empty(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        for each in (folder.parent.parent, folder.parent, folder):
-            each.mkdir(exist_ok=True, parents=True)
-            each.chmod(0o711)  # tenants reach their own folders, and see no others
-    except OSError as error:
-        raise LatchworkError(f"this worker cannot use its folder {folder}: {error}; give another work_dir") from error
+    shutil.rmtree(folder, ignore_errors=True)
+    work_folder(folder)
