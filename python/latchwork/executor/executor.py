@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import logging
+import os
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from typing import Any, TypeVar, cast
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
-from latchwork.executor.futures import AllFuture, TaskFuture
+from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
 from latchwork.executor.keys import DETACHED, Keys, check_store, check_task_id, detached_id
 from latchwork.executor.placing.pickers import Picker, Pull
@@ -167,7 +168,8 @@ class Executor(concurrent.futures.Executor):
         first = [self.submit(fn, *args) for args in (calls if buffersize is None else islice(calls, buffersize))]
         first.reverse()
         more = calls if buffersize is not None else iter(())
-        return results_of(first, more, partial(self.submit, fn), until, clock.now)
+        drop = partial(self._cancel_soon, interrupt=False)
+        return results_of(first, more, partial(self.submit, fn), drop, until=until, now=clock.now)
 
     def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
         """Submit a call and wait for its value; when the time is over, it is cancelled and removed everywhere.
@@ -181,7 +183,7 @@ class Executor(concurrent.futures.Executor):
             return future.result(timeout_s)
         except BaseException as error:
             if not future.done():
-                self._cancel_quietly([future])
+                self._cancel_soon([future])
                 if isinstance(error, concurrent.futures.TimeoutError):
                     late = f"task {future.id} did not end within {timeout_s:g} s; it was cancelled"
                     raise TimeoutError(late) from None
@@ -216,7 +218,7 @@ class Executor(concurrent.futures.Executor):
                         return future.result()
                 left = others
         finally:
-            self._cancel_quietly([future for future in futures if not future.done()])
+            self._cancel_soon([future for future in futures if not future.done()])
         errors = tuple(error_of(future) for future in futures)
         raise AllFailed(f"none of {len(futures)} calls succeeded; the first raised {errors[0]!r}", errors)
 
@@ -299,16 +301,24 @@ class Executor(concurrent.futures.Executor):
 
     # The end
 
+    def __exit__(self, *raised: object) -> bool | None:
+        """Shut down. A child of a fork leaves the tasks to its parent."""
+        if not self._submitter.is_foreign:
+            self.shutdown(wait=True)
+        return None
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks; wait for those that were submitted, and end.
 
         Args:
             wait: False returns at once; the rest goes on in the background, and the interpreter waits for it.
-            cancel_futures: cancel all that does not run yet.
+            cancel_futures: cancel all that does not run yet; what is stored, in the background.
+        Raises:
+            ForkedProcess: this process is a child of the one that made the executor.
         """
         tickets = self._submitter.begin_close()
         if cancel_futures:
-            self._cancel_quietly([ticket.future for ticket in tickets], interrupt=False)
+            self._submitter.cancel_soon(tickets, interrupt=False)
         self._end.detach()
         self._detached.close()
         if wait:
@@ -325,7 +335,9 @@ class Executor(concurrent.futures.Executor):
             ids = [member.id for member in group.members()]
         items = {member: replace(item, target=Member(member)) for member in ids}
         parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
-        return AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
+        made: AllFuture[Any] = AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
+        self._submitter.wholes.add(made)
+        return made
 
     def _item(
         self, fn: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -360,12 +372,10 @@ class Executor(concurrent.futures.Executor):
                 return None
             raise
 
-    def _cancel_quietly(self, futures: Iterable[TaskFuture[Any]], *, interrupt: bool = True) -> None:
-        for future in futures:
-            try:
-                future.cancel(interrupt=interrupt)
-            except LatchworkError as error:
-                _log.warning("executor %s: task %s is not cancelled: %s", self.name, future.id, error)
+    def _cancel_soon(self, futures: Iterable[CallbackFuture[Any]], *, interrupt: bool = True) -> None:
+        """Cancel tasks in the background: the time of a call is over, however slow the store is."""
+        tickets = [each for future in futures for each in future.tickets]
+        self._submitter.cancel_soon(tickets, interrupt=interrupt)
 
 
 def _hint_of(functions: Functions, name: str) -> Any:
@@ -382,11 +392,23 @@ async def _finish(submitter: Submitter) -> None:
 
 def _end_when_idle(submitter: Submitter) -> None:
     """Nobody has the executor any more: end once nobody waits for a result either."""
-    submitter.begin_close()
-    Background(partial(_finish, submitter), "latchwork-closes-executor")
+    if not submitter.is_foreign:
+        submitter.begin_close()
+        Background(partial(_finish, submitter), "latchwork-closes-executor")
 
 
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
+
+
+def _end_in_child() -> None:
+    """After a fork, in the child: the tasks are its parent's, which alone waits for them."""
+    for submitter in list(_LIVE):
+        submitter.end_in_child()
+    _LIVE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_in_child)
 
 
 @atexit.register

@@ -105,6 +105,11 @@ class CallbackFuture(Future[T], Generic[T]):
         super().__init__()
         self._callbacks = callbacks
 
+    @property
+    def tickets(self) -> list[TaskTicket]:
+        """The tasks that it waits for."""
+        return []
+
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Have ``fn(self)`` called when this has ended.
 
@@ -113,6 +118,16 @@ class CallbackFuture(Future[T], Generic[T]):
         logged. When this has ended already, it is called now, in this thread.
         """
         super().add_done_callback(fn if self.done() else partial(self._callbacks.call, fn))
+
+    def end_in_child(self, error: BaseException) -> None:
+        """End it in a child of a fork, where nothing else does. Its callbacks are the parent's: none is called.
+
+        Its lock may have been held by a thread that is not here, so it is made again.
+        """
+        if self.__dict__["_state"] not in {"CANCELLED_AND_NOTIFIED", "FINISHED"}:
+            self.__dict__.pop("_made", None)
+            Future.__init__(self)
+            self.set_exception(error)
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
         """Have ``fn(self)`` called in the thread that ends this; now if it has ended. ``fn`` is ours, and quick."""
@@ -129,6 +144,11 @@ class TaskFuture(CallbackFuture[T]):
         super().__init__(tasks.callbacks)  # without its condition, see below
         self._ticket = ticket
         self._tasks = tasks
+
+    @property
+    def tickets(self) -> list[TaskTicket]:
+        """The task."""
+        return [self._ticket]
 
     @property
     def _condition(self) -> threading.Condition:
@@ -215,6 +235,11 @@ class AllFuture(CallbackFuture[dict[str, T]], Generic[T]):
             self.set_result({})
         for part in self.parts.values():
             part.call_at_once(self._ended)
+
+    @property
+    def tickets(self) -> list[TaskTicket]:
+        """The tasks of all members."""
+        return [ticket for part in self.parts.values() for ticket in part.tickets]
 
     def cancel(self, *, interrupt: bool = False) -> bool:
         """Cancel all runs; False if one of them has begun, or is over. See ``TaskFuture.cancel``."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
@@ -163,20 +164,92 @@ class Stored:
             holders = [await steps_of(self._backlog.holder)(item) for item in items]
             if any(holders) and not interrupt:
                 return False
-            parts = [self._backlog.removal(item, if_taken=interrupt) for item in items]
-            marks = [
-                Put(self._keys.cancel(holder.label, item.id), b"", session)
-                for item, holder in zip(items, holders, strict=True)
-                if holder is not None and holder.label
-            ]
-            held = [check for each, _ in parts for check in each]
-            writes = [*(op for _, each in parts for op in each), *self._blob_of(items[0])]
+            held, writes = self._removal(items, holders, session, interrupt=interrupt)
             try:
-                await self._surely([*held, *checks], [*writes, *marks, *ops()])
+                await self._surely([*held, *checks], [*writes, *ops()])
             except Conflict:  # by an earlier try of ours, perhaps
                 has_tried = True
                 continue
             return True
+
+    async def take_back_all(
+        self,
+        places: Mapping[int, Place],
+        session: Session,
+        *,
+        interrupt: bool,
+        is_over: Callable[[int], bool],
+    ) -> set[int]:
+        """Remove tasks, many in one transaction; the numbers of those that were removed. See ``take_back``."""
+        removed: set[int] = set()
+        found = await self._items_of(places)
+        flat = [item for items in found.values() for item in items]
+        holders: dict[str, Any] = {}
+        for start in range(0, len(flat), _TOGETHER):
+            part = flat[start : start + _TOGETHER]
+            holders.update(zip((item.path for item in part), await steps_of(self._backlog.holders)(part), strict=True))
+        alone = [number for number in places if not found[number]]
+        batch: dict[int, tuple[list[Check], list[Op]]] = {}
+        for number, items in found.items():
+            held_by = [holders[item.path] for item in items]
+            if not items or (any(held_by) and not interrupt):
+                continue
+            removal = self._removal(items, held_by, session, interrupt=interrupt)
+            if batch and sum(len(ops) for _, ops in [*batch.values(), removal]) > _TOGETHER:
+                removed |= await self._removed(batch, alone)
+                batch = {}
+            batch[number] = removal
+        removed |= await self._removed(batch, alone)
+        for number in alone:
+            over = partial(is_over, number)
+            if await self.take_back(places[number], session, interrupt=interrupt, is_over=over):
+                removed.add(number)
+        return removed
+
+    async def _removed(self, batch: Mapping[int, tuple[list[Check], list[Op]]], alone: list[int]) -> set[int]:
+        """Remove a batch; all of it goes to ``alone`` when one of it is not as it was read."""
+        if not batch:
+            return set()
+        checks = [check for part, _ in batch.values() for check in part]
+        try:
+            await self._surely(checks, [op for _, ops in batch.values() for op in ops])
+        except Conflict:
+            alone += batch
+            return set()
+        return set(batch)
+
+    async def _items_of(self, places: Mapping[int, Place]) -> dict[int, list[BacklogItem]]:
+        """The copies that are there, by task. Looks where they were put first, then where they may have been moved."""
+        found: dict[int, list[BacklogItem]] = {number: [] for number in places}
+        seen: set[tuple[int, str]] = set()
+        for look in (0, 1):
+            wanted = [(number, key) for number, place in places.items() for key in self.keys_of(place)[look]]
+            for start in range(0, len(wanted), _TOGETHER):
+                part = wanted[start : start + _TOGETHER]
+                items = await steps_of(self._backlog.find_all)([key for _, key in part])
+                for (number, _), item in zip(part, items, strict=True):
+                    if item is not None and (number, item.id) not in seen:
+                        seen.add((number, item.id))
+                        found[number].append(item)
+        return found
+
+    def _removal(
+        self,
+        items: Sequence[BacklogItem],
+        holders: Sequence[Any],
+        session: Session | None,
+        *,
+        interrupt: bool,
+    ) -> tuple[list[Check], list[Op]]:
+        """The checks and writes that remove a task, and tell those that run it."""
+        parts = [self._backlog.removal(item, if_taken=interrupt) for item in items]
+        marks = [
+            Put(self._keys.cancel(holder.label, item.id), b"", session)
+            for item, holder in zip(items, holders, strict=True)
+            if holder is not None and holder.label
+        ]
+        ops = [*(op for _, each in parts for op in each), *self._blob_of(items[0]), *marks]
+        return [check for checks, _ in parts for check in checks], ops
 
     def _blob_of(self, item: BacklogItem) -> list[Op]:
         """The writes that delete what is kept beside a task."""

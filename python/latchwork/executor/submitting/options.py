@@ -76,28 +76,29 @@ def results_of(
     futures: list[TaskFuture[T]],
     more: Iterator[tuple[Any, ...]],
     submit: Callable[..., TaskFuture[T]],
+    drop: Callable[[list[TaskFuture[T]]], object],
+    *,
     until: float | None,
     now: Callable[[], float],
 ) -> Iterator[T]:
-    """The results in order, the first future being the last of the list; those left over are cancelled."""
+    """The results in order, the first future being the last of the list; ``drop`` cancels those left over."""
     try:
         while futures:
-            yield _result_or_cancel(futures.pop(), None if until is None else max(0.0, until - now()))
+            yield _result_or_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
             args = next(more, None)
             if args is not None:
                 futures.insert(0, submit(*args))
     finally:
-        for future in futures:
-            future.cancel()
+        drop(futures)
 
 
-def _result_or_cancel(future: TaskFuture[T], timeout_s: float | None) -> T:
+def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None) -> T:
     """The result, of which nothing here keeps hold."""
     try:
         try:
             return future.result(timeout_s)
         finally:
-            future.cancel()
+            drop([future])
     finally:
         del future
 

@@ -10,20 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakSet
 
-from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.errors import NoSuchMember
-from latchwork.executor.futures import Stage, TaskFuture, TaskTicket
+from latchwork.executor.futures import AllFuture, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
-from latchwork.interrupts import surely
+from latchwork.interrupts import Finally, surely
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
@@ -39,6 +40,8 @@ OnSessionLost = Literal["fail", "resubmit"]
 
 #: What one transaction puts: items, and bytes.
 MOST_ITEMS, MOST_BYTES = 80, 500_000
+#: So many tasks are taken back at a time.
+_MOST_CANCELLED = 40
 
 
 class Submitter:
@@ -54,6 +57,7 @@ class Submitter:
 
     Attributes:
         callbacks: calls the done-callbacks of its futures.
+        wholes: the futures of tasks of several of its tasks.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Submitter:
         self._background: Background | None = None
         self._closing = False
         self._ended = False
+        self.wholes: WeakSet[AllFuture[Any]] = WeakSet()
 
     # Submitting
 
@@ -111,6 +116,7 @@ class Submitter:
 
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all that was submitted before is stored, or over; False when the time is over."""
+        self._home.check()
         with self._changed.mutex:
             last = self._next
 
@@ -341,7 +347,7 @@ class Submitter:
                     break
                 line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings
             if not is_doubtful and line is not None:
-                await OnInterrupt(partial(self._cancel_later, ticket, interrupt))
+                await OnInterrupt(partial(self.cancel_soon, [ticket], interrupt=interrupt))
                 if not await self._take_back(ticket, line, interrupt):
                     return ticket.future.cancelled()
                 break
@@ -354,17 +360,62 @@ class Submitter:
         place, done = self._place(ticket), ticket.future.done
         return await self._stored.take_back(place, line.session, interrupt=interrupt, is_over=done)
 
-    def _cancel_later(self, ticket: TaskTicket, interrupt: bool) -> None:
-        if not ticket.future.done() and not self._home.is_foreign:
-            Background(partial(self._cancel_quietly, ticket, interrupt), f"latchwork-cancels-{self._keys.name}")
+    def cancel_soon(self, tickets: Iterable[TaskTicket], *, interrupt: bool) -> None:
+        """Cancel tasks: those that are not stored at once, the others in the background. Does no I/O.
 
-    async def _cancel_quietly(self, ticket: TaskTicket, interrupt: bool) -> None:
-        try:
-            line = self._line
-            if line is not None and await self._take_back(ticket, line, interrupt):
+        Those in the background are tried until the store has answered, or our session has ended.
+        """
+        if self._home.is_foreign:
+            return
+        left = self._drop_unsent(list(tickets))
+        if left:
+            name = f"latchwork-cancels-{self._keys.name}"
+            Background(partial(self._cancel_all, left, interrupt), name)
+
+    def _drop_unsent(self, tickets: Sequence[TaskTicket]) -> list[TaskTicket]:
+        """Cancel those that are not stored; return those that are, or may be."""
+        dropped: list[TaskTicket] = []
+
+        def tell() -> None:
+            for ticket in dropped:
                 self.end(ticket, ticket.future.end_cancelled)
-        except LatchworkError as error:
-            _log.warning("%s is not cancelled: %s", ticket.id, error)
+
+        with Finally(tell), self._changed.mutex:
+            for ticket in tickets:
+                if ticket.stage is Stage.WAITING:
+                    dropped.append(ticket)
+                    ticket.stage = Stage.OVER
+        if dropped:
+            self._wake.set()
+        return [ticket for ticket in tickets if ticket.stage is not Stage.OVER]
+
+    async def _cancel_all(self, tickets: list[TaskTicket], interrupt: bool) -> None:
+        backoff = Backoff()
+        while left := self._drop_unsent(tickets):
+            with self._changed.mutex:
+                part = [ticket for ticket in left if ticket.stage is Stage.STORED][:_MOST_CANCELLED]
+                line, rings = self._line, self._changed.rings
+            if not part or line is None:
+                await self._changed.rung(rings, self._store.clock, None)
+                tickets = left
+                continue
+            by_number = {ticket.number: ticket for ticket in part}
+            places = {number: self._place(ticket) for number, ticket in by_number.items()}
+            try:
+                removed = await self._stored.take_back_all(
+                    places, line.session, interrupt=interrupt, is_over=partial(_is_done, by_number)
+                )
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("executor %s: %d tasks are cancelled later: %s", self._keys.name, len(left), error)
+                await Pause(self._store.clock, self._stop, backoff.next_s())
+                tickets = left
+                continue
+            for number in removed:
+                self.end(by_number[number], by_number[number].future.end_cancelled)
+            tickets = [ticket for ticket in left if ticket.number not in by_number]
+            self._wake.set()
 
     @driven
     async def state(self, ticket: TaskTicket) -> TaskState:
@@ -376,10 +427,26 @@ class Submitter:
     def _place(self, ticket: TaskTicket) -> Place:
         return Place(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
 
+    # Forks
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a child of the process that made it."""
+        return self._home.is_foreign
+
+    def end_in_child(self) -> None:
+        """End the futures in a child of a fork: no thread is there that would."""
+        try:
+            self._home.check()
+        except ForkedProcess as error:
+            for future in [*(ticket.future for ticket in self._tickets.values()), *self.wholes]:
+                future.end_in_child(error)
+
     # Closing
 
     def begin_close(self) -> list[TaskTicket]:
-        """Take no more tasks; those that are not over, in order."""
+        """Take no more tasks; those that are not over, in order. ``ForkedProcess`` in a child."""
+        self._home.check()
         with self._changed.mutex:
             self._closing = True
             return sorted(self._tickets.values(), key=lambda ticket: ticket.number)
@@ -402,3 +469,8 @@ class Submitter:
             line.session.close()
         self._placing.close()
         self._backlog.close()
+
+
+def _is_done(tickets: Mapping[int, TaskTicket], number: int) -> bool:
+    """Whether the outcome of a task was fetched."""
+    return tickets[number].future.done()

@@ -78,6 +78,19 @@ class Records(Closes):
         return None if entry is None else Ticket.of(entry)
 
     @driven
+    async def find_all(self, keys: Sequence[str]) -> list[BacklogItem | None]:
+        """Return the items of these keys, see ``Backlog.key``, without large values; None where there is none."""
+        self._waits.check()
+        return [None if entry is None else shown(entry) for entry in await ask(self._store.get_many, keys)]
+
+    @driven
+    async def holders(self, items: Sequence[BacklogItem]) -> list[Ticket | None]:
+        """Return who has taken each of these items; None where nobody has."""
+        self._waits.check()
+        keys = [self._names.claim_of(item) for item in items]
+        return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
+
+    @driven
     async def size(self, lane: str | None = None) -> int:
         """How many items a lane has, or all; taken ones too. Reads all their names, shelf by shelf."""
         count = 0
