@@ -28,6 +28,7 @@ CHECKS = [
     "fuzz",
     "api-fuzz",
     "core",
+    "dependencies",
 ]
 BENCHES = [
     "aio",

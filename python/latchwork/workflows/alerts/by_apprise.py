@@ -34,8 +34,10 @@ def send(message: Message, options: AppriseOptions, _at: float) -> str:
             raise NotSent(Answer.REJECTED, f"apprise can do nothing with this URL{_said(told)}")
         if len(service) != 1:  # one says no, and all others are told twice
             raise NotSent(Answer.REJECTED, "this is more than one URL; make a channel of each")
-        if not service.notify(body=message.text, title=message.subject):
-            raise NotSent(Answer.REFUSED, f"the service did not take it{_said(told)}")
+        result = service.notify(body=message.text, title=message.subject)
+    if not result:
+        logged = [each.message for each in result.logs()]
+        raise NotSent(Answer.REFUSED, f"the service did not take it{_said(logged)}")
     return ""
 
 
@@ -54,7 +56,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What Apprise warns of meanwhile: it says why in its log, and nowhere else."""
+    """Collect what Apprise warns of in this thread: why it refuses a URL is in its log, and nowhere else."""
     listener, logger = _Listener(), logging.getLogger("apprise")
     logger.addHandler(listener)
     try:
