@@ -205,7 +205,7 @@ def test_a_run_that_fails_is_told_by_a_master_that_has_the_job(stage, tmp_path):
     version = stage.apply(
         a_workflow(tasks={"a": {"type": "noop", "params": {}}}, alerts={"channels": ["chat"], "on": "all"})
     )
-    secrets = Secrets(environ={"LATCHWORK_SECRET_HOOK": "t0ken"}, providers=())
+    secrets = Secrets(environ={"LATCHWORK_CHANNEL_SECRET_HOOK": "t0ken"}, providers=())
     with running(HookServer()) as hook:
         made = Parts(stage.database, DatabaseAccounts(stage.database))
         desk.set_channel(made, ADMIN, "chat", "webhook", {"url": f"http://127.0.0.1:{hook.port}/${{secret:HOOK}}"})

@@ -142,7 +142,7 @@ def test_a_webhook_gets_json_signed_with_a_key_that_only_the_machine_knows(offic
 
     office.hook_channel(hook, path="/in/${secret:HOOK}", signing_key="${secret:KEY}", headers={"X-Team": "ops"})
     office.tell("chat")
-    with office.sending(secrets={"LATCHWORK_SECRET_HOOK": "t0ken", "LATCHWORK_SECRET_KEY": "key"}):
+    with office.sending(secrets={"LATCHWORK_CHANNEL_SECRET_HOOK": "t0ken", "LATCHWORK_CHANNEL_SECRET_KEY": "key"}):
         (row,) = office.until("sent")
     ((path, headers, raw, body),) = hook.posts
     assert path == "/in/t0ken"
@@ -551,11 +551,11 @@ def test_a_secret_that_a_server_repeats_is_masked_in_what_is_kept(office, mail):
     with running(MailServer(user="flows", password="hunter2")) as strict:
         office.mail_channel(strict, user="flows", password="${secret:MAIL}")
         office.tell("ops")
-        with office.sending(secrets={"LATCHWORK_SECRET_MAIL": "wrong-one"}):
+        with office.sending(secrets={"LATCHWORK_CHANNEL_SECRET_MAIL": "wrong-one"}):
             row = eventually(lambda: office.rows()[0].tries and office.rows()[0])
         assert "535 no, not ***" in row.error
         office.later()
-        with office.sending(secrets={"LATCHWORK_SECRET_MAIL": "hunter2"}):
+        with office.sending(secrets={"LATCHWORK_CHANNEL_SECRET_MAIL": "hunter2"}):
             office.until("sent")
     assert len(strict.mails) == 1
 
@@ -565,7 +565,7 @@ def test_a_secret_that_is_missing_is_said_and_waited_for(office, hook):
     office.tell("chat")
     with office.sending():
         row = eventually(lambda: office.rows()[0].tries and office.rows()[0])
-    assert "LATCHWORK_SECRET_HOOK" in row.error
+    assert "LATCHWORK_CHANNEL_SECRET_HOOK" in row.error
     assert hook.posts == []
 
 
@@ -585,7 +585,7 @@ def test_names_and_errors_of_tasks_add_no_header_and_move_no_cursor(office, mail
 def test_a_secret_of_several_lines_adds_no_header_to_a_webhook(office, hook):
     office.hook_channel(hook, headers={"Authorization": "Bearer ${secret:T}"})
     office.tell("chat")
-    with office.sending(secrets={"LATCHWORK_SECRET_T": "x\r\nX-Evil: 1"}):
+    with office.sending(secrets={"LATCHWORK_CHANNEL_SECRET_T": "x\r\nX-Evil: 1"}):
         office.until("failed")
     assert hook.posts == []
 

@@ -20,7 +20,7 @@ from patience import eventually
 from workflows.mail_servers import HookServer, running
 from workflows.test_alert_sending import Office
 
-SECRETS = {"LATCHWORK_SECRET_MAIL": "hunter2", "LATCHWORK_SECRET_HOOK": "t0ken"}
+SECRETS = {"LATCHWORK_CHANNEL_SECRET_MAIL": "hunter2", "LATCHWORK_CHANNEL_SECRET_HOOK": "t0ken"}
 
 
 @pytest.fixture

@@ -317,9 +317,9 @@ def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monk
     home = tmp_path / "other"
     monkeypatch.setattr(sys, "stdin", __import__("io").StringIO("hunter2\n"))
     flows("secrets", "set", "DB_PASSWORD", "--home", home)
-    assert (home / "secrets" / "DB_PASSWORD").read_text() == "hunter2"
+    assert (home / "secrets" / "default" / "DB_PASSWORD").read_text() == "hunter2"
     told = flows("secrets", "list", "--home", home)
-    assert told.out == "DB_PASSWORD\n"
+    assert told.out == "default/DB_PASSWORD\n"
     flows("secrets", "rm", "DB_PASSWORD", "--home", home)
     flows("secrets", "rm", "DB_PASSWORD", "--home", home).refused(2, "no secret")
 

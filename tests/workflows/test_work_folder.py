@@ -57,7 +57,7 @@ def test_serve_keeps_its_work_folder_in_its_home(tmp_path):
 @as_root
 def test_tenant_that_cannot_enter_the_work_folder_is_a_failure_that_names_folder_and_option(store, logs, tmp_path):
     closed = Path(tempfile.mkdtemp())  # with mode 0700
-    made = working.worker(store, tmp_path, work_dir=closed / "work")
+    made = working.worker(store, tmp_path, work_dir=closed / "work", tenants=("nobody",))
     found = result(store, shell(store, 1, "true", tenant="nobody"))
     made.close()
     shutil.rmtree(closed)

@@ -19,7 +19,7 @@ from latchwork.workflows.logs import LogStoreMismatch, open_logs
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import Command, TaskTypes
 from latchwork.workflows.types.shell import ShellParams
-from latchwork.workflows.worker import Secrets
+from latchwork.workflows.worker import Secrets, tenants
 from latchwork.workflows.worker.outputs import outputs_of
 from patience import eventually
 
@@ -110,7 +110,7 @@ def test_secret_that_is_missing_fails_the_task_and_says_where_to_put_it(store, l
     x = shell(store, 1, "true", env={"A": "${secret:no.such}"})
     found = result(store, x)
     assert found.outcome is Outcome.FAILURE
-    assert "no secret 'no.such': set LATCHWORK_SECRET_NO_SUCH" in found.error
+    assert "no secret 'no.such' of project 'default': set LATCHWORK_SECRET_NO_SUCH" in found.error
 
 
 def test_secrets_and_settings_of_the_worker_are_not_in_the_environment_of_tasks(store, logs, worker, monkeypatch):
@@ -542,7 +542,7 @@ def test_task_of_a_tenant_runs_as_that_user_in_a_folder_of_its_own(store, logs, 
     work = Path(tempfile.mkdtemp())  # pytest's own folders let nobody else in
     work.chmod(0o711)
     request.addfinalizer(lambda: shutil.rmtree(work))
-    made = working.worker(store, tmp_path, work_dir=work)
+    made = working.worker(store, tmp_path, work_dir=work, tenants=("nobody",))
     request.addfinalizer(made.close)
     script = 'id -un; echo "$HOME|$ROOTS_OWN"; touch here; echo a=1 > "$LATCHWORK_OUTPUT"; stat -c %U .'
     found = result(store, shell(store, 1, script, tenant="nobody"))
@@ -555,19 +555,51 @@ def test_task_of_a_tenant_runs_as_that_user_in_a_folder_of_its_own(store, logs, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others take no task of a tenant")
-def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store, logs, worker):
+def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store, logs, tmp_path, request):
+    request.addfinalizer(working.worker(store, tmp_path, tenants=("nosuchuser",)).close)
     found = result(store, shell(store, 1, "true", tenant="nosuchuser"))
     assert found.outcome is Outcome.FAILURE
     assert "there is no user 'nosuchuser' on this machine" in found.error
 
 
 def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, tmp_path, monkeypatch):
-    monkeypatch.setattr("latchwork.workflows.worker.lanes.may_become", lambda tenant: tenant is None)
+    monkeypatch.setattr("latchwork.workflows.worker.lanes.may_become", lambda tenant, _allowed: tenant is None)
     made = working.worker(store, tmp_path)
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
     assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
     made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others become nobody else")
+@pytest.mark.parametrize(
+    ("tenant", "allowed", "may"),
+    [
+        ("nobody", (), False),
+        ("nobody", ("nobody",), True),
+        ("daemon", ("nobody",), False),
+        ("root", (), False),
+        ("root", ("nobody",), False),
+        ("root", ("nobody", "root"), True),
+        ("0", ("nobody",), False),
+        (None, (), True),
+        (None, ("nobody",), False),
+        (None, ("nobody", "root"), True),
+    ],
+)
+def test_worker_that_is_root_runs_tasks_as_the_users_on_its_list_alone(tenant, allowed, may):
+    assert tenants.may_become(tenant, allowed) is may
+    if not may:
+        with pytest.raises(tenants.NoTenant, match="name that user with its --tenants"):
+            tenants.user_of(tenant, allowed)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others become nobody else")
+def test_task_of_a_user_that_is_not_on_the_list_is_not_taken(store, logs, tmp_path, request):
+    request.addfinalizer(working.worker(store, tmp_path, tenants=("root",)).close)
+    shell(store, 1, "true", tenant="nobody")
+    assert result(store, shell(store, 2, "true", tenant="root")).outcome is Outcome.SUCCESS
+    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def worker(store, folder, *, name="w1", secrets=None, types=None, **fields):
 def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default", shelf=None, **more):  # noqa: A002
     """Put an attempt, and say what it is called."""
     env, values, known = (more.pop(each, {}) for each in ("env", "values", "connections"))
-    about = Head(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **more)
+    about = Head(shard, task, n, 11, 7, 1, "default.flow", f"task{task}", type, **{"project": "default", **more})
     spec = Spec(about, params or {}, env, values, 1_700_000_000.0, connections=known)
     item, body = spec.to_bytes()
     ops = [Create(KEYS.data(about.x), body)] if body is not None else []

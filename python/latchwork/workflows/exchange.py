@@ -44,6 +44,7 @@ class Head:
         tenant: the user of the machine that it runs as; None: the worker's.
         timeout_s: seconds after which the worker ends it; None: never.
         has_body: the rest stands in a key of its own.
+        project: of the workflow, whose secrets it may have; a name alone does not say it.
         cache_key: by which its outputs are kept for others, see ``definitions.caching``; None: they are not.
     """
 
@@ -60,6 +61,7 @@ class Head:
     timeout_s: float | None = None
     has_body: bool = False
     cache_key: str | None = None
+    project: str = ""
 
     @property
     def x(self) -> str:
@@ -277,6 +279,7 @@ def _head(record: Record) -> Head:
         record.duration_s("timeout_s") if record.has("timeout_s") else None,
         record.body.get("has_body") is True,
         _cache_key(record),
+        record.text("project", ""),
     )
 
 

@@ -1,7 +1,19 @@
 """Secrets by name, as the machine of a worker, or of a master, has them: in no database, no store, no spec, no log.
 
-In this order: the variable ``LATCHWORK_SECRET_<NAME>``, a file of the secrets directory, what packages provide by the
-entry point ``latchwork.workflow_secrets``: a function from a name to the value, or None.
+A secret belongs to a project, to the channels of alerts, or is shared by all of these. One is looked for in the scope
+that wants it, and then among the shared ones; in each in this order:
+
+==========================  ====================================  ====================
+scope                       variable                              file
+==========================  ====================================  ====================
+project ``default``         ``LATCHWORK_SECRET_<NAME>``           ``default/<name>``
+another project             ``LATCHWORK_SECRET_<PROJECT>__<NAME>``  ``<project>/<name>``
+channels of alerts          ``LATCHWORK_CHANNEL_SECRET_<NAME>``   ``@channels/<name>``
+shared                      ``LATCHWORK_SHARED_SECRET_<NAME>``    ``@shared/<name>``
+==========================  ====================================  ====================
+
+and then what packages provide by the entry point ``latchwork.workflow_secrets``: a function from name and scope to the
+value, or None.
 """
 
 from __future__ import annotations
@@ -14,13 +26,19 @@ from pathlib import Path
 
 from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
-from latchwork.user_code import call_user
 from latchwork.words import printable, reason
 
 GROUP = "latchwork.workflow_secrets"
 VARIABLE = "LATCHWORK_SECRET_"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
-Provider = Callable[[str], "str | None"]
+#: The scopes that are no project. No project has such a name.
+CHANNELS, SHARED = "@channels", "@shared"
+_VARIABLES = {CHANNELS: "LATCHWORK_CHANNEL_SECRET_", SHARED: "LATCHWORK_SHARED_SECRET_"}
+_DEFAULT = "default"
+#: Projects whose secrets may be variables: others could be told from each other, and from names, no more.
+_PLAIN = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*", re.ASCII)
+_SEPARATOR = "__"
+Provider = Callable[[str, str], "str | None"]
 
 
 class SecretMissing(LatchworkError, LookupError):
@@ -31,7 +49,7 @@ class Secrets:
     """What this machine can tell. Safe to share between threads.
 
     Args:
-        folder: a file for each secret, named like it; None for none.
+        folder: a folder for each scope, with a file for each secret, named like it; None for none.
         environ: variables; those of this process by default.
         providers: asked when neither has it; those of installed packages by default.
     """
@@ -46,32 +64,42 @@ class Secrets:
         self._environ = os.environ if environ is None else environ
         self._providers = None if providers is None else list(providers)
 
-    def get(self, name: str) -> str:
+    def get(self, name: str, scope: str) -> str:
         """The value of a secret.
 
+        Args:
+            name: of it.
+            scope: that wants it: a project, or ``CHANNELS``.
         Raises:
-            SecretMissing: nobody has it, or a provider fails; the message says where to put it.
+            SecretMissing: neither the scope nor the shared secrets have it, or a provider fails; the message says where
+                to put it.
         """
         check_secret(name)
-        found = self._environ.get(variable_of(name))
-        if found is None and self._folder is not None:
-            found = _read(self._folder / name)
-        if found is None:
-            found = self._provided(name)
-        if found is None:
-            where = f", put it into {self._folder / name}" if self._folder is not None else ""
-            raise SecretMissing(
-                f"this machine has no secret {name!r}: set {variable_of(name)} where it is started{where}, or run "
-                f"'latchwork workflows secrets set {name}' beside 'serve'"
-            )
-        return found
+        for each in (scope, SHARED):
+            found = self._of_scope(name, each)
+            if found is not None:
+                return found
+        variable = variable_of(name, scope)
+        ways = [f"set {variable} where it is started"] if variable else []
+        ways += [f"put it into {self._folder / scope / name}"] if self._folder is not None else []
+        flag = "--channels" if scope == CHANNELS else f"--project {scope}"
+        whose = "the channels" if scope == CHANNELS else f"project {scope!r}"
+        ways.append(f"run 'latchwork workflows secrets set {name} {flag}' beside 'serve'")
+        raise SecretMissing(f"this machine has no secret {name!r} of {whose}: {', or '.join(ways)}")
 
-    def _provided(self, name: str) -> str | None:
+    def _of_scope(self, name: str, scope: str) -> str | None:
+        variable = variable_of(name, scope)
+        found = self._environ.get(variable) if variable else None
+        if found is None and self._folder is not None and check_scope(scope):
+            found = _read(self._folder / scope / name)
+        return self._provided(name, scope) if found is None else found
+
+    def _provided(self, name: str, scope: str) -> str | None:
         if self._providers is None:
             self._providers = [each.load() for each in entry_points(group=GROUP)]
         for provider in self._providers:
             try:
-                found = call_user(provider, name)
+                found = provider(name, scope)
             except Exception as error:
                 raise SecretMissing(f"what provides secrets failed for {name!r}: {reason(error)}") from error
             if found is not None:
@@ -79,9 +107,21 @@ class Secrets:
         return None
 
 
-def variable_of(name: str) -> str:
-    """The environment variable that may hold a secret."""
-    return VARIABLE + re.sub(r"[.-]", "_", name).upper()
+def variable_of(name: str, scope: str) -> str:
+    """The environment variable that may hold a secret of a scope; empty: none can, as it could be of another scope."""
+    shown = re.sub(r"[.-]", "_", name).upper()
+    if scope in _VARIABLES:
+        return _VARIABLES[scope] + shown
+    if scope == _DEFAULT:
+        return "" if _SEPARATOR in shown else VARIABLE + shown
+    return f"{VARIABLE}{scope.upper()}{_SEPARATOR}{shown}" if _PLAIN.fullmatch(scope) else ""
+
+
+def check_scope(scope: str) -> str:
+    """The scope itself, or ``SecretMissing``: no path of anybody's choice."""
+    if scope not in _VARIABLES and _NAME.fullmatch(scope) is None:
+        raise SecretMissing(f"{printable(scope[:100])!r} is no project: use letters, digits, '_', '-' and '.'")
+    return scope
 
 
 def check_secret(name: str) -> str:
@@ -91,11 +131,11 @@ def check_secret(name: str) -> str:
     return name
 
 
-def write_secret(folder: Path, name: str, value: str) -> Path:
-    """Keep a secret in a folder, for nobody but us; where it is.
+def write_secret(folder: Path, name: str, value: str, scope: str) -> Path:
+    """Keep a secret of a scope in a folder, for nobody but us; where it is.
 
     Raises:
-        SecretMissing: it is no name of a secret.
+        SecretMissing: it is no name of a secret, or of a project.
         ValueError: the value is empty.
         OSError: it cannot be written.
     """
@@ -103,7 +143,8 @@ def write_secret(folder: Path, name: str, value: str) -> Path:
     if not value:
         raise ValueError(f"secret {name!r} would be empty; give it a value")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / name
+    (folder / check_scope(scope)).mkdir(exist_ok=True, mode=0o700)
+    path = folder / scope / name
     replace_file(path, value.encode(), mode=0o600)
     return path
 

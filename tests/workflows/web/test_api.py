@@ -351,3 +351,14 @@ def test_a_backfill_is_listed_shown_and_stopped_once(ask, seeds):
     again = ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop", headers=key).json()
     assert (again["command"], again["is_new"]) == (asked["command"], False)
     assert ask("operator-of-default").post(f"/api/v1/backfills/{number}:stop").status_code == 409
+
+
+def test_an_idempotency_key_is_of_its_project_and_another_may_give_the_same(ask):
+    key = {"Idempotency-Key": "nightly-2026-12-24"}
+    billing = ask("stranger").post("/api/v1/workflows/billing/close:start", headers=key)
+    default = ask("operator-of-default").post(START, headers=key)
+    assert (billing.status_code, default.status_code) == (202, 202)
+    assert default.json()["is_new"]
+    assert default.json()["command"] != billing.json()["command"]
+    again = ask("stranger").post("/api/v1/workflows/billing/close:start", headers=key).json()
+    assert (again["command"], again["is_new"]) == (billing.json()["command"], False)

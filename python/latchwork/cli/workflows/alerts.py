@@ -102,7 +102,7 @@ def channels_set(
 ) -> None:
     """Make a channel, or another one of its name. Secrets are named, ${secret:NAME}, and never kept.
 
-    Masters find them where workers do: LATCHWORK_SECRET_<NAME>, or a file of --secrets-dir.
+    Masters find them where workers do: LATCHWORK_CHANNEL_SECRET_<NAME>, or a file of --secrets-dir.
     """
     options = _options(option or [], kind)
     with client_of(home_of(home, database)) as client:

@@ -48,6 +48,16 @@ Groups = Annotated[
         help="A worker group whose tasks are run here; may be given several times.  [unless given: default]",
     ),
 ]
+Tenants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenants",
+        metavar="USER",
+        show_default=False,
+        help="A user of this machine that tasks may run as, if this runs as root; may be given several times.  "
+        "[unless given: none]",
+    ),
+]
 SessionTtl = Annotated[
     float, typer.Option(min=1.0, help="Seconds after which tasks of a dead worker are another's, or run again.")
 ]
@@ -240,6 +250,7 @@ def worker(
     ] = "wait",
     drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM.")] = 30.0,
     work_dir: WorkDir = None,
+    tenants: Tenants = None,
     secrets: SecretsDir = None,
     home: HomeDir = None,
     store: StoreUrl = None,
@@ -250,8 +261,9 @@ def worker(
     from latchwork.workflows.logs import open_logs
     from latchwork.workflows.worker import Secrets, Worker
 
-    more = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
-    options = worker_options(slots, groups, work_dir=work_dir or where.folder / "work", **more)
+    more: dict[str, Any] = {"session_ttl_s": session_ttl_s, "on_disconnect": on_disconnect, "drain_s": drain_s}
+    more |= {"tenants": tuple(tenants or ()), "work_dir": work_dir or where.folder / "work"}
+    options = worker_options(slots, groups, **more)
     log_to_stderr()
     with opened_store(where) as there:
         node = Worker(
@@ -293,14 +305,29 @@ def adopt_store(
         told(f"store {there.url} belongs to database {opened.url} now", {"id": found.id}, as_json=as_json)
 
 
-@command("latchwork workflows secrets set DB_PASSWORD", "echo -n hunter2 | latchwork workflows secrets set DB_PASSWORD")
+Whose = Annotated[
+    str,
+    typer.Option("--project", metavar="PROJECT", show_default=False, help="Whose it is.  [unless given: default]"),
+]
+OfChannels = Annotated[bool, typer.Option("--channels", help="Of the channels of alerts, and of no project.")]
+OfAll = Annotated[bool, typer.Option("--shared", help="Of all projects and channels.")]
+
+
+@command(
+    "latchwork workflows secrets set DB_PASSWORD",
+    "echo -n hunter2 | latchwork workflows secrets set DB_PASSWORD --project billing",
+)
 def secrets_set(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `${secret:NAME}` names it.")],
     *,
+    project: Whose = "",
+    channels: OfChannels = False,
+    shared: OfAll = False,
     home: HomeDir = None,
 ) -> None:
     """Keep a secret for the workers of this machine: asked for without an echo, or read from a pipe."""
     where = home_of(home)
+    scope = _scope_of(project, channels, shared)
     from latchwork.workflows.worker import write_secret
 
     if sys.stdin.isatty():
@@ -309,7 +336,7 @@ def secrets_set(
         value = sys.stdin.read().removesuffix("\n")
     where.make()
     try:
-        path = write_secret(where.secrets, name, value)
+        path = write_secret(where.secrets, name, value, scope)
     except ValueError as error:
         raise UsageError(str(error)) from None
     say(f"secret {name} is in {path}")
@@ -317,26 +344,40 @@ def secrets_set(
 
 @command("latchwork workflows secrets list")
 def secrets_list(*, home: HomeDir = None, as_json: Json = False) -> None:
-    """List the names of the secrets that this machine keeps; never their values."""
+    """List the names of the secrets that this machine keeps, each after its project; never their values."""
     where = home_of(home)
-    names = sorted(each.name for each in where.secrets.iterdir()) if where.secrets.is_dir() else []
+    names = sorted(f"{each.parent.name}/{each.name}" for each in where.secrets.glob("*/*"))
     if as_json:
         say_json({"secrets": names})
     for name in names if not as_json else ():
         say(name)
 
 
-@command("latchwork workflows secrets rm DB_PASSWORD")
+@command("latchwork workflows secrets rm DB_PASSWORD", "latchwork workflows secrets rm DB_PASSWORD --project billing")
 def secrets_rm(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the secret.")], *, home: HomeDir = None
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the secret.")],
+    *,
+    project: Whose = "",
+    channels: OfChannels = False,
+    shared: OfAll = False,
+    home: HomeDir = None,
 ) -> None:
     """Forget a secret of this machine."""
     where = home_of(home)
-    path = where.secrets / name
-    if "/" in name or not path.is_file():
-        raise UsageError(f"this machine keeps no secret {name!r}")
+    scope = _scope_of(project, channels, shared)
+    path = where.secrets / scope / name
+    if "/" in name + scope or not path.is_file():
+        raise UsageError(f"this machine keeps no secret {name!r} of {scope}")
     path.unlink()
     say(f"secret {name} is gone")
+
+
+def _scope_of(project: str, channels: bool, shared: bool) -> str:
+    from latchwork.workflows.worker import CHANNELS, SHARED
+
+    if bool(project) + channels + shared > 1:
+        raise UsageError("give one of --project, --channels and --shared")
+    return CHANNELS if channels else SHARED if shared else project or "default"
 
 
 secrets_app = group("Secrets of this machine's workers, by name.", set=secrets_set, list=secrets_list, rm=secrets_rm)

@@ -15,6 +15,7 @@ from latchwork.cli.workflows.nodes import (
     SessionTtl,
     Slots,
     TakeOrder,
+    Tenants,
     WorkDir,
     node,
     order_of,
@@ -54,6 +55,7 @@ def serve(
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,
     work_dir: WorkDir = None,
+    tenants: Tenants = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -69,7 +71,8 @@ def serve(
     from latchwork.workflows.master import Retention
 
     log_to_stderr()
-    runs = worker_options(slots, groups, session_ttl_s=session_ttl_s, work_dir=work_dir)
+    more = {"session_ttl_s": session_ttl_s, "work_dir": work_dir, "tenants": tuple(tenants or ())}
+    runs = worker_options(slots, groups, **more)
     keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
     options = ServeOptions(host, port, order_of(order), worker=runs, keep=keep, **_names(names))
     stop = until_signal()

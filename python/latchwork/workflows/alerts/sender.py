@@ -31,7 +31,7 @@ from latchwork.workflows.database.alerts.deliveries import Sending, Taken
 from latchwork.workflows.errors import NotOwner
 from latchwork.workflows.installation import installation_of
 from latchwork.workflows.logs import LogStore, Mask
-from latchwork.workflows.secrets import Secrets
+from latchwork.workflows.secrets import CHANNELS, Secrets
 from latchwork.workflows.state.alerting import Answer, DeliveryState
 
 _log = logging.getLogger(__name__)
@@ -235,7 +235,10 @@ class Sender:
 
     def _options(self, taken: Taken) -> tuple[Any, list[str]]:
         row = taken.channel
-        return filled(checked_channel(row.name, row.kind, row.options), self._secrets.get)
+        return filled(checked_channel(row.name, row.kind, row.options), self._secret)
+
+    def _secret(self, name: str) -> str:
+        return self._secrets.get(name, CHANNELS)
 
     def _message(self, taken: Taken, link: str) -> Message:
         row = taken.alert

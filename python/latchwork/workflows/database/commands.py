@@ -83,6 +83,7 @@ def ask(
     shard_id: int,
     instance: int | None = None,
     args: Mapping[str, Any] | None = None,
+    project: str = "",
     unique_key: str | None = None,
     by: str = "",
 ) -> Asked:
@@ -94,13 +95,14 @@ def ask(
         shard_id: of the instance; of a start any, see ``draw``.
         instance: which, unless it is a start.
         args: as the head of this module says.
+        project: whose unique key it is: another project may have given the same one.
         unique_key: at most 200 characters; the same key and the same command again change nothing.
         by: who asks.
     Raises:
         KeyReused: the key was given before, for another command.
     """
     given = dict(args or {})
-    row = {"type": kind.value, "args": given, "unique_key": unique_key, "by": by[:200]}
+    row = {"type": kind.value, "args": given, "project": project, "unique_key": unique_key, "by": by[:200]}
     new = sa.insert(command).values(**row, shard=shard_id, instance=instance, created_at=time.time())
     if unique_key is None:
         return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
@@ -108,7 +110,7 @@ def ask(
         with connection.begin_nested():
             return Asked(int(connection.execute(new.returning(command.c.id)).scalar_one()), shard_id, is_new=True)
     except sa.exc.IntegrityError:
-        there = connection.execute(sa.select(command).where(command.c.unique_key == unique_key)).one()
+        there = connection.execute(sa.select(command).where(_has_key(project, unique_key))).one()
     is_same = there.type == kind.value and _asked(there.args) == _asked(given)
     makes = kind in {CommandType.START, CommandType.BACKFILL}
     if not is_same or (not makes and there.instance != instance):
@@ -116,6 +118,17 @@ def ask(
             f"the key {unique_key!r} was used for command {there.id}, which is another one; give each command its own"
         )
     return Asked(int(there.id), int(there.shard), is_new=False)
+
+
+def was_asked(connection: sa.Connection, project: str, unique_key: str | None) -> bool:
+    """Whether a command has this key of a project: what is asked again needs no state that takes it."""
+    if unique_key is None:
+        return False
+    return connection.execute(sa.select(command.c.id).where(_has_key(project, unique_key))).first() is not None
+
+
+def _has_key(project: str, unique_key: str) -> sa.ColumnElement[bool]:
+    return sa.and_(command.c.project == project, command.c.unique_key == unique_key)
 
 
 def draw(connection: sa.Connection) -> int:

@@ -125,12 +125,15 @@ command = Table(
     Column("type", String(20), nullable=False),
     Column("instance", BigInteger),
     Column("args", JSON, nullable=False),
-    Column("unique_key", String(200), unique=True),
+    # Whose unique key it is.
+    Column("project", String(100), nullable=False, server_default=text("''")),
+    Column("unique_key", String(200)),
     Column("by", String(200), nullable=False, server_default=text("''")),
     Column("created_at", Float, nullable=False),
     Column("done_at", Float),
     Column("error", Text),
     Column("backfill", BigInteger),
+    UniqueConstraint("project", "unique_key"),
     Index("ix_command_open", "shard", "id", sqlite_where=_OPEN, postgresql_where=_OPEN),
     Index(None, "instance"),
 )

@@ -52,6 +52,7 @@ def spec_of(
         run.definition.tenant,
         None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
         cache_key=cache_key,
+        project=run.definition.project,
     )
     values = values_of(run, task, n, outputs, index=index)
     env = env_of(run, task, values)

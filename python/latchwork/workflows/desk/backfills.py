@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.database.commands import Asked, CommandType, ask, draw
+from latchwork.workflows.database.commands import Asked, CommandType, ask, draw, was_asked
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies.dependents import Behind
@@ -18,7 +18,7 @@ from latchwork.workflows.database.policies.dependents import behind as of_workfl
 from latchwork.workflows.database.views import backfills, catalog
 from latchwork.workflows.definitions.model import Definition
 from latchwork.workflows.definitions.moments import MOST_PARALLEL, DateRange, moments_of
-from latchwork.workflows.desk.instances import Start, check_start, was_asked
+from latchwork.workflows.desk.instances import Start, check_start
 from latchwork.workflows.desk.parts import Parts, need, seen, seen_codes
 from latchwork.workflows.errors import WrongState
 from latchwork.workflows.state.backfilling import STOPPABLE, BackfillState
@@ -99,10 +99,11 @@ def start(
         **_fresh(given),
     }
     with parts.database.write() as connection:
-        if not row.online and not was_asked(connection, unique_key):
+        if not row.online and not was_asked(connection, project, unique_key):
             raise WrongState(f"{body.key} is offline; set it online to start it")
         kind = CommandType.BACKFILL
-        asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
+        on = draw(connection)
+        asked = ask(connection, kind, shard_id=on, args=args, project=project, unique_key=unique_key, by=who.name)
         if asked.is_new:
             details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
             told(connection, "backfill", by=who.name, project=project, details=details)
@@ -277,13 +278,14 @@ def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = N
     row = find(parts, who, number).row
     need(who, Role.OPERATOR, row.project)
     with parts.database.write() as connection:
-        if not was_asked(connection, unique_key) and BackfillState(row.state) not in STOPPABLE:
+        if not was_asked(connection, row.project, unique_key) and BackfillState(row.state) not in STOPPABLE:
             raise Problem(409, f"backfill {number} is {row.state}; only one that is running or held can be stopped")
         asked = ask(
             connection,
             CommandType.BACKFILL_STOP,
             shard_id=row.shard,
             args={"backfill": number},
+            project=row.project,
             unique_key=unique_key,
             by=who.name,
         )

@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import families, runs
-from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw
+from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw, was_asked
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
-from latchwork.workflows.database.tables import command
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
@@ -115,10 +114,11 @@ def start(
         "schedule_time": given.schedule_time,
     }
     with parts.database.write() as connection:
-        if not row.online and not was_asked(connection, unique_key):
+        if not row.online and not was_asked(connection, project, unique_key):
             raise WrongState(f"{body.key} is offline; set it online to start it")
         kind = CommandType.START
-        asked = ask(connection, kind, shard_id=draw(connection), args=args, unique_key=unique_key, by=who.name)
+        on = draw(connection)
+        asked = ask(connection, kind, shard_id=on, args=args, project=project, unique_key=unique_key, by=who.name)
         if asked.is_new:
             details = {"workflow": name, "command": asked.id}
             told(connection, "start", by=who.name, project=project, details=details)
@@ -216,10 +216,17 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
 ) -> Asked:
     with parts.database.write() as connection:
-        if not was_asked(connection, unique_key):
+        if not was_asked(connection, row.project, unique_key):
             _check_state(connection, row, kind, event)
         asked = ask(
-            connection, kind, shard_id=row.shard, instance=row.id, args=args, unique_key=unique_key, by=who.name
+            connection,
+            kind,
+            shard_id=row.shard,
+            instance=row.id,
+            args=args,
+            project=row.project,
+            unique_key=unique_key,
+            by=who.name,
         )
         if asked.is_new:
             told(
@@ -232,13 +239,6 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
             )
     parts.poke(asked.shard)
     return asked
-
-
-def was_asked(connection: sa.Connection, unique_key: str | None) -> bool:
-    """A repeated question gets the answer of the first, whatever has become of the run since."""
-    if unique_key is None:
-        return False
-    return connection.execute(sa.select(command.c.id).where(command.c.unique_key == unique_key)).first() is not None
 
 
 def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:

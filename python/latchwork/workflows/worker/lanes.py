@@ -106,7 +106,7 @@ class Lanes(FeederHooks):
             head = Head.of(item.value)
         except BadRecord:
             return True
-        return head.type in self._types and may_become(head.tenant)
+        return head.type in self._types and may_become(head.tenant, self._options.tenants)
 
     def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """That it is not cancelled; and who runs it."""

@@ -34,6 +34,8 @@ class WorkerOptions:
             worker, and no other user may be able to change it or a folder above it. None: ``work`` in the home of the
             workflows, ``~/.local/share/latchwork/workflows/work`` by default. Tasks of tenants need a folder that these
             users can enter.
+        tenants: users of this machine that tasks may name as their ``tenant``, if the worker runs as root. Root has to
+            be named too, once there are others also for tasks without a tenant.
         python: the interpreter of Python tasks.
         most_log_bytes: of the log of one attempt; of what comes after that the end is kept.
     """
@@ -46,6 +48,7 @@ class WorkerOptions:
     stop_grace_s: float = 5.0
     drain_s: float = 30.0
     work_dir: Path | None = None
+    tenants: tuple[str, ...] = ()
     python: str = sys.executable
     most_log_bytes: int = MOST_BYTES
 

@@ -87,6 +87,7 @@ class _Known(Mapping[str, Any]):
         self._values = spec.values
         self._connections = spec.connections
         self._secrets = secrets
+        self._project = spec.head.project
         self.used: list[str] = []
 
     def __getitem__(self, name: str) -> Any:
@@ -103,7 +104,7 @@ class _Known(Mapping[str, Any]):
         Raises:
             SecretMissing: this machine has none of this name.
         """
-        found = self._secrets.get(name)
+        found = self._secrets.get(name, self._project)
         self.used.append(found)
         return found
 
@@ -176,7 +177,7 @@ class Preparing:
 
     def _prepared(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
         kind = self._types.get(spec.head.type)
-        user = user_of(spec.head.tenant)
+        user = user_of(spec.head.tenant, self._options.tenants)
         moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
         quoting = getattr(kind, "quoting", {})
         filled = {

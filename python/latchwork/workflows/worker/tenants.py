@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from latchwork.errors import LatchworkError
@@ -26,21 +26,34 @@ def own_user() -> str:
         return str(os.geteuid())
 
 
-def may_become(tenant: str | None) -> bool:
-    """Whether tasks of this user can run here: root may be anybody, others are themselves."""
-    return tenant is None or tenant == own_user() or os.geteuid() == 0
+def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
+    """Whether tasks of this user can run here.
+
+    A worker that is not root runs them as itself alone. One that is root runs them as the users on its list. Tasks
+    without a tenant run as the worker, but as root only while there is no list, or root is on it.
+
+    Args:
+        tenant: that the task names; None: none.
+        allowed: the users on the list of this worker.
+    """
+    if os.geteuid() != 0:
+        return tenant is None or tenant == own_user()
+    return tenant in allowed or (tenant is None and (not allowed or own_user() in allowed))
 
 
-def user_of(tenant: str | None) -> str | None:
+def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
     """The user to change to; None for none.
 
     Raises:
         NoTenant: there is no such user here, or we may not become it.
     """
+    if not may_become(tenant, allowed):
+        if os.geteuid() != 0:
+            raise NoTenant(f"this worker runs as {own_user()}, not as root, so it cannot run tasks as {tenant!r}")
+        whom = "root, as this task names no tenant" if tenant is None else repr(tenant)
+        raise NoTenant(f"this worker may not run tasks as {whom}: name that user with its --tenants")
     if tenant is None or tenant == own_user():
         return None
-    if not may_become(tenant):
-        raise NoTenant(f"this worker runs as {own_user()}, not as root, so it cannot run tasks as {tenant!r}")
     try:
         pwd.getpwnam(tenant)
     except KeyError:

@@ -35,13 +35,14 @@ def upgrade() -> None:
         sa.Column("type", sa.String(length=20), nullable=False),
         sa.Column("instance", sa.BigInteger(), nullable=True),
         sa.Column("args", sa.JSON(), nullable=False),
+        sa.Column("project", sa.String(length=100), server_default=sa.text("''"), nullable=False),
         sa.Column("unique_key", sa.String(length=200), nullable=True),
         sa.Column("by", sa.String(length=200), server_default=sa.text("''"), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("done_at", sa.Float(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_command")),
-        sa.UniqueConstraint("unique_key", name=op.f("uq_command_unique_key")),
+        sa.UniqueConstraint("project", "unique_key", name=op.f("uq_command_project_unique_key")),
     )
     op.create_index(op.f("ix_command_instance"), "command", ["instance"], unique=False)
     op.create_index(
