@@ -58,7 +58,7 @@ DEFECTS = (
         "FlowFamilies",
         "a held task is looked for among the workers",
         BOOK,
-        "        if task.held:\n",
+        "        if task.held:  # the master has it itself\n",
         "        if False:\n",
         of(SUB, "a_pause_and_a_resume_of_the_parent_are_those_of_the_child", on=MEMORY),
     ),

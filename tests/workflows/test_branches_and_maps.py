@@ -1,8 +1,15 @@
 """Conditions, switches and maps on a real master: what goes on, what is left out, and what each item is."""
 
+import threading
+from contextlib import contextmanager
+
+import pytest
 import sqlalchemy as sa
 
+from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import task
+from latchwork.workflows.definitions.logical import chosen
+from latchwork.workflows.master import parcels
 from latchwork.workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -63,6 +70,103 @@ def test_an_expression_without_a_value_fails_its_switch_with_the_reason(stage):
     found = [error for *_, outcome, _, error in stage.attempts() if outcome == "failure"]
     assert len(found) == len(wrong)
     assert all(each.startswith(f"task 's{i}', params.cases[0].when") for i, each in enumerate(sorted(found)))
+
+
+def a_switch(when="rows > 10"):
+    cases = [{"when": when, "then": ["many"]}]
+    switch = {"type": "switch", "params": {"cases": cases, "default": ["few"]}, "after": ["a"]}
+    return a_workflow(tasks={"a": [], "s": switch, "many": ["s"], "few": ["s"]})
+
+
+def test_expressions_are_evaluated_while_no_transaction_is_open(stage, monkeypatch):
+    def write():
+        with stage.database.write() as connection:
+            connection.execute(sa.update(task).values(n=task.c.n))
+
+    def evaluate(*args):
+        writer = threading.Thread(target=write)
+        writer.start()
+        writer.join(20.0)
+        seen.append(not writer.is_alive())
+        return chosen(*args)
+
+    seen = []
+    monkeypatch.setattr(parcels, "chosen", evaluate)
+    version = stage.apply(a_switch("1 > 0"))
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("a"), outputs={"rows": 11})
+        hand.end(hand.wait("many"))
+        stage.until(made, "success")
+    assert seen == [True]
+
+
+def test_a_switch_that_was_held_when_its_master_ended_is_decided_by_the_next_one(stage, monkeypatch):
+    monkeypatch.setattr(parcels, "chosen", lambda *_: stage.refused())
+    version = stage.apply(a_switch())
+    hand = stage.hand()
+    with stage.master(node="first"):
+        made = stage.start(version)
+        hand.end(hand.wait("a"), outputs={"rows": 11})
+        stage.until_task(made, s="running")
+    assert stage.states(made) == {"a": "success", "s": "running", "many": "waiting", "few": "waiting"}
+    monkeypatch.setattr(parcels, "chosen", chosen)
+    with stage.master(node="second"):
+        hand.end(hand.wait("many"))
+        stage.until(made, "success")
+    assert stage.states(made)["few"] == "skipped"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, monkeypatch, lost):
+    evaluated = []
+
+    def evaluate(*args):
+        evaluated.append(1)
+        if len(evaluated) == 1:
+            fail_next_write()
+        return chosen(*args)
+
+    def fail_next_write():
+        write = stage.database.write
+
+        @contextmanager
+        def once():
+            monkeypatch.setattr(stage.database, "write", write)
+            with write() as connection:
+                yield connection
+                if not lost:
+                    raise DatabaseUnavailable("before the commit")
+            raise DatabaseUnavailable("after the commit")
+
+        monkeypatch.setattr(stage.database, "write", once)
+
+    monkeypatch.setattr(parcels, "chosen", evaluate)
+    version = stage.apply(a_switch())
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("a"), outputs={"rows": 11})
+        hand.end(hand.wait("many"))
+        stage.until(made, "success")
+    assert len(evaluated) == (1 if lost else 2)
+
+
+def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(stage, client, monkeypatch):
+    monkeypatch.setattr(parcels, "chosen", lambda *_: stage.refused())
+    version = stage.apply(a_switch())
+    hand = stage.hand()
+    with stage.master():
+        made = stage.start(version)
+        hand.end(hand.wait("a"), outputs={"rows": 11})
+        stage.until_task(made, s="running")
+        client.pause(made)
+        stage.until(made, "paused")
+        monkeypatch.setattr(parcels, "chosen", chosen)
+        client.resume(made)
+        hand.end(hand.wait("many"))
+        stage.until(made, "success")
 
 
 def a_map(items="${list.files}", **fields):

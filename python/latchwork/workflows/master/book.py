@@ -54,6 +54,8 @@ class Book:
         self.to_put: dict[str, Attempt] = {}
         #: What a worker is known to have.
         self.running: dict[str, Attempt] = {}
+        #: Held tasks that may be switches without a choice, by instance and name.
+        self.to_choose: dict[tuple[int, str], Attempt] = {}
         #: Instances with something to take back or to end.
         self.to_settle: set[int] = set()
         #: Instances that wait for their turn.
@@ -95,8 +97,11 @@ class Book:
             self.to_put.pop(x_of(row, n), None)
             self.running.pop(x_of(row, n), None)
         attempt = Attempt(stored.id, name, row, task.n)
-        if task.held:
-            return  # the master has it itself
+        self.to_choose.pop((stored.id, name), None)
+        if task.held:  # the master has it itself
+            if is_going and task.state is TaskState.RUNNING:
+                self.to_choose[stored.id, name] = attempt
+            return
         if task.state is TaskState.RUNNING:
             self.running[attempt.x] = attempt
         elif task.state is TaskState.SUBMITTED and is_going and task.forced_after != task.n and not task.is_overdue:
@@ -108,6 +113,7 @@ class Book:
         self.waiting.discard(stored.id)
         for name, row in stored.ids.items():
             self._of_task.pop(row, None)
+            self.to_choose.pop((stored.id, name), None)
             x = x_of(row, stored.known.tasks[name].n)
             self.to_put.pop(x, None)
             self.running.pop(x, None)

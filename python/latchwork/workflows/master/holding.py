@@ -22,14 +22,13 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.history import told as told_people
 from latchwork.workflows.database.policies import grants
 from latchwork.workflows.database.runs import Stored
-from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
 from latchwork.workflows.definitions.values import gathered, items_of, values_of
 from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork.workflows.master.orders import Wanted
-from latchwork.workflows.master.parcels import run_of
+from latchwork.workflows.master.parcels import Choice, run_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.state import (
     DONE,
@@ -110,7 +109,6 @@ class Holding:
         self._kinds: dict[str, Callable[[Stored, str, Task], None]] = {
             "open": self._open,
             "look": self._look,
-            "choose": self._choose,
             "expand": self._expand,
             "gather": self._gather,
         }
@@ -119,7 +117,7 @@ class Holding:
 
     def saved(self, before: Stored, made: Stored, after: Instance) -> None:
         """An instance was written: what it asks is to be done, and who waits for it may be told."""
-        self._todo.extend((made.id, call) for call in after.calls)
+        self._todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.run == after.run else {}
         rows: list[AttemptRow] = []
         for name, task in after.tasks.items():
@@ -327,12 +325,14 @@ class Holding:
 
     # Switches and maps
 
-    def _choose(self, stored: Stored, name: str, task: Task) -> None:
-        version = self._plans.get(self._connection, stored.code, stored.version)
-        spec = version.tasks[name]
-        run = run_of(self._connection, version, stored)
-        heads = chosen(spec, values_of(run, spec, task.n, stored.outputs), stored.outputs)
-        self._writer.step(stored.id, [Chose(name, task.n, tuple(heads), stored.known.run)], {})
+    def chose(self, stored: Stored, name: str, n: int, choice: Choice) -> None:
+        """A switch was decided, or cannot be: its expressions were evaluated before this transaction."""
+        if choice.why:
+            self._why[stored.id, name] = choice.why
+            event: Event = Ended(name, n, Outcome.FATAL, stored.known.run)
+        else:
+            event = Chose(name, n, choice.heads, stored.known.run)
+        self._writer.step(stored.id, [event], {})
 
     def _expand(self, stored: Stored, name: str, task: Task) -> None:
         version = self._plans.get(self._connection, stored.code, stored.version)

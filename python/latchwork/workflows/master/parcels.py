@@ -1,22 +1,41 @@
-"""Items made of attempts that are submitted: what workers are given."""
+"""Items made of attempts that are submitted, and the choices of switches: what follows from values of a run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from latchwork.errors import ValueTooLarge
 from latchwork.workflows.database import Database, settings
 from latchwork.workflows.database.runs import Stored
+from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import CONNECTION, names_in
-from latchwork.workflows.definitions.values import Run
+from latchwork.workflows.definitions.values import Run, values_of
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.sending import Parcel, Place
 from latchwork.workflows.state import Task, TaskState, base_of, index_of
+
+#: So many switches are decided in one turn,
+MOST_CHOICES = 200
+#: and after so many seconds no further one.
+_CHOICES_S = 0.2
+
+
+class Choice(NamedTuple):
+    """What a switch has chosen.
+
+    Attributes:
+        heads: The tasks that go on.
+        why: Why it cannot be decided; empty if it was.
+    """
+
+    heads: tuple[str, ...] = ()
+    why: str = ""
 
 
 class Parcels:
@@ -68,6 +87,52 @@ class Parcels:
                 failed.append((attempt, str(error)))
         self._runs = {}
         return made, failed
+
+    def choose(self, book: Book, held: Collection[Attempt]) -> dict[Attempt, Choice | None]:
+        """Decide switches; no transaction is open while their expressions are evaluated.
+
+        Args:
+            book: What is known.
+            held: Tasks that the master holds.
+        Returns:
+            The choices of those that are switches, and None for the others. The rest may be missing if it takes long.
+        """
+        switches = self._switches(book, held)
+        made: dict[Attempt, Choice | None] = dict.fromkeys(set(held) - set(switches))
+        switches = switches[:MOST_CHOICES]
+        unread = self._read_rest(book, {each.instance for each in switches})
+        until = time.monotonic() + _CHOICES_S
+        for attempt in switches:
+            why = unread.get(attempt.instance, "")
+            made[attempt] = Choice(why=why) if why else self._choice(book.instances[attempt.instance], attempt)
+            if time.monotonic() > until:
+                break
+        self._runs = {}
+        return made
+
+    def _switches(self, book: Book, held: Iterable[Attempt]) -> list[Attempt]:
+        """Those that are switches, or of a version that cannot be read."""
+        found: list[Attempt] = []
+        with self._database.read() as connection:
+            for attempt in held:
+                stored = book.instances[attempt.instance]
+                try:
+                    plan = self._plans.get(connection, stored.code, stored.version).plan
+                except ValueError:
+                    found.append(attempt)
+                else:
+                    found += [attempt] if plan.kind(attempt.name) == "switch" else []
+        return found
+
+    def _choice(self, stored: Stored, attempt: Attempt) -> Choice:
+        version, run = self._runs[stored.id]
+        task = version.tasks[attempt.name]
+        try:
+            return Choice(tuple(chosen(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs)))
+        except KeyError as error:
+            return Choice(why=f"nothing has the name {error.args[0]!r}, which a parameter refers to")
+        except ValueError as error:
+            return Choice(why=str(error))
 
     def _read_rest(self, book: Book, instances: set[int]) -> dict[int, str]:
         rest = [book.instances[each] for each in sorted(instances - self._runs.keys())]

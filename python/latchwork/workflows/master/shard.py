@@ -331,6 +331,7 @@ class ShardRun:
         if self._abandoned:
             self._sending.abandon(self._abandoned)
             self._abandoned = []
+        self._choose()
 
     def _put(self) -> None:
         waiting = list(self._book.to_put.values())[:MOST_PUTS]
@@ -342,6 +343,33 @@ class ShardRun:
             self._book.to_put.pop(x, None)
         if failed:
             self._fail(failed)
+
+    def _choose(self) -> None:
+        """Decide switches, and write their choices. What is not written is in the next book again."""
+        waiting = list(self._book.to_choose.values())
+        if not waiting:
+            return
+        choices = self._parcels.choose(self._book, waiting)
+        for attempt in choices:
+            self._book.to_choose.pop((attempt.instance, attempt.name), None)
+        made = {attempt: choice for attempt, choice in choices.items() if choice is not None}
+        self._is_busy |= bool(made or self._book.to_choose)
+        if made:
+            tools = self._tools
+            with self._transaction() as connection:
+                self._guard.guard(connection)
+                writing = Writing(
+                    connection,
+                    self._id,
+                    self._book,
+                    plans=tools.plans,
+                    order=tools.order,
+                    now=tools.now(),
+                    is_careful=self._is_careful,
+                )
+                writing.choose(made)
+                writing.finish()
+            self._took(writing.written)
 
     def _fail(self, failed: Iterable[tuple[Attempt, str]]) -> None:
         tools = self._tools

@@ -26,9 +26,10 @@ from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.keys import Order, attempt_of, log_ref
 from latchwork.workflows.master import orders
 from latchwork.workflows.master.backfilling import Backfills
-from latchwork.workflows.master.book import Book, stored_after
+from latchwork.workflows.master.book import Attempt, Book, stored_after
 from latchwork.workflows.master.holding import Holding
 from latchwork.workflows.master.inputs import Told, in_mind, row_of
+from latchwork.workflows.master.parcels import Choice
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.policies.recalling import Recalling
 from latchwork.workflows.master.policies.untaken import untaken
@@ -257,6 +258,14 @@ class Writing:
         row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=why[:4000])
         attempts.save(self._connection, [row], self._now)
         self.advance(instance, [ended])
+
+    def choose(self, choices: Mapping[Attempt, Choice]) -> None:
+        """Switches were decided."""
+        for attempt, choice in choices.items():
+            stored = self.stored(attempt.instance)
+            if stored is not None:
+                self._holding.chose(stored, attempt.name, attempt.n, choice)
+                self._holding.follow()
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
         """An event more, for people."""

@@ -1,7 +1,7 @@
 """Tasks that the master holds itself: sub-processes, dependents, conditions, switches, and maps. Pure.
 
 None of them has a thread, a slot or a place among the tasks that workers may have. What has to be read or written for
-them is a ``Call``, done in the same transaction; its answer is an event.
+them is a ``Call``, done in the same transaction, or, for a switch, after it; its answer is an event.
 """
 
 from __future__ import annotations
