@@ -69,8 +69,8 @@ DEFECTS = (
         "Backlog",
         "the claim on an item that was removed stays",
         CLAIM,
-        "            Background(clear, self._thread)\n",
-        "",
+        "            delete_claim_later(self._store, self._claim, self._session, self._what)\n",
+        "            pass\n",
         at("backlog", "who_has_an_item_that_was_removed_cannot_end_it_and_is_told", on="memory-ack-put anew"),
     ),
     Defect(

@@ -28,8 +28,8 @@ DEFECTS = (
         "aio",
         "a session is left open when its opening is cancelled as it ends",
         "store/driving/loop.py",
-        "                if future.done():\n                    step.dropped(future)\n                else:",
-        "                if not future.done():",
+        "            if future.done() and not future.cancelled():\n",
+        "            if False:\n",
         of("aio/loops", "what_was_opened_is_closed_if_its_task_was_cancelled_meanwhile", on="memory-late"),
     ),
     Defect(

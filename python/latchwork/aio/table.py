@@ -33,7 +33,7 @@ class Row:
 _HOLDS = ("abandon", "end", "error", "lose")
 
 ROWS = (
-    Row(Store, StoreTwin, ("begin", "answer_s", "connection", "late", "ready", "shared")),
+    Row(Store, StoreTwin, ("begin", "answer_s", "cleanup", "connection", "late", "ready", "shared")),
     Row(Tx, hidden=("begin", "plan")),
     Row(Session, SessionTwin, ("begin", "carry", "ensure_usable", "notice_gone", "on_end")),
     Row(Watch, hidden=("attach",)),

@@ -16,6 +16,7 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import Finally, mutex, once_left, refuse_inside
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
+from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.forks import Home
 from latchwork.store.observe.calls import NOBODY, StoreObserver, observed
 from latchwork.store.observers import Observers
@@ -60,6 +61,7 @@ class Core:
         self._is_ending = False
         self._closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
+        self.cleanup = Cleanup(clock, f"latchwork-cleanup-{backend.capabilities.name}")
         self._lock = mutex()
         self._opening = mutex()
         self._primary: Session | None = None
@@ -194,6 +196,7 @@ class Core:
             shared = list(self._shared.values())
         for each in shared:
             each.close()
+        self.cleanup.close()  # first: what is left is bound to the sessions
         with self._lock:
             self._closed = True
             sessions, feeds = list(self._sessions), list(self._feeds)
@@ -205,6 +208,7 @@ class Core:
         try:
             self.backend.close()
         finally:
+            self.cleanup.join()
             self.dispatcher.close_outlets()  # after the last calls have ended: they have callbacks too
 
     def _forget_session(self, session: Session) -> None:

@@ -46,6 +46,9 @@ class Step(ABC, Generic[T]):
 
     __slots__ = ("timeout_s",)
 
+    #: True for a step that a cancellation does not end: the driver waits for its result, or has it awaited.
+    is_tracked = False
+
     def __init__(self, timeout_s: float | None = None) -> None:
         self.timeout_s = timeout_s
 
@@ -311,6 +314,31 @@ def unknown(name: str, args: tuple[Any, ...]) -> str | None:
 
 
 ask = Ask
+
+
+class Tracked(Ask[T]):
+    """A write that is awaited even if the call is cancelled: ``await Tracked(answered, store.create, key, ...)``.
+
+    Otherwise nobody would know whether it was applied, and whether there is something to remove. In a thread an
+    interrupt ends it like any other call: then it stays unknown.
+
+    Args:
+        answered: called with the future that has ended, after a cancellation only, and before any undo.
+    """
+
+    __slots__ = ("_answered",)
+
+    is_tracked = True
+
+    def __init__(
+        self, answered: Callable[[Future[T]], object], call: Callable[P, T], *args: P.args, **options: P.kwargs
+    ) -> None:
+        super().__init__(call, *args, **options)
+        self._answered = answered
+
+    def dropped(self, future: Future[T]) -> None:
+        """Report the answer."""
+        self._answered(future)
 
 
 async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -18,6 +18,7 @@ from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
+from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.keys import Scope, validate_root
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
@@ -272,6 +273,11 @@ class Store:
     def connection(self) -> object:
         """What it shares with its namespaces, for event loops; see ``Ask``."""
         return self._core
+
+    @property
+    def cleanup(self) -> Cleanup:
+        """Runs cleanup jobs in the background, for the store and all its namespaces: for primitives."""
+        return self._core.cleanup
 
     def begin(self, method: str, *args: Any, **options: Any) -> Future[Any]:
         """Begin one of the calls above without waiting for its answer: what an event loop does; see ``Ask``."""

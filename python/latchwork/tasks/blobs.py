@@ -19,9 +19,8 @@ from typing import Any
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
 from latchwork.records import Record, short
 from latchwork.store import Backoff
-from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, driven
+from latchwork.store.steps import OnInterrupt, ask, driven
 from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
@@ -169,7 +168,7 @@ class Blobs:
 
     def forget(self, ref: BlobRef) -> None:
         """Delete in the background what nobody will name, until that works or the store is closed. Does not block."""
-        Background(partial(self._delete_surely, ref), f"latchwork-blobs-{self.name}")
+        self._store.cleanup.add(partial(self._delete_unnamed, ref, Backoff(longest_s=_LONGEST_S)))
 
     @driven
     async def sweep(self, living: Callable[[], Iterable[str]]) -> list[str]:
@@ -194,26 +193,19 @@ class Blobs:
     def _keys(self, ref: BlobRef) -> list[str]:
         return [f"{self._path(ref)}/{number:04}" for number in range(ref.chunks)]
 
-    async def _delete_surely(self, ref: BlobRef) -> None:
-        """Delete it, as often as it takes; then once more, because a write of unknown outcome may have landed since."""
-        if await self._has_deleted(ref):
-            await Pause(self._store.clock, Signal(), LATE_S)
-            await self._has_deleted(ref)
-
-    async def _has_deleted(self, ref: BlobRef) -> bool:
-        """Delete it; False if that can never be."""
-        backoff = Backoff(longest_s=_LONGEST_S)
-        while True:
-            try:
-                await ask(self._store.delete_tree, self._path(ref))
-            except _FATAL as error:
-                _log.info("%s is left until its owner is swept: %s", self._path(ref), error)
-                return False
-            except LatchworkError as error:
-                _log.info("%s is not deleted yet: %s", self._path(ref), error)
-                await Pause(self._store.clock, Signal(), backoff.next_s())
-            else:
-                return True
+    async def _delete_unnamed(self, ref: BlobRef, backoff: Backoff, *, is_last: bool = False) -> float | None:
+        """Try once to delete it; a ``CleanupJob``. Then once more: a write of unknown outcome may have landed since."""
+        try:
+            await ask(self._store.delete_tree, self._path(ref))
+        except _FATAL as error:
+            _log.info("%s is left until its owner is swept: %s", self._path(ref), error)
+        except LatchworkError as error:
+            _log.info("%s is not deleted yet: %s", self._path(ref), error)
+            return backoff.next_s()
+        else:
+            if not is_last:
+                self._store.cleanup.add(partial(self._delete_unnamed, ref, backoff, is_last=True), LATE_S)
+        return None
 
 
 def _segment(name: str) -> str:

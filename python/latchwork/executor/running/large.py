@@ -16,8 +16,7 @@ from latchwork.executor.items import ref_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff, Store
-from latchwork.store.driving.background import Background
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef, Blobs
 from latchwork.types import At, Check
 
@@ -67,23 +66,21 @@ class LargeOutcomes:
         with self._lock:
             found = self._written.pop(claim, None)
         if found is not None:
-            Background(partial(self._clear, found, claim.fence.checks[0]), f"latchwork-outcomes-{self._blobs.name}")
+            backoff = Backoff(longest_s=_LONGEST_S)
+            self._store.cleanup.add(partial(self._clear, found, claim.fence.checks[0], backoff))
 
-    async def _clear(self, written: _Written, ours: Check) -> None:
-        backoff = Backoff(longest_s=_LONGEST_S)
-        while True:
-            try:
-                is_named = await self._is_named(written, ours)
-            except (Closed, ForkedProcess):
-                return
-            except LatchworkError as error:
-                _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
-                is_named = None
-            if is_named is False:
-                self._blobs.forget(written.ref)
-            if is_named is not None:
-                return
-            await Pause(self._store.clock, Signal(), backoff.next_s())
+    async def _clear(self, written: _Written, ours: Check, backoff: Backoff) -> float | None:
+        """Look once whether a result names it, and delete it if none will; a ``CleanupJob``."""
+        try:
+            is_named = await self._is_named(written, ours)
+        except (Closed, ForkedProcess):
+            return None
+        except LatchworkError as error:
+            _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
+            is_named = None
+        if is_named is False:
+            self._blobs.forget(written.ref)
+        return backoff.next_s() if is_named is None else None
 
     async def _is_named(self, written: _Written, ours: Check) -> bool | None:
         """Whether a result names it; None while one may come yet. The claim is asked for first."""

@@ -394,5 +394,7 @@ class Backlog(Records):
 
     def close(self) -> None:
         """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
+        if self._waits.home.is_foreign:
+            return
         self._waits.close()
         self._waiting.close()

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.primitives.backlog.items import BacklogItem, Names, letter_op, other_letter, shelf_op
-from latchwork.primitives.queue.doubts import delete_claim
+from latchwork.primitives.queue.doubts import delete_claim_later
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.store.backoff import Backoff
-from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
@@ -38,11 +35,6 @@ class Holding:
     names: Names
     most: int
 
-    @property
-    def thread(self) -> str:
-        """The name of threads that end claims."""
-        return f"latchwork-claims-{self.names.name}"
-
 
 class BacklogClaim(Taken):
     """One item taken from a backlog: ``with claim: handle(claim.value)``.
@@ -62,7 +54,7 @@ class BacklogClaim(Taken):
         self._held = held
         self._names = held.names
         what = f"item {item.path!r} of backlog {held.names.name!r}"
-        super().__init__(held.store, claim, [item.check], session=session, what=what, thread=held.thread)
+        super().__init__(held.store, claim, [item.check], session=session, what=what)
 
     def __repr__(self) -> str:
         return f"<BacklogClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
@@ -183,8 +175,7 @@ class BacklogClaim(Taken):
 
     def _lost(self, standing: Standing = Standing.GONE) -> LockLost:
         if standing is Standing.REMOVED and not self._home.is_foreign:  # nobody else removes the claim then
-            clear = partial(delete_claim, self._store, self._claim, self._session, self._what, Backoff())
-            Background(clear, self._thread)
+            delete_claim_later(self._store, self._claim, self._session, self._what)
         return super()._lost(standing)
 
 

@@ -149,7 +149,7 @@ class Taking:
         self._names = held.names
         self._what = what
         self._about = about
-        self._doubts = Doubts(held.store, what, held.thread)
+        self._doubts = Doubts(held.store, what)
         self._hints: dict[str, Hint] = {}
         self._kept: dict[str, Kept] = {}
 

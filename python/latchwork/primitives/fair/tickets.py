@@ -15,7 +15,8 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,15 +31,12 @@ from latchwork.errors import (
     SessionLost,
 )
 from latchwork.interrupts import mutex
-from latchwork.primitives.waiting.common import Identity, Patience, check_text
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.common import Identity, check_text
 from latchwork.records import Record
 from latchwork.store.backoff import Backoff
-from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Pause, Settled, ask
+from latchwork.store.steps import OnInterrupt, Pause, Settled, Tracked, ask
 from latchwork.store.store import Store
-from latchwork.store.watch import Batch
 from latchwork.types import Entry, Exists, Fence
 
 _log = logging.getLogger(__name__)
@@ -47,8 +45,10 @@ _log = logging.getLogger(__name__)
 FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 
 _STEM = "t"
-#: Seconds for which a ticket that was not there when we looked may still appear.
+#: Seconds for which a ticket may still appear. The backend settles a write of unknown outcome long before that.
 _LATE_S = 120.0
+#: Seconds between two looks at a queue, at most.
+_LOOK_S = 1.0
 #: The names of more tickets than that are not listed to see whether the first of them is gone.
 _MANY = 256
 _NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
@@ -123,6 +123,15 @@ class _Joining:
     nonce: str
     session: Session
     ticket: Entry | None = None
+    is_refused: bool = False
+
+    def answered(self, future: Future[Entry]) -> None:
+        """Note the answer to the creation, which came after the call was cancelled."""
+        error = future.exception()
+        if error is None:
+            self.ticket = future.result()
+        else:
+            self.is_refused = not isinstance(error, OutcomeUnknown)
 
 
 class TicketQueue:
@@ -170,7 +179,7 @@ class TicketQueue:
         before = await OnInterrupt(partial(self._undo, joining))
         try:
             joining.ticket = ticket = await self._create(
-                write_body({**self.about, "nonce": joining.nonce, **(more or {})}), joining.nonce, session
+                write_body({**self.about, "nonce": joining.nonce, **(more or {})}), joining
             )
         except LatchworkError:
             await Settled(before)
@@ -181,9 +190,9 @@ class TicketQueue:
         """Have no ticket: remove the one that is there, or may come."""
         if joining.ticket is not None:
             self._clear_later(joining.session, (joining.ticket.key,))
-        else:
+        elif not joining.is_refused:
             self.disown(joining.nonce)
-            self._hunt_later(joining.session, joining.nonce)
+            self._expect_late(joining.session, joining.nonce)
 
     async def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
@@ -291,23 +300,27 @@ class TicketQueue:
     async def clear(self, session: Session, keys: tuple[str, ...]) -> None:
         """Delete these keys, and tickets that are disowned; returns when that is done or the session has ended."""
         backoff = Backoff()
-        while session.remaining_s() > 0.0:
-            try:
-                await self._delete(keys)
-            except FATAL as error:
-                self._tell_left(keys, error)
-                return
-            except LatchworkError as error:
-                _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
-                await Pause(self.store.clock, session.lost, backoff.next_s())
-            else:
-                return
+        while (pause_s := await self._clear(session, keys, backoff)) is not None:
+            await Pause(self.store.clock, session.lost, pause_s)
 
-    async def _create(self, value: bytes, nonce: str, session: Session) -> Entry:
+    async def _clear(self, session: Session, keys: tuple[str, ...], backoff: Backoff) -> float | None:
+        """Try once to delete these keys, and tickets that are disowned; a ``CleanupJob``."""
+        if session.remaining_s() <= 0.0:
+            return None
         try:
-            created: Entry = await ask(
-                self.store.create, f"{self._name}/{_STEM}", value, session=session, sequential=True
-            )
+            await self._delete(keys)
+        except FATAL as error:
+            self._tell_left(keys, error)
+        except LatchworkError as error:
+            _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys) or "a ticket", error)
+            return backoff.next_s()
+        return None
+
+    async def _create(self, value: bytes, joining: _Joining) -> Entry:
+        nonce, session = joining.nonce, joining.session
+        create, key = self.store.create, f"{self._name}/{_STEM}"
+        try:
+            created: Entry = await Tracked(joining.answered, create, key, value, session=session, sequential=True)
             return created
         except OutcomeUnknown:
             self.disown(nonce)
@@ -316,7 +329,7 @@ class TicketQueue:
                 found = await self._find(nonce)
             finally:
                 if found is None:
-                    self._hunt_later(session, nonce)
+                    self._expect_late(session, nonce)
             if found is None:
                 raise
             with self._lock:
@@ -336,45 +349,90 @@ class TicketQueue:
                     await ask(self.store.delete, ticket.key)
         return all(were_there)
 
-    async def _hunt(self, session: Session, nonce: str) -> None:
-        """Follow the queue for a while, until a ticket that may still come is there, and delete it.
-
-        Once we have looked, a write of ours can hardly land any more; but a ticket that nobody waits by would hold up
-        everybody until its session ends.
-        """
-        backoff = Backoff()
-        patience = Patience(self.store.clock, _LATE_S)
-        seen: list[str] = []
-
-        def look(batch: Batch) -> bool:
-            entries = [change.entry for change in batch if change.entry is not None]
-            seen.extend(entry.key for entry in entries if Ticket.of(entry).nonce == nonce)
-            return bool(seen)
-
-        with closing(Waiter(self.store, session)) as waiter:
-            while not (patience.is_over or waiter.is_off):
-                try:
-                    if await waiter.follow(self._name, look, patience):
-                        _log.warning("%s: ticket %s of ours landed late and is removed", self.what, seen[0])
-                        await self.discard(session, seen)
-                        return
-                except FATAL as error:
-                    self._tell_left((), error)
-                    return
-                except LatchworkError as error:
-                    _log.info("%s: looking for a late ticket: %s", self.what, error)
-                    await waiter.pause(backoff.next_s())
-
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
-        if session.remaining_s() > 0.0:
-            Background(partial(self.clear, session, keys), f"latchwork-leaving-{self._name}")
+        self.store.cleanup.add(partial(self._clear, session, keys, Backoff()))
 
-    def _hunt_later(self, session: Session, nonce: str) -> None:
+    def _expect_late(self, session: Session, nonce: str) -> None:
         if session.remaining_s() > 0.0:
-            Background(partial(self._hunt, session, nonce), f"latchwork-leaving-{self._name}")
+            with suppress(*FATAL):  # the store is being closed, and its sessions take the ticket with them
+                LateTickets.of(self.store).expect(self._name, nonce, session)
 
     def _tell_left(self, keys: tuple[str, ...], error: LatchworkError) -> None:
         _log.warning("%s: %s stays until its session ends: %s", self.what, ", ".join(keys) or "a ticket", error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """One ticket that may appear."""
+
+    session: Session
+    until: float
+
+
+class LateTickets:
+    """The tickets of unknown creation, which may appear late in the queues of one store. Thread-safe.
+
+    Each is deleted once it is there: nobody waits by it, and it would hold up its queue until its session ends. One
+    look at a queue finds all of them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = mutex()
+        self._expected: dict[str, dict[str, _Late]] = {}
+
+    @classmethod
+    def of(cls, store: Store) -> LateTickets:
+        """Return those of a store."""
+        return store.shared("late tickets", cls)
+
+    def close(self) -> None:
+        """Do nothing: the cleanup of the store drops the jobs, and the sessions take the tickets with them."""
+
+    def expect(self, queue: str, nonce: str, session: Session) -> None:
+        """Delete the ticket with this nonce if it appears within the next minutes. Does not block."""
+        late = _Late(session, self._store.clock.now() + _LATE_S)
+        with self._lock:
+            is_new = queue not in self._expected
+            self._expected.setdefault(queue, {})[nonce] = late
+        if is_new:
+            self._store.cleanup.add(partial(self._look, queue, Backoff(longest_s=_LOOK_S)))
+
+    async def _look(self, queue: str, backoff: Backoff) -> float | None:
+        """Look once for the tickets that are expected in a queue, and delete them; a ``CleanupJob``."""
+        wanted = self._wanted(queue)
+        if not wanted:
+            return None
+        try:
+            for entry in await ask(self._store.list, queue):
+                nonce = Ticket.of(entry).nonce
+                if nonce in wanted:
+                    await ask(self._store.delete, entry.key)
+                    _log.warning("ticket %s of ours appeared late and is deleted", entry.key)
+                    self._forget(queue, nonce)
+        except FATAL as error:
+            _log.warning("%s: a late ticket stays until its session ends: %s", queue, error)
+            self._forget(queue, *wanted)
+        except LatchworkError as error:
+            _log.info("%s: looking for a late ticket: %s", queue, error)
+        return backoff.next_s()
+
+    def _wanted(self, queue: str) -> set[str]:
+        now = self._store.clock.now()
+        with self._lock:
+            left = {
+                nonce: late
+                for nonce, late in self._expected.pop(queue).items()
+                if late.until > now and late.session.remaining_s() > 0.0
+            }
+            if left:
+                self._expected[queue] = left
+            return set(left)
+
+    def _forget(self, queue: str, *nonces: str) -> None:
+        with self._lock:
+            for nonce in nonces:
+                self._expected[queue].pop(nonce, None)
 
 
 def read_body(value: bytes) -> dict[str, object]:

@@ -22,9 +22,8 @@ from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.gate import Gate
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
-from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, ask
+from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
@@ -196,7 +195,7 @@ class Membership:
         if session is None:
             return False
         if session.remaining_s() > 0.0 and not await self._drop(session):
-            Background(partial(self._drop_later, session), f"latchwork-leaving-{self.key}")
+            self._store.cleanup.add(partial(self._drop_later, session, Backoff()))
         return True
 
     async def _drop(self, session: Session) -> bool:
@@ -212,10 +211,8 @@ class Membership:
             return False
         return True
 
-    async def _drop_later(self, session: Session) -> None:
-        backoff = Backoff()
-        while session.remaining_s() > 0.0 and not await self._drop(session):
-            await Pause(self._store.clock, session.lost, backoff.next_s())
+    async def _drop_later(self, session: Session, backoff: Backoff) -> float | None:
+        return None if session.remaining_s() <= 0.0 or await self._drop(session) else backoff.next_s()
 
     async def _pass(self, gate: Gate, entry: Entry | None, waiter: Waiter) -> bool:
         """Create our key when it is our turn; False if another was faster, or the waiter was called off."""

@@ -36,7 +36,7 @@ class Claim(Taken):
         self._item = item
         self._most = most
         what = f"item {item.id} of queue {names.name!r}"
-        super().__init__(store, claim, (), session=session, what=what, thread=f"latchwork-claims-{names.name}")
+        super().__init__(store, claim, (), session=session, what=what)
 
     def __repr__(self) -> str:
         return f"<Claim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"

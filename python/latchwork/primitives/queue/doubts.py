@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +15,8 @@ from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, read_body
 from latchwork.store.backoff import Backoff
-from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import Pause, ask
+from latchwork.store.steps import ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Entry, Put
 
@@ -53,22 +51,21 @@ class Doubts:
     Args:
         store: where they are.
         what: the queue in words, for messages.
-        thread: the name of threads that remove what no take wanted.
     """
 
-    def __init__(self, store: Store, what: str, thread: str) -> None:
+    def __init__(self, store: Store, what: str) -> None:
         self._store = store
         self._what = what
-        self._thread = thread
         self._lock = mutex()
         self._doubtful: dict[str, Doubt] = {}
 
     def note(self, *doubts: Doubt) -> None:
-        """Note claims that may be there, or come, unused: the next take has them, or a thread removes them."""
+        """Note claims that may be there, or come, unused: the next take has them, or they are removed."""
         with self._lock:
             for doubt in doubts:
                 self._doubtful[doubt.key] = doubt
-        Background(partial(self._clear, doubts), self._thread)
+        for doubt in doubts:
+            self._store.cleanup.add(partial(self._clear, doubt, Backoff()), _DOUBT_S)
 
     def of(self, session: Session) -> list[Doubt]:
         """Those that are bound to a session."""
@@ -78,35 +75,29 @@ class Doubts:
     async def settle(self, doubt: Doubt) -> tuple[Entry, Entry] | None:
         """Claim and item of a doubt, if it landed: the claim is the caller's then. Else it never will land."""
         claim, item = await self._decide(doubt)
-        if claim is not None and item is None:  # somebody removed the item: the thread removes the claim
+        if claim is not None and item is None:  # somebody removed the item: the cleanup removes the claim
             return None
         is_mine = self._is_mine_to_end(doubt)
         return (claim, item) if is_mine and claim is not None and item is not None else None
 
-    async def _clear(self, doubts: Iterable[Doubt]) -> None:
-        """Remove claims that no take wanted; ends with the session at the latest."""
-        pause_s = _DOUBT_S
-        for doubt in doubts:
-            await Pause(self._store.clock, doubt.session.lost, pause_s)
-            await self._clear_one(doubt)
-            pause_s = 0.0
-
-    async def _clear_one(self, doubt: Doubt) -> None:
-        session, backoff = doubt.session, Backoff()
-        while session.remaining_s() > 0.0 and self._doubtful.get(doubt.key) is doubt:
-            try:
-                claim, _ = await self._decide(doubt)
-                if self._is_mine_to_end(doubt) and claim is not None:
-                    await delete_claim(self._store, claim, session, self._what, backoff)
-            except FATAL as error:
-                _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
-                return
-            except LatchworkError as error:
-                _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
-                await Pause(self._store.clock, session.lost, backoff.next_s())
+    async def _clear(self, doubt: Doubt, backoff: Backoff) -> float | None:
+        """Try once to remove a claim that no take wanted; a ``CleanupJob``."""
+        if doubt.session.remaining_s() <= 0.0 or self._doubtful.get(doubt.key) is not doubt:
+            return None
+        try:
+            claim, _ = await self._decide(doubt)
+        except FATAL as error:
+            _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
+            return None
+        except LatchworkError as error:
+            _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
+            return backoff.next_s()
+        if self._is_mine_to_end(doubt) and claim is not None:
+            delete_claim_later(self._store, claim, doubt.session, self._what)
+        return None
 
     def _is_mine_to_end(self, doubt: Doubt) -> bool:
-        """True for one of the two that decided a doubt: the take, or the thread."""
+        """True for one of the two that decided a doubt: the take, or the cleanup."""
         with self._lock:
             return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
 
@@ -132,18 +123,21 @@ class Doubts:
                 return None, None
 
 
-async def delete_claim(store: Store, claim: Entry, session: Session, what: str, backoff: Backoff) -> None:
-    """Delete a claim as it is, again and again until it is gone, written anew, or its session has ended."""
-    while session.remaining_s() > 0.0:
-        try:
-            await ask(store.delete, claim.key, version=claim.version)
-        except Conflict:
-            return
-        except FATAL as error:
-            _log.warning("%s: %s stays until its session ends: %s", what, claim.key, error)
-            return
-        except LatchworkError as error:
-            _log.info("%s: %s is not deleted yet: %s", what, claim.key, error)
-            await Pause(store.clock, session.lost, backoff.next_s())
-        else:
-            return
+def delete_claim_later(store: Store, claim: Entry, session: Session, what: str) -> None:
+    """Delete a claim as it is in the background, until it is gone, was written again, or its session has ended."""
+    store.cleanup.add(partial(_delete_claim, store, claim, session, what, Backoff()))
+
+
+async def _delete_claim(store: Store, claim: Entry, session: Session, what: str, backoff: Backoff) -> float | None:
+    if session.remaining_s() <= 0.0:
+        return None
+    try:
+        await ask(store.delete, claim.key, version=claim.version)
+    except Conflict:
+        return None
+    except FATAL as error:
+        _log.warning("%s: %s stays until its session ends: %s", what, claim.key, error)
+    except LatchworkError as error:
+        _log.info("%s: %s is not deleted yet: %s", what, claim.key, error)
+        return backoff.next_s()
+    return None

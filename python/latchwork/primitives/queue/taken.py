@@ -18,7 +18,6 @@ from latchwork.interrupts import Itself
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
@@ -49,17 +48,13 @@ class Taken(GuardsWork):
         checks: what holds beside that as long as the item is ours.
         session: that the claim is bound to.
         what: the item in words, for messages.
-        thread: the name of threads that go on with an end that was interrupted.
     """
 
-    def __init__(
-        self, store: Store, claim: Entry, checks: Sequence[Check], *, session: Session, what: str, thread: str
-    ) -> None:
+    def __init__(self, store: Store, claim: Entry, checks: Sequence[Check], *, session: Session, what: str) -> None:
         self._store = store
         self._claim = claim
         self._session = session
         self._what = what
-        self._thread = thread
         self._home = Home(what)
         self._is_over = False
         self._is_ending = False
@@ -86,7 +81,7 @@ class Taken(GuardsWork):
     def _end_later(self, exc: BaseException | None) -> None:
         """After an interrupt: go on with the end of a ``with``, unless that is over."""
         if not self._is_over and not self._home.is_foreign:
-            Background(partial(self._end_quietly, exc), self._thread)
+            self._store.cleanup.add(partial(self._end_quietly, exc))
 
     async def _end_quietly(self, exc: BaseException | None) -> None:
         try:

@@ -46,7 +46,7 @@ class Taking:
         self._names = names
         self._what = what
         self._most = most
-        self._doubts = Doubts(store, what, f"latchwork-claims-{names.name}")
+        self._doubts = Doubts(store, what)
 
     async def await_item(self, waiter: Waiter, patience: Patience) -> Claim | None:
         """Wait in the queue, then for an item: only the first in the queue watches the items."""

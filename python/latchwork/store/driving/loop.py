@@ -214,8 +214,11 @@ class Drive(Generic[T]):
                     if room is not None:
                         room.leave()
                 self._take(future, step)
-        finally:
+        except Leave:
+            raise  # who drives it on raises the error in the protocol, if that was not done yet
+        except BaseException:
             self._error = None  # its traceback holds this frame
+            raise
 
     async def go_on(self) -> None:
         """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""
@@ -231,10 +234,12 @@ class Drive(Generic[T]):
 
     def abandon(self, error: BaseException) -> None:
         """Have the protocol ended by this error as soon as somebody drives it on."""
+        self._error = error
+        if self._step is not None and self._step.is_tracked and self._future is not None:
+            return  # whoever drives it on waits for that
         if self._future is not None and self._step is not None and not self._future.cancel():
             self._step.dropped(self._future)
         self._future = self._step = None
-        self._error = error
 
     def cancelled(self, left: BaseException) -> BaseException:
         """The cancellation to raise when the protocol was left to the background."""
@@ -274,6 +279,8 @@ class Drive(Generic[T]):
     def _take(self, future: Future[Any], step: Step[Any]) -> None:
         self._future = self._step = None
         if self._error is not None:
+            if future.done() and not future.cancelled():
+                step.dropped(future)
             return
         try:
             if future.done():
@@ -316,15 +323,15 @@ class Drive(Generic[T]):
             if until is not None:
                 raise Leave from error
             future, step = self._future, self._step
-            if future is not None and step is not None:
-                if future.done():
-                    step.dropped(future)
-                else:
-                    self._note = step.unknown()
-                    if not step.interrupt(future):
-                        await _end(future, step)
             self._cleaning_until = time.monotonic() + CLEAN_UP_S
             self._error = self._cancelled = error
+            if future is not None and step is not None and not future.done():
+                if step.is_tracked:
+                    await self._until(Arrivals.here(), future, step)
+                    return False
+                self._note = step.unknown()
+                if not step.interrupt(future):
+                    await _end(future, step)
             return False
         return True
 

@@ -1,0 +1,98 @@
+"""Cleanup in the background: one thread of a store removes what interrupted and cancelled calls left behind."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable
+
+from latchwork.callers import acting
+from latchwork.clock import Clock
+from latchwork.errors import LatchworkError
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Steps
+
+_log = logging.getLogger(__name__)
+
+#: One attempt. Returns the seconds until the next one, or None when there is nothing left to do.
+CleanupJob = Callable[[], Steps["float | None"]]
+
+
+class Cleanup:
+    """Runs cleanup jobs one after the other, in a thread that exists while there are jobs. Thread-safe.
+
+    A thread per job would not do: a storm of cancelled calls leaves hundreds of jobs.
+
+    Args:
+        clock: the clock that pauses between attempts use.
+        name: the name of the thread.
+    """
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock = clock
+        self._name = name
+        self._changed = Bell()
+        self._numbers = itertools.count()
+        self._jobs: list[tuple[float, int, CleanupJob]] = []  # a heap, by the time of the next attempt
+        self._thread: Background | None = None
+        self._is_closed = False
+
+    def add(self, job: CleanupJob, after_s: float = 0.0) -> None:
+        """Run a job in the background, until it returns None. Does not block. Drops the job after ``close``.
+
+        Args:
+            job: one attempt; a job that raises ends.
+            after_s: seconds until the first attempt.
+        """
+        with self._changed.mutex:
+            if self._is_closed:
+                return
+            self._push(job, after_s)
+            if self._thread is None:
+                with acting(None):  # a thread of its own, also for tasks: one in all
+                    self._thread = Background(self._run, self._name)
+
+    def close(self) -> None:
+        """Drop all jobs. The attempt that is running may still fail or succeed. Idempotent."""
+        with self._changed.mutex:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.ring()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        thread = self._thread
+        if thread is not None and not thread.is_mine:
+            thread.block()
+
+    def _push(self, job: CleanupJob, after_s: float) -> None:
+        heapq.heappush(self._jobs, (self._clock.now() + after_s, next(self._numbers), job))
+        self._changed.ring()
+
+    async def _run(self) -> None:
+        while True:
+            with self._changed.mutex:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                left_s = self._jobs[0][0] - self._clock.now()
+                job = heapq.heappop(self._jobs)[2] if left_s <= 0.0 else None
+                rings = self._changed.rings
+            if job is None:
+                await self._changed.rung(rings, self._clock, left_s)
+                continue
+            again_s = await self._attempt(job)
+            with self._changed.mutex:
+                if again_s is not None and not self._is_closed:
+                    self._push(job, again_s)
+
+    async def _attempt(self, job: CleanupJob) -> float | None:
+        try:
+            return await job()
+        except LatchworkError as error:
+            _log.warning("%s: a cleanup job failed: %s", self._name, error)
+        except Exception:
+            _log.exception("%s: a cleanup job failed", self._name)
+        return None

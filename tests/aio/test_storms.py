@@ -1,0 +1,95 @@
+"""Storms of calls that are cancelled at random times: no threads pile up, some get through, and it is usable after."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from latchwork import aio
+
+ROUNDS = 4
+WIDTH = 40
+#: Seconds until a call is cancelled, at most.
+SPAN_S = 0.2
+#: Seconds within which the primitive has to be usable after the storm.
+USABLE_S = 1.0
+
+
+async def lock(store):
+    async with aio.Lock(store, "lock"):
+        await asyncio.sleep(0.001)
+
+
+async def semaphore(store):
+    async with aio.Semaphore(store, "semaphore", leases=2):
+        await asyncio.sleep(0.001)
+
+
+async def read(store):
+    async with aio.ReadWriteLock(store, "read").read:
+        await asyncio.sleep(0.001)
+
+
+async def write(store):
+    async with aio.ReadWriteLock(store, "write").write:
+        await asyncio.sleep(0.001)
+
+
+async def election(store):
+    async with await aio.Election(store, "election", node_id="n1").campaign():
+        await asyncio.sleep(0.001)
+
+
+async def barrier(store):
+    waiting = (aio.Barrier(store, "barrier", parties=2, member_id=f"m{random.random()}").wait() for _ in range(2))
+    await asyncio.gather(*waiting)
+
+
+async def queue(store):
+    mine = aio.Queue(store, "queue")
+    await mine.put(b"item")
+    async with await mine.take():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    "play", [lock, semaphore, read, write, election, barrier, queue], ids=lambda play: play.__name__
+)
+def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usable(etcd35, play):
+    rnd = random.Random(5)
+    done = 0
+    new_threads = set()
+
+    async def cancelled_soon(store):
+        nonlocal done
+        try:
+            await asyncio.wait_for(play(store), rnd.random() * SPAN_S)
+            done += 1
+        except (TimeoutError, asyncio.TimeoutError):
+            pass
+        new_threads.update(thread for thread in threading.enumerate() if thread not in before)
+
+    async def storm():
+        nonlocal before
+        async with aio.connect(etcd35.url(f"storm-{play.__name__}"), session_ttl_s=10) as store:
+            await play(store)
+            before = set(threading.enumerate())
+            for _ in range(ROUNDS):
+                await asyncio.gather(*(cancelled_soon(store) for _ in range(WIDTH)))
+                most.append(len([thread for thread in new_threads if thread.is_alive()]))
+            began = time.monotonic()
+            await play(store)
+            return time.monotonic() - began
+
+    before, most = set(), []
+    usable_s = asyncio.run(storm())
+    of_store = {thread.name for thread in new_threads if thread.name != "latchwork-loop"}  # that one is the process's
+    assert of_store <= {"latchwork-cleanup-etcd"}
+    assert max(most) <= 2
+    assert usable_s < USABLE_S
+    assert done >= 5
