@@ -117,7 +117,16 @@ def test_a_run_notes_which_tests_failed_before_they_began_until_they_fail_by_the
     assert ends(failed="b") == ["tests/a.py::test"]
 
 
-def test_more_than_forty_failures_are_not_run_again(ci):
-    code, said = ci(*(f"tests/store/test_pipeline.py::test_{number}" for number in range(41)))
+def test_five_tests_that_failed_are_named_and_run_again(ci):
+    names = [f"tests/store/test_pipeline.py::test_{number}" for number in range(5)]
+    code, said = ci(*names)
+    assert code == 0
+    assert "run again alone: 5\n" in said
+    assert all(name in said for name in names)
+
+
+def test_more_than_five_failures_are_not_run_again(ci):
+    code, said = ci(*(f"tests/store/test_pipeline.py::test_{number}" for number in range(6)))
     assert code != 0
-    assert "again" not in said
+    assert "6 tests failed; none is run again" in said
+    assert "again on" not in said
