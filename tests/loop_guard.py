@@ -91,6 +91,15 @@ def watching(thread, monkeypatch, *, measures):
     assert guard.longest[0] <= LONGEST_STEP_S, f"a step took {guard.longest[0] * 1000:.1f} ms: {guard.longest[1]}"
 
 
+def _places(frame):
+    """The lines of a stack, the innermost first."""
+    names = []
+    while frame is not None:
+        names.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return names
+
+
 def _waits(*args):
     """Whether a wait with these arguments takes time."""
     return len(args) < 2 or args[1] is None or args[1] > 0
@@ -129,7 +138,7 @@ class Guard:
         there = sys._current_frames().get(holder)
         waits = there is not None and (there.f_code.co_name, Path(there.f_code.co_filename).name) in _WAITING
         if waits and still():
-            self.note(f"a mutex whose holder waits ({there.f_code.co_name})", frame)
+            self.note(f"a mutex whose holder waits (at {' < '.join(_places(there)[:12])})", frame)
 
     def measure(self, monkeypatch):
         """Note the time of each step from now on."""

@@ -616,3 +616,21 @@ def test_a_close_does_not_wait_for_views_that_come_after_another_close(group):
     mine.close()
     assert time.monotonic() - begun < 3.0
     assert len(said) == count
+
+
+def test_no_mutex_is_held_while_a_thread_is_started_for_a_view(connect, eventually):
+    """The thread of an event loop may need the mutex, and whoever starts a thread waits until it runs."""
+    told = []
+    with Group(connect(), "g", member_id="a") as group:
+        signal_lane = group._announcer._lane.signal
+
+        def signal_without_mutex():
+            with group._changed.mutex:  # refuses a thread that has it
+                pass
+            signal_lane()
+
+        group._announcer._lane.signal = signal_without_mutex
+        group.on_view(told.append)
+        assert eventually(lambda: told)
+        group.on_view(told.append)
+        assert eventually(lambda: len(told) > 1)

@@ -621,3 +621,23 @@ def test_leaving_tells_the_work_to_stop_at_once(queue):
             work.check()
     with pytest.raises(NotLeader):
         latch.guard_work()
+
+
+def test_no_mutex_is_held_while_a_thread_is_started_for_a_listener(candidates, eventually):
+    """The thread of an event loop may need the mutex, and whoever starts a thread waits until it runs."""
+    latch, told = candidates("a", start=False), []
+    signal_lane = latch._announcer._lane.signal
+
+    def signal_without_mutex():
+        with latch._changed.mutex:  # refuses a thread that has it
+            pass
+        signal_lane()
+
+    latch._announcer._lane.signal = signal_without_mutex
+    latch.on_elected(lambda: told.append("elected"))
+    latch.on_revoked(lambda: told.append("revoked"))
+    latch.start()
+    latch.wait(30.0)
+    latch.on_elected(lambda: told.append("already"))
+    latch.leave()
+    assert eventually(lambda: told == ["elected", "already", "revoked"])

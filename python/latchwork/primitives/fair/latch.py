@@ -268,8 +268,10 @@ class LeaderLatch(GuardsWork, HasPlace):
         self._refuse_closed()
         with self._changed.mutex:
             if self._led is not None:
-                self._announcer.post(check_listener(fn))
-            return listen(self._elected_listeners, fn)
+                self._announcer.queue(check_listener(fn))
+            cancel = listen(self._elected_listeners, fn)
+        self._announcer.deliver()
+        return cancel
 
     def on_revoked(self, fn: Callable[[], None]) -> Callable[[], None]:
         """Call ``fn()`` each time we cease to be leader, by leaving or by loss, in a callback thread."""
@@ -363,8 +365,9 @@ class LeaderLatch(GuardsWork, HasPlace):
                 return
             self._led = Ownership.by_session(self._what, place.fence, session, self._store.clock, NotLeader)
             self._state = "leading"
-            self._announcer.post(*self._elected_listeners.values())
+            self._announcer.queue(*self._elected_listeners.values())
             self._changed.ring()
+        self._announcer.deliver()
         _log.info("%s: node %r leads with token %d", self._what, self.node_id, place.fence.token)
 
     def _notice_end(self, session: Session) -> None:
@@ -378,9 +381,10 @@ class LeaderLatch(GuardsWork, HasPlace):
             led, self._led = self._led, None
             if led is None:
                 return
-            self._announcer.post(*self._revoked_listeners.values())
+            self._announcer.queue(*self._revoked_listeners.values())
             self._changed.ring()
         led.end()
+        self._announcer.deliver()
         _log.info("%s: node %r leads no more: %s", self._what, self.node_id, why)
 
     def _enter(self, state: LatchState) -> None:

@@ -294,8 +294,9 @@ class Group(Participant):
         check_listener(fn)
         with self._changed.mutex:
             if self._seen:
-                self._announcer.post(partial(fn, ViewChange(self._view, self._view.members, (), ())))
+                self._announcer.queue(partial(fn, ViewChange(self._view, self._view.members, (), ())))
             cancel = listen(self._listeners, fn)
+        self._announcer.deliver()
         self._listen()
         return cancel
 
@@ -360,10 +361,11 @@ class Group(Participant):
             self._view = changes[-1].view
             self._view_error = None
             listeners = list(self._listeners.values())
-            self._announcer.post(*(partial(fn, change) for change in changes for fn in listeners))
+            self._announcer.queue(*(partial(fn, change) for change in changes for fn in listeners))
             self._changed.ring()
             if self._membership is not None and self._membership.is_missing(changes, is_first=is_first):
                 self._wake_up()
+        self._announcer.deliver()
 
     def _tell_trouble(self, error: LatchworkError) -> None:
         with self._changed.mutex:

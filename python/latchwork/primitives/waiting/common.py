@@ -191,13 +191,19 @@ class Announcer:
 
     def post(self, *calls: Callable[[], None]) -> None:
         """Call these in order, after everything that was posted before."""
-        if not calls:
-            return
+        self.queue(*calls)
+        self.deliver()
+
+    def queue(self, *calls: Callable[[], None]) -> None:
+        """Post without starting a thread, which waits for that: for callers that hold a mutex. Then ``deliver``."""
         with self._changed.mutex:
-            if self._is_closed:
-                return
-            self._posts.extend(calls)
-        self._lane.signal()
+            if not self._is_closed:
+                self._posts.extend(calls)
+
+    def deliver(self) -> None:
+        """Have what was queued called. Idempotent."""
+        if self._posts:
+            self._lane.signal()
 
     def close(self) -> None:
         """Call nothing more but what is being called: what was posted is dropped, and nobody waits for it."""
@@ -223,6 +229,7 @@ class Announcer:
                 rings = self._changed.rings
             if patience.is_over:
                 return False
+            self.deliver()
             await self._changed.rung(rings, clock, patience.left_s())
 
     def _drain(self) -> None:
