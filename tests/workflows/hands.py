@@ -176,8 +176,10 @@ class Stage:
         def losing():
             with write() as connection:
                 yield connection
-            if threading.current_thread().name == "master" and next(turns) % every == 0 and len(lost) < most:
-                lost.append(1)
+                loses = threading.current_thread().name == "master" and next(turns) % every == 0 and len(lost) < most
+                if loses:
+                    lost.append(1)  # before the commit: whoever sees that finds it noted
+            if loses:
                 raise DatabaseUnavailable("the answer was lost")
 
         monkeypatch.setattr(self.database, "write", losing)
