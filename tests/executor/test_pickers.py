@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
 
+from executor.conftest import PATIENCE_S
+from executor.work import square
 from latchwork.errors import BadRecord, InvalidKey
 from latchwork.executor import (
     All,
@@ -183,3 +186,41 @@ def test_bad_targets_are_refused():
         Label()
     with pytest.raises(TypeError, match="key"):
         Key(7)
+
+
+@pytest.mark.parametrize(
+    "options", [{"copies": 2}, {"picker": RoundRobin()}, {"target": Key("a")}], ids=lambda each: next(iter(each))
+)
+def test_tasks_that_ask_for_a_member_are_stored_at_once_before_the_first_runner_is_there(pool, runners, options):
+    asking = [pool.with_options(**options).submit(square, n) for n in range(5)]
+    plain = pool.submit(square, 9)
+    began = time.monotonic()
+    pool.flush(PATIENCE_S)
+    assert time.monotonic() - began < 5.0, "not ten seconds for each of them"
+    runners()
+    assert [future.result(PATIENCE_S) for future in [*asking, plain]] == [0, 1, 4, 9, 16, 81]
+
+
+def test_a_plain_task_does_not_wait_behind_those_that_ask_for_a_member(runners, pool, monkeypatch):
+    runners()
+    asked, before, number = [], [], 400
+
+    class Slow:
+        def pick(self, task, view, load):
+            asked.append(task.number)
+
+    is_stored = pool._submitter._settled
+
+    def settled(placed):
+        placed = list(placed)
+        if number in [ticket.number for ticket, _ in placed]:
+            before.append(len(asked))
+        is_stored(placed)
+
+    monkeypatch.setattr(pool._submitter, "_settled", settled)
+    for _ in range(number):
+        pool.with_options(picker=Slow()).submit(square, 1)
+    had = len(asked)
+    pool.submit(square, 2)
+    pool.flush(PATIENCE_S)
+    assert before[0] - had <= 160, "two batches at most, however many wait"

@@ -7,18 +7,19 @@ task checks that the member is there, and who is asked first never decides who r
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
 from latchwork.executor.placing.pickers import Load, Picker, Pull, TaskInfo, spread_over
 from latchwork.executor.placing.targets import Key, Label, Member, candidates, owner_of
 from latchwork.interrupts import mutex
-from latchwork.primitives import Group, View
+from latchwork.primitives import Group, GroupMember, View
 from latchwork.records import Record
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import steps_of
@@ -26,8 +27,8 @@ from latchwork.types import Check
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for the first view; without one a task is put into the lane of all.
-_FIRST_VIEW_S = 10.0
+#: Seconds for which members that were read are a good enough preference while there is no view of them.
+_SAME_S = 0.2
 #: Seconds to wait for a view that is newer than what the store has said already.
 _NEWER_VIEW_S = 2.0
 
@@ -49,6 +50,8 @@ class Placing:
         self._put: dict[str, tuple[int, int]] = {}
         self._gone: set[str] = set()
         self._view_number = -1
+        self._read: tuple[GroupMember, ...] = ()
+        self._read_at = -math.inf
 
     async def place(self, item: TaskItem, picker: Picker, copies: int) -> tuple[str, ...]:
         """The lanes of a task's copies.
@@ -114,20 +117,22 @@ class Placing:
         """The newest view, without members of which the store said that they are gone."""
         group = self._looking()
         view = group.view
-        try:
-            if view.number == 0:
-                view = await steps_of(group.wait)(_FIRST_VIEW_S)
-            target = item.target
-            wanted = isinstance(target, (Member, Label)) and not candidates(_lenient(target), view)
-            if not view.members or wanted:  # those that came a moment ago are not in a view yet
-                view = View(view.number, tuple(await steps_of(group.members)()))
-        except WaitTimeout:
-            _log.info("executor %s: no view of its members yet", self._keys.name)
+        target = item.target
+        wanted = isinstance(target, (Member, Label)) and not candidates(_lenient(target), view)
+        if not view.members or wanted:  # those that came a moment ago are not in a view yet
+            view = View(view.number, await self._members(group, must_be_new=wanted))
         with self._lock:
             if view.number != self._view_number:
                 self._gone.clear()
             gone = frozenset(self._gone)
         return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
+
+    async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
+        """The members as they are stored; for a preference, as they were a moment ago."""
+        now = self._store.clock.now()
+        if must_be_new or now >= self._read_at + _SAME_S:
+            self._read, self._read_at = tuple(await steps_of(group.members)()), now
+        return self._read
 
     async def _load(self, view: View) -> dict[str, Load]:
         """What members said, and what was put there since."""

@@ -20,7 +20,7 @@ from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import AllFuture, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
-from latchwork.executor.placing.placing import Placing
+from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
@@ -87,7 +87,9 @@ class Submitter:
         self._stop = Signal()
         self._tickets: dict[int, TaskTicket] = {}
         self._wanted: dict[int, Wanted] = {}
-        self._waiting: deque[TaskTicket] = deque()
+        self._plain: deque[TaskTicket] = deque()
+        self._to_place: deque[TaskTicket] = deque()
+        self._queues = [self._plain, self._to_place]
         self._next = 0
         self._doubts: Sequence[tuple[TaskTicket, TaskItem]] = ()
         self._line: Line | None = None
@@ -108,11 +110,17 @@ class Submitter:
             self._next += 1
             self._tickets[ticket.number] = ticket
             self._wanted[ticket.number] = wanted
-            self._waiting.append(ticket)
+            self._queue_of(ticket).append(ticket)
             if self._background is None:
                 self._background = Background(self._run, f"latchwork-submits-{self._keys.name}")
         self._wake.set()
         return ticket.future
+
+    def _queue_of(self, ticket: TaskTicket) -> deque[TaskTicket]:
+        """Where a task waits to be stored: what needs no member by itself, so that it never waits for a placement."""
+        wanted = self._wanted[ticket.number]
+        is_plain = ticket.item is not None and is_for_all(ticket.item, wanted.picker, wanted.copies)
+        return self._plain if is_plain else self._to_place
 
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all that was submitted before is stored, or over; False when the time is over."""
@@ -121,7 +129,7 @@ class Submitter:
             last = self._next
 
         def is_done() -> bool:
-            return not any(ticket.number < last for ticket in self._waiting)
+            return not any(ticket.number < last for queue in self._queues for ticket in queue)
 
         return await until(self._changed, self._store.clock, is_done, timeout_s)
 
@@ -182,12 +190,15 @@ class Submitter:
     def _batch(self) -> list[TaskTicket]:
         """The next to be stored, which stay in line until they are."""
         with self._changed.mutex:
-            while self._waiting and self._waiting[0].stage in {Stage.OVER, Stage.STORED}:
-                self._waiting.popleft()
-                self._changed.ring()
+            for queue in self._queues:
+                while queue and queue[0].stage in {Stage.OVER, Stage.STORED}:
+                    queue.popleft()
+                    self._changed.ring()
+            self._queues.reverse()  # in turn: what needs no member does not wait behind all that does
+            waiting = self._queues[0] or self._queues[1]
             batch: list[TaskTicket] = []
             writes = size = 0
-            for ticket in self._waiting:
+            for ticket in waiting:
                 if ticket.stage in {Stage.OVER, Stage.STORED} or ticket.item is None:
                     continue
                 writes += self._wanted[ticket.number].copies
@@ -299,11 +310,12 @@ class Submitter:
             self._line = None
             left = [each for each in self._tickets.values() if each.sid == line.sid and each.stage is not Stage.OVER]
             again = [each for each in left if each.item and (self._resubmits or each.stage is Stage.WAITING)]
-            waiting = {each.number for each in self._waiting}
+            waiting = {each.number for queue in self._queues for each in queue}
             for ticket in again:
                 ticket.stage = Stage.WAITING
             back = sorted((each for each in again if each.number not in waiting), key=lambda each: each.number)
-            self._waiting.extendleft(reversed(back))
+            for ticket in reversed(back):
+                self._queue_of(ticket).appendleft(ticket)
             self._changed.ring()
         for ticket in left:
             if ticket.stage is not Stage.WAITING:
