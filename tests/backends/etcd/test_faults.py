@@ -64,6 +64,7 @@ def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, c
     leaf.wait_until(lambda it: it.values() == {"leaf": b"1"}, 5)
 
 
+@pytest.mark.serial
 def test_calls_while_the_server_is_down_are_exact_and_on_time(own, opened):
     backend = opened(own.url("faults", call_timeout_s=1))
     backend.commit([], [Put("k", b"1")]).result(5)
@@ -89,6 +90,7 @@ def test_calls_while_the_server_is_down_are_exact_and_on_time(own, opened):
     assert backend.get("k", stale_ok=False).result(5).value == b"1"
 
 
+@pytest.mark.serial
 def test_stopped_server_does_not_hang_calls_and_serves_again_when_woken(own, opened):
     backend = opened(own.url("faults", call_timeout_s=1))
     backend.commit([], [Put("k", b"1")]).result(5)
