@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 #: Minor version to the first patch that has a cure; later minor versions have it, earlier ones do not.
 Patches = dict[tuple[int, int], int]
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_once(log: logging.Logger, message: str, version: str, hosts: str) -> None:
+    """Log a warning about the version of a server, unless this process has logged it for this server and version."""
+    if (version, hosts) not in _warned:
+        _warned.add((version, hosts))
+        log.warning(message, version, hosts)
 
 
 def has(version: str, cured: Patches) -> bool:

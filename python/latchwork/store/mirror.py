@@ -105,6 +105,9 @@ class Mirror(Feed, Mapping[str, Entry]):
     def on_change(self, fn: Callable[[Batch], None]) -> Callable[[], None]:
         """Call ``fn`` with each batch of changes, in order, on the store's callback pool; the first is the state now.
 
+        States may be merged: a batch has the latest state of each key that changed since the batch before. A listener
+        that is slow, or a key that is written often, misses states in between, and never the last one.
+
         Returns:
             A function that ends it.
         Raises:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from latchwork import connect
+from latchwork.backends import patches
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork_testbed.binaries import ServerMissing, find_zookeeper_classpath
@@ -61,7 +62,8 @@ def test_a_server_tells_its_version_and_whether_it_has_a_leader(answer, told):
     assert told_by(answer) == told
 
 
-def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog):
+def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog, monkeypatch):
+    monkeypatch.setattr(patches, "_warned", set())
     with ZooKeeperEnsemble() as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
         version, has_leader = told_by(ensemble.members[0].four_letter_word("srvr"))

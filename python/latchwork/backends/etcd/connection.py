@@ -23,6 +23,7 @@ from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
 from latchwork.backends.offload import Lane
+from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
@@ -292,7 +293,7 @@ class Link:
             self.survives_cut_reads = survives_cut_reads(status.version)
             self.progress_is_proof = progress_is_proof(status.version)
             if may_lose_data(status.version):
-                _log.warning(_MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
+                warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
 

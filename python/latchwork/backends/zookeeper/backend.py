@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
+from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.backends.zookeeper import wire
@@ -252,7 +253,7 @@ class ZooKeeperBackend(Backend):
         """Ask the server that was reached which version it is; it may say nothing, and nobody waits for it."""
         version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
         if has_leader and may_lose_data(version):
-            _log.warning(_MAY_LOSE_DATA, version, join_hosts(url.hosts))
+            warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
 
     def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:
         return drive(self._read_steps(what, steps))
