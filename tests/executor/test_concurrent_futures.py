@@ -95,6 +95,9 @@ class Nobody:
 
     callbacks = Now()
 
+    def why_nothing_runs(self):
+        return ""
+
     @driven
     async def cancel(self, ticket, *, interrupt):
         return True

@@ -11,6 +11,7 @@ import atexit
 import concurrent.futures
 import logging
 import os
+import sys
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -185,7 +186,8 @@ class Executor(concurrent.futures.Executor):
             if not future.done():
                 self._cancel_soon([future])
                 if isinstance(error, concurrent.futures.TimeoutError):
-                    late = f"task {future.id} did not end within {timeout_s:g} s; it was cancelled"
+                    why = self._submitter.why_nothing_runs()
+                    late = f"task {future.id} did not end within {timeout_s:g} s{why}; it was cancelled"
                     raise TimeoutError(late) from None
             raise
 
@@ -302,9 +304,13 @@ class Executor(concurrent.futures.Executor):
     # The end
 
     def __exit__(self, *raised: object) -> bool | None:
-        """Shut down. A child of a fork leaves the tasks to its parent."""
+        """Shut down. After Ctrl-C what does not run yet is cancelled, and nothing is waited for.
+
+        A child of a fork leaves the tasks to its parent.
+        """
+        is_interrupted = bool(raised) and isinstance(raised[1], KeyboardInterrupt)
         if not self._submitter.is_foreign:
-            self.shutdown(wait=True)
+            self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
         return None
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -413,7 +419,8 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _wait_at_exit() -> None:
-    """As for pools of threads: what was submitted is run, although nobody waited for it."""
+    """As for pools of threads: what was submitted is run, although nobody waited for it. Ctrl-C ends the wait."""
+    is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for submitter in list(_LIVE):
         submitter.begin_close()
-        run(_finish(submitter))
+        run(submitter.close() if is_interrupted else _finish(submitter))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import TimeoutError as TimeoutErrorOfFutures
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -41,6 +42,10 @@ class Tasks(Protocol):
 
     #: Calls the done-callbacks of the futures.
     callbacks: Callbacks
+
+    def why_nothing_runs(self) -> str:
+        """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
+        ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """Take a task back; False when it runs or is over."""
@@ -166,6 +171,27 @@ class TaskFuture(CallbackFuture[T]):
     def id(self) -> str:
         """The id of the task, by which people and other processes know it; empty until it is first sent."""
         return self._ticket.id
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result; see ``concurrent.futures.Future``. ``TimeoutError`` says when there is no runner."""
+        try:
+            return super().result(timeout)
+        except TimeoutErrorOfFutures:
+            self._raise_late(timeout)
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the exception, likewise."""
+        try:
+            return super().exception(timeout)
+        except TimeoutErrorOfFutures:
+            self._raise_late(timeout)
+            raise
+
+    def _raise_late(self, timeout: float | None) -> None:
+        if not self.done():
+            late = f"task {self.id} did not end within {timeout or 0:g} s{self._tasks.why_nothing_runs()}"
+            raise TimeoutErrorOfFutures(late) from None
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:

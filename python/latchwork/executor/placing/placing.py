@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -126,6 +126,11 @@ class Placing:
                 self._gone.clear()
             gone = frozenset(self._gone)
         return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
+
+    async def has_members(self) -> bool:
+        """Return whether any runner is there now."""
+        with closing(Group(self._store, self._keys.group)) as group:
+            return bool(await steps_of(group.members)())
 
     async def _members(self, group: Group, *, must_be_new: bool) -> tuple[GroupMember, ...]:
         """The members as they are stored; for a preference, as they were a moment ago."""

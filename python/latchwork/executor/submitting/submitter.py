@@ -24,6 +24,7 @@ from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
+from latchwork.executor.submitting.runner_watch import RunnerWatch
 from latchwork.interrupts import Finally, surely
 from latchwork.primitives import Backlog
 from latchwork.store import Backoff, Store
@@ -80,6 +81,7 @@ class Submitter:
         self._backlog = Backlog(store, keys.backlog, label=label)
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
+        self._runners = RunnerWatch(store.clock, keys.name, self._placing.has_members)
         self._preparing = Preparing(store, keys, self._backlog, self._placing)
         self.callbacks = Callbacks(store.clock, keys.name)
         self._changed = Bell()
@@ -122,6 +124,10 @@ class Submitter:
         is_plain = ticket.item is not None and is_for_all(ticket.item, wanted.picker, wanted.copies)
         return self._plain if is_plain else self._to_place
 
+    def why_nothing_runs(self) -> str:
+        """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
+        return self._runners.why()
+
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all that was submitted before is stored, or over; False when the time is over."""
         self._home.check()
@@ -150,7 +156,7 @@ class Submitter:
                 await self._lose_line(self._line)
                 continue
             if not batch:
-                await Pause(self._store.clock, self._wake, None)
+                await Pause(self._store.clock, self._wake, await self._runners.look(is_waiting=bool(self._tickets)))
                 continue
             try:
                 await self._send(batch)
@@ -324,6 +330,7 @@ class Submitter:
 
     def ticket(self, number: int) -> TaskTicket | None:
         """The ticket of a result that has come; None for a task that is over."""
+        self._runners.progress()
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 

@@ -1,0 +1,75 @@
+"""An executor that has no runner: it says so, and one Ctrl-C is enough to leave."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.work import square
+from latchwork.executor.submitting.runner_watch import RunnerWatch
+from latchwork.store.steps import run
+from latchwork.testing import VirtualClock
+
+SCRIPT = """
+import latchwork, sys
+from latchwork.executor import Executor
+from latchwork.tasks import Functions
+work = Functions()
+@work.task(name="one")
+def one() -> int: return 1
+pool = Executor(latchwork.connect("memory://x"), functions=work)
+print("waits", flush=True)
+if sys.argv[1] == "with":
+    with pool: pool.submit(one).result()
+if sys.argv[1] == "result":
+    pool.submit(one).result()
+pool.submit(one)
+"""
+
+
+@pytest.mark.parametrize("how", ["with", "result", "exit"])
+def test_one_control_c_is_enough_to_leave(how):
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "waits\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    assert "KeyboardInterrupt" in said
+
+
+def test_a_timeout_says_that_there_is_no_runner_and_how_to_start_one(pool, eventually):
+    future = pool.submit(square, 1)
+    eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
+    with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
+        future.result(0.01)
+
+
+def test_a_warning_comes_after_five_seconds_without_a_runner_and_once(caplog):
+    clock, there = VirtualClock(), [False]
+
+    async def has_members():
+        return there[0]
+
+    watch = RunnerWatch(clock, "nightly", has_members)
+    began = clock.now()
+    while not caplog.records and clock.now() < began + 60.0:
+        clock.advance(run(watch.look(is_waiting=True)))
+    assert 4.9 < clock.now() - began < 7.1
+    for _ in range(10):
+        clock.advance(run(watch.look(is_waiting=True)))
+    (record,) = caplog.records
+    assert "executor run --import MODULE --name nightly" in record.getMessage()
+    there[0] = True
+    assert run(watch.look(is_waiting=True)) == 60.0
+    assert watch.why() == ""
+    assert run(watch.look(is_waiting=False)) is None
