@@ -37,7 +37,7 @@ def test_a_power_iteration_with_a_worker_killed_half_way_gives_what_one_process_
     assert "exit codes [0, 0, 0, 0]" in said
     assert abs(float(said.split()[-1]) - eigenvalue()) < 1e-8
     with latchwork.connect(f"sqlite:///{tmp_path}/power.db") as store:
-        ended = json.loads(store.get("workers/ended/power").value)
+        ended = json.loads(store.get("@workers/default/ended/power").value)
         assert (ended["state"], ended["completed"]) == ("COMPLETED", 4)
 
 

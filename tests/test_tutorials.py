@@ -49,7 +49,7 @@ class Terminal:
         elif words[1:3] == ["executor", "run"]:
             self._running = started
             with latchwork.connect(self.url(words)) as store:
-                key = f"executor/functions/{words[words.index('--node-id') + 1]}"
+                key = f"@executor/default/functions/{words[words.index('--node-id') + 1]}"
                 eventually(lambda: store.get(key), WAIT_S)
         else:
             assert (started.wait(WAIT_S) != 0) == fails, command

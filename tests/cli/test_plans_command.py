@@ -9,6 +9,7 @@ import pytest
 
 import latchwork
 from latchwork.plans import Plans, PlanState
+from latchwork.store import system_namespace
 from latchwork.tasks import Functions
 
 URL = "sqlite:///plans.db"
@@ -106,7 +107,7 @@ def test_a_plan_is_cancelled_and_removed_by_whoever_works(command, made):
 
 
 def test_a_sweep_says_how_many_plans_it_concerned(command, store):
-    store.create("plans/tasks/gone/t00000", b"{}")
+    system_namespace(store, "plans").create("default/tasks/gone/t00000", b"{}")
     assert command("sweep").out == "swept 1 plan\n"
     assert command("sweep", "--json").json == {"plans": 0}
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import latchwork
+from latchwork.store import system_namespace
 from latchwork.workers import Worker, WorkerInfo, find
 
 URL = "sqlite:///workers.db"
@@ -73,7 +74,7 @@ def test_a_job_is_scaled_and_terminated(workers, store):
 
 def test_what_nobody_is_in_is_swept(workers, store):
     workers("submit", "train", "-n", "2")
-    store.put("workers/jobs/train/runs/dead/members/x", b"{}")
+    system_namespace(store, "workers").put("default/jobs/train/runs/dead/members/x", b"{}")
     assert workers("sweep").out == "removed 0 jobs, 1 old run, 0 records of how jobs ended\n"
     assert workers("sweep", "--json").json == {"jobs": [], "runs": [], "ended": []}
 

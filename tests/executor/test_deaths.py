@@ -13,6 +13,7 @@ from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin
 from latchwork.executor.keys import Keys
 from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 from latchwork.store.steps import run
 from latchwork.types import Put
 
@@ -130,7 +131,7 @@ def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
     submitter.kill()
     eventually(lambda: store.children("running/stops"))
     assert pools().submit(square, 2).result(PATIENCE_S) == 4
-    eventually(lambda: store.children("executor/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
     assert starts(store, "queued") == []
 
 
@@ -143,7 +144,7 @@ def test_a_lost_submitters_session_fails_its_futures(runners, pools, store, even
         future.result(PATIENCE_S)
     runners()
     assert pool.submit(square, 3).result(PATIENCE_S) == 9
-    eventually(lambda: store.children("executor/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
     assert starts(store, "failed") == []
 
 
@@ -167,7 +168,7 @@ def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, runners, p
     with pytest.raises(TaskDied, match="taken 2 times"):
         future.result(PATIENCE_S)
     assert len(starts(store, "poison")) == 2
-    assert len(store.children("executor/backlog/dead")) == 1
+    assert len(store.children("@executor/default/backlog/dead")) == 1
 
 
 @pytest.mark.parametrize("copies", [2, 3])
@@ -180,7 +181,7 @@ def test_all_but_one_of_the_copies_may_die(runners, pool, store, eventually, cop
         end_session(runner)
     store.put("copies/go", b"")
     assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
-    eventually(lambda: store.children("executor/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
 
 
 def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runners, pool, store, eventually):
@@ -192,15 +193,15 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runne
     pool.flush(PATIENCE_S)
     assert future.cancel()
     gone.close()
-    eventually(lambda: store.children("executor/backlog/lanes") == ["m.n1"])
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == ["m.n1"])
     assert busy.stats().taken == 1
     store.put("blocker/go", b"")
     assert blocker.result(PATIENCE_S) == "n1"
 
 
 def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
-    keys = Keys("executor")
-    backlog = Backlog(store, keys.backlog)
+    keys = Keys("default")
+    backlog = Backlog(system_namespace(store, "executor"), keys.backlog)
     for lane, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
         backlog.put(lane, "s", item, b"")
     for lane, item in (("m.gone", "1"), ("m.here", "3")):
@@ -373,4 +374,4 @@ def test_copies_for_all_members_survive_all_deaths_but_one(runners, pool, store,
     store.put("all/go", b"")
     assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
     assert set(starts(store, "all")[:4]) == {runner.node_id for runner in made}
-    eventually(lambda: store.children("executor/results") == [])
+    eventually(lambda: store.children("@executor/default/results") == [])

@@ -28,7 +28,7 @@ def test_a_detached_task_of_a_killed_submitter_runs(processes, runners, pool, st
     submitter = processes("serve_submitter", {"session_ttl_s": 2.0})
     submitter.detached("mark", "detached")
     submitter.kill()
-    eventually(lambda: not store.children("executor/subs"))
+    eventually(lambda: not store.children("@executor/default/subs"))
     runners("n1")
     assert pool.ref("one").result(PATIENCE_S) == "n1"
 
@@ -52,7 +52,7 @@ def test_a_result_stays_until_it_is_forgotten(runners, pool, store):
     assert not ref.forget()
     with pytest.raises(NoSuchTask):
         ref.state()
-    assert store.children("executor/detached") == store.children("executor/outcomes") == []
+    assert store.children("@executor/default/detached") == store.children("@executor/default/outcomes") == []
 
 
 def test_a_detached_task_that_is_not_over_is_not_forgotten(pool):
@@ -98,7 +98,7 @@ def test_large_values_of_detached_tasks_are_deleted_when_they_are_forgotten(runn
     assert len(refs[1].result(PATIENCE_S)) == 200_000
     for ref in refs:
         ref.forget()
-    eventually(lambda: store.children("executor/data") == [])
+    eventually(lambda: store.children("@executor/default/data") == [])
 
 
 def test_a_detached_task_may_wait_for_its_member(runners, pool):

@@ -22,6 +22,7 @@ from latchwork.executor import (
     revive_task,
 )
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 
 
 def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eventually):
@@ -110,7 +111,7 @@ def test_a_task_that_is_not_there_is_named(store):
 
 def bury(store, task_id, why="its nodes died"):
     """As a runner would, after too many attempts."""
-    (claim,) = Backlog(store, "executor/backlog").try_take(["any"])
+    (claim,) = Backlog(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     assert claim.item.id == f"{task_id}.0"
     claim.bury(why)
 

@@ -15,13 +15,14 @@ from latchwork.errors import Unavailable
 from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
 from latchwork.executor.running.lanes import Lanes, Node
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 from latchwork.tasks import Release, Run
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Delete
 
-ITEMS = "executor/backlog/lanes/*/items/*"
-RESULTS = "executor/results/*"
-DEAD = "executor/backlog/dead/*"
+ITEMS = "@executor/default/backlog/lanes/*/items/*"
+RESULTS = "@executor/default/results/*"
+DEAD = "@executor/default/backlog/dead/*"
 #: Not applied and known to be; not applied, applied, or applied later, and not known.
 FAULTS = ("fail", "cut_before", "cut_after", "land_late")
 EACH = pytest.mark.parametrize("fault", FAULTS)
@@ -47,12 +48,12 @@ def settled(eventually, store):
     """Wait until nothing of any task is left, and what lands late has landed."""
     time.sleep(LATE_S + 0.2)
     for left in ("results", "data", "cancels", "backlog/data"):
-        eventually(lambda left=left: store.children(f"executor/{left}") == [])
+        eventually(lambda left=left: store.children(f"@executor/default/{left}") == [])
     eventually(lambda: items(store) == [])
 
 
 def items(store):
-    with closing(Backlog(store, "executor/backlog")) as backlog:
+    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
         return backlog.items()
 
 
@@ -157,7 +158,7 @@ def test_cancel_task_whose_answer_is_lost_says_that_it_was_this_one(
 @pytest.mark.parametrize("fault", FAULTS[1:])
 def test_a_detached_task_whose_answer_is_lost_is_put_once(runners, pools, store, faulty, fault):
     pool = pools(store=faulty)
-    hit(faulty, fault, "executor/detached/*", times=1)
+    hit(faulty, fault, "@executor/default/detached/*", times=1)
     ref = pool.detached(mark, "detached", id="one")
     was_hit(faulty)
     runners(own_store=True)
@@ -192,7 +193,7 @@ def test_a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome(pool, 
     future = pool.submit(mark, "never")
     pool.flush(PATIENCE_S)
     with connect() as dying:
-        Backlog(dying, "executor/backlog").try_take(["any"])  # and dies
+        Backlog(system_namespace(dying, "executor"), "default/backlog").try_take(["any"])  # and dies
     hit(faulty, fault, DEAD, times=1)
     with (
         Runner(faulty, node_id="n1", functions=WORK, max_attempts=1),
@@ -217,7 +218,7 @@ def test_results_whose_deletion_is_lost_are_told_once_and_leave_nothing(
     for future in futures:
         future.add_done_callback(told.append)
     assert [future.result(PATIENCE_S) for future in futures] == [0, 1, 4, 9, 16]
-    eventually(lambda: store.children("executor/results") == [] and bool(faulty.faults))
+    eventually(lambda: store.children("@executor/default/results") == [] and bool(faulty.faults))
     assert sorted(map(id, told)) == sorted(map(id, futures))
 
 
@@ -292,15 +293,15 @@ def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(runners, pool, sto
     eventually(lambda: store.children("orphan/stops"))
     eventually(lambda: runner.stats().running == 0)
     assert runner.stats().done == 0
-    eventually(lambda: store.children(f"executor/results/{sid}") == [] and items(store) == [])
+    eventually(lambda: store.children(f"@executor/default/results/{sid}") == [] and items(store) == [])
 
 
 def lanes_of(store, member="n1"):
     from latchwork.executor.keys import Keys
 
     node = Node(member, WORK, allow_pickle=False, labels={}, accept=None)
-    keys = Keys("executor")
-    backlog = Backlog(store, keys.backlog, label=member)
+    keys = Keys("default")
+    backlog = Backlog(system_namespace(store, "executor"), keys.backlog, label=member)
     return Lanes(store, keys, backlog, node, lambda: {member}), backlog
 
 
@@ -367,7 +368,7 @@ def find_or_none(store, task_id):
 @pytest.mark.parametrize("fault", FAULTS[1:])
 def test_a_revived_letter_whose_answer_is_lost_runs_once(runners, pool, store, faulty, fault):
     ref = pool.detached(mark, "again", id="again")
-    with closing(Backlog(store, "executor/backlog")) as backlog:
+    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
         (claim,) = backlog.try_take(["any"])
         claim.bury("its nodes died")
     (dead,) = dead_tasks(store)

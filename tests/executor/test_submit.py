@@ -100,7 +100,7 @@ def test_a_cancelled_queued_task_never_runs(runners, pool, store, eventually):
     runners()
     assert pool.submit(square, 1).result(PATIENCE_S) == 1
     assert starts(store, "cancelled") == []
-    eventually(lambda: store.children("executor/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
 
 
 def test_a_running_task_is_not_cancelled_unless_it_is_interrupted(runners, pool, store, eventually):
@@ -119,7 +119,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(runners, pool, s
     runners()
     with pytest.raises(TimeoutError, match="was cancelled"):
         pool.call(wait, "late", timeout_s=1.0)
-    eventually(lambda: not store.children("executor/backlog/lanes"))
+    eventually(lambda: not store.children("@executor/default/backlog/lanes"))
     if starts(store, "late"):
         eventually(lambda: store.children("late/stops"))
 
@@ -127,7 +127,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(runners, pool, s
 def test_first_gives_the_first_success_and_cancels_the_others(runners, pool, store, eventually):
     runners()
     assert pool.first([Call(boom, "a"), Call(wait, "first"), Call(square, 5)], timeout_s=PATIENCE_S) == 25
-    eventually(lambda: not store.children("executor/backlog/lanes"))
+    eventually(lambda: not store.children("@executor/default/backlog/lanes"))
 
 
 def test_first_raises_all_errors_when_none_succeeds(runners, pool):
@@ -160,8 +160,9 @@ def test_nothing_is_left_in_the_store_of_tasks_that_are_over(runners, pools, sto
     with pools() as pool:
         assert list(pool.map(square, range(30))) == [number * number for number in range(30)]
     for left in ("backlog/data", "results", "subs", "data", "cancels"):
-        assert store.children(f"executor/{left}") == []
-    eventually(lambda: store.children("executor/backlog/lanes") == [])  # an empty shelf goes with the next look
+        assert store.children(f"@executor/default/{left}") == []
+    # An empty shelf goes with the next look.
+    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
 
 
 def test_an_unregistered_function_is_refused_at_submit(pool):
@@ -190,7 +191,7 @@ def test_large_arguments_and_results_come_through_and_leave_nothing(runners, poo
     runners()
     assert pool.submit(length, b"x" * size).result(PATIENCE_S) == size
     assert len(pool.submit(blob, size).result(PATIENCE_S)) == size
-    eventually(lambda: store.children("executor/data") == [])
+    eventually(lambda: store.children("@executor/default/data") == [])
 
 
 def test_a_pickled_call_is_refused_by_runners_that_did_not_allow_it(runners, pools, eventually):

@@ -17,34 +17,40 @@ from latchwork.executor.keys import Keys
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 from latchwork.store.steps import run
 from latchwork.tasks import Blobs, Retry
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Create
 
-KEYS = Keys("executor")
+KEYS = Keys("default")
 
 
 @pytest.fixture
-def sweep(store):
-    with closing(Backlog(store, KEYS.backlog)) as backlog:
-        yield lambda members=(): run(Sweeper(store, KEYS, backlog, unknown_after_s=60.0).sweep(members))
+def system(store):
+    return system_namespace(store, "executor")
+
+
+@pytest.fixture
+def sweep(system):
+    with closing(Backlog(system, KEYS.backlog)) as backlog:
+        yield lambda members=(): run(Sweeper(system, KEYS, backlog, unknown_after_s=60.0).sweep(members))
 
 
 def below(store, prefix):
-    return [entry.key for entry in store.list(prefix, recursive=True)]
+    return [entry.key for entry in system_namespace(store, "executor").list(prefix, recursive=True)]
 
 
 def test_a_sweep_removes_what_a_submitter_that_is_gone_has_left_everywhere(store, sweep):
-    store.put(KEYS.result("gone", 7), b"x")
-    store.put(f"{KEYS.data}/gone/1/0", b"x")
-    with closing(Backlog(store, KEYS.backlog)) as backlog:
+    system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
+    system_namespace(store, "executor").put(f"{KEYS.data}/gone/1/0", b"x")
+    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         for lane in ("any", "m.n1"):
             backlog.put(lane, "5-000000000000-gone", "gone.000000001.0", b"x")
-    store.put(KEYS.cancel("gone-member", "x.0"), b"")
+    system_namespace(store, "executor").put(KEYS.cancel("gone-member", "x.0"), b"")
     swept = sweep()
     assert (swept.submitters, swept.shelves, swept.members) == (("gone",), 2, ("gone-member",))
-    assert below(store, "executor") == []
+    assert below(store, "default") == []
 
 
 def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
@@ -53,18 +59,18 @@ def test_a_sweep_removes_nothing_of_those_that_live(store, sweep, pools):
     ref = pool.detached(square, 4, id="kept")
     pool.flush(PATIENCE_S)
     sid = futures[0].id.partition(".")[0]
-    store.put(KEYS.result(sid, 900), b"x")
-    store.put(KEYS.cancel("n1", "x.0"), b"")
-    before = below(store, "executor")
+    system_namespace(store, "executor").put(KEYS.result(sid, 900), b"x")
+    system_namespace(store, "executor").put(KEYS.cancel("n1", "x.0"), b"")
+    before = below(store, "default")
     assert sweep(["n1"]).submitters == ()
-    assert [key for key in before if key not in below(store, "executor") and "/results/" not in key] == []
+    assert [key for key in before if key not in below(store, "default") and "/results/" not in key] == []
     assert ref.state().phase == futures[1].state().phase == "queued"
 
 
-def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(store, sweep, pools, monkeypatch):
+def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(system, sweep, pools, monkeypatch):
     """It looks first at what is there, and then at who lives: who is new then is among those."""
-    store.put(KEYS.result("gone", 7), b"x")
-    pool, children, found = pools(), store.children, []
+    system.put(KEYS.result("gone", 7), b"x")
+    pool, children, found = pools(), system.children, []
 
     def late(prefix):
         names = children(prefix)
@@ -73,7 +79,7 @@ def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(store, sweep, 
             pool.flush(PATIENCE_S)
         return names
 
-    monkeypatch.setattr(store, "children", late)
+    monkeypatch.setattr(system, "children", late)
     assert sweep().submitters == ("gone",)
     assert found[0].state().phase == "queued"
 
@@ -86,7 +92,7 @@ def test_a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches(runners, p
     pool.flush(PATIENCE_S)
     gone.close()
     runners("n1", own_store=True, accept=lambda _: not starts(store, "moved"))  # it takes it once
-    eventually(lambda: store.children("executor/backlog/lanes/any/items") != [])
+    eventually(lambda: store.children("@executor/default/backlog/lanes/any/items") != [])
     runners("n2", own_store=True)
     assert future.result(PATIENCE_S) == 3
     assert starts(store, "moved") == ["n1", "n2", "n2"]
@@ -97,7 +103,7 @@ def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(r
     future = pool.submit("length", b"x" * 50_000)
     pool.flush(PATIENCE_S)
     with connect() as dying:
-        Backlog(dying, KEYS.backlog).try_take(["any"])  # and dies
+        Backlog(system_namespace(dying, "executor"), KEYS.backlog).try_take(["any"])  # and dies
     runners("n1", own_store=True, max_attempts=1)
     with pytest.raises(TaskDied, match="'length'"):
         future.result(PATIENCE_S)
@@ -119,19 +125,19 @@ def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(runners, poo
 def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
     """And not half a minute later, or once another submitter has gone."""
     with FaultyStore(connect()) as faulty:
-        faulty.add(Fault("fail", op="delete_tree", key="executor/results/gone", times=2))
+        faulty.add(Fault("fail", op="delete_tree", key="@executor/default/results/gone", times=2))
         with Runner(faulty, node_id="n1", functions=WORK, unknown_after_s=1.0) as runner:
             runner.wait_ready(PATIENCE_S)
             shift = runner._shift
             shift._sweep_s = 3600.0
-            store.put(KEYS.result("gone", 7), b"x")
+            system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
             shift._sweep_at = store.clock.now()
             patience.eventually(lambda: below(store, KEYS.results) == [], 30.0)
             assert len(faulty.faults) == 2
 
 
 def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, connect):
-    with closing(Backlog(store, KEYS.backlog)) as backlog:
+    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         backlog.put("elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
         with FaultyStore(connect()) as faulty:
             faulty.add(Fault("fail", op="delete_tree", times=2))
@@ -149,7 +155,7 @@ def test_a_large_outcome_that_no_result_names_is_deleted_while_its_submitter_liv
 ):
     for number in range(3):
         runners(f"n{number}", own_store=True, slots=2)
-    eventually(lambda: len(store.children("executor/functions")) == 3)
+    eventually(lambda: len(store.children("@executor/default/functions")) == 3)
     if how == "copies":
         futures = [pool.with_options(copies=3).submit("late-blob", f"k{n}", 200_000) for n in range(3)]
         for n in range(3):
@@ -168,11 +174,11 @@ def test_a_large_outcome_that_no_result_names_is_deleted_while_its_submitter_liv
 @pytest.fixture
 def taken(store):
     """A claim, and large outcomes."""
-    blobs = Blobs(store, KEYS.data)
-    with closing(Backlog(store, KEYS.backlog)) as backlog:
+    blobs = Blobs(system_namespace(store, "executor"), KEYS.data)
+    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         backlog.put("any", "s", "x", b"x")
         (claim,) = backlog.try_take(["any"])
-        yield claim, LargeOutcomes(store, blobs), blobs
+        yield claim, LargeOutcomes(system_namespace(store, "executor"), blobs), blobs
 
 
 def test_a_large_outcome_stays_as_long_as_its_result_may_come(taken, store, eventually):

@@ -15,6 +15,7 @@ from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import QuotaExceeded, SessionLost
 from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks, revive_task
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
 
@@ -95,7 +96,7 @@ def test_all_copies_of_a_task_whose_function_nobody_has_end_with_one_letter(runn
         copies.submit("lonely", "x" * 5000).result(PATIENCE_S)
     eventually(lambda: list_tasks(store) == [])
     assert len(dead_tasks(store)) == 1
-    eventually(lambda: store.list("executor/data", recursive=True) == [])
+    eventually(lambda: store.list("@executor/default/data", recursive=True) == [])
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Always:
 def test_a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_known(runners, pools, eventually, store):
     runners("old", functions=Functions())
     runners("new")
-    eventually(lambda: len(store.children("executor/functions")) == 2)
+    eventually(lambda: len(store.children("@executor/default/functions")) == 2)
     pool = pools(picker=Always("old"))
     assert pool.submit(where).result(PATIENCE_S) == "new"
     assert pool.with_options(target=Member("old", "any")).submit(where).result(PATIENCE_S) == "new"
@@ -156,7 +157,7 @@ def test_a_result_above_the_limit_fails_its_task_by_name(runners, pool, store, e
     with pytest.raises(PayloadTooLarge, match="'blob'"):
         pool.submit(blob, ABOVE_THE_LIMIT).result(PATIENCE_S)
     others_end(pool)
-    eventually(lambda: store.children("executor/data") == [])
+    eventually(lambda: store.children("@executor/default/data") == [])
 
 
 # Nodes
@@ -260,7 +261,9 @@ def test_a_store_that_is_away_for_longer_than_every_ttl_loses_no_task_that_is_to
         eventually(lambda: all(starts(store, key) for key in ("again", "fails", "detached")))
         for each in stores:
             each.cut_off()
-        eventually(lambda: store.children("executor/group/members") == store.children("executor/subs") == [])
+        eventually(
+            lambda: store.children("@executor/default/group/members") == store.children("@executor/default/subs") == []
+        )
         for each in stores:
             each.reconnect()
         with pytest.raises(SessionLost, match="submit again"):
@@ -344,11 +347,11 @@ HOSTILE = [
 
 
 def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(runners, pool, store, eventually):
-    with closing(Backlog(store, "executor/backlog")) as backlog:
+    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
         for number, value in enumerate(HOSTILE):
             backlog.put("any", "0-000000000000-x", f"x.{number:09d}.0", value)
-    store.put("executor/backlog/lanes/any/items/0-000000000000-x/raw", b"no item at all")
-    store.put("executor/backlog/lanes/any/claims/0-000000000000-x/raw2", b"no claim")
+    system_namespace(store, "executor").put("default/backlog/lanes/any/items/0-000000000000-x/raw", b"no item at all")
+    system_namespace(store, "executor").put("default/backlog/lanes/any/claims/0-000000000000-x/raw2", b"no claim")
     runner = runners(slots=2)
     others_end(pool)
     assert runner.health().ok
@@ -362,11 +365,13 @@ def test_hostile_results_fail_one_future_and_no_other(runners, pool, store):
     pool.flush(PATIENCE_S)
     sid = futures[0].id.partition(".")[0]
     for name in ("x", "0/x", "0/9999", "7/001", "0/001/2"):
-        store.put(f"executor/results/{sid}/{name}", b"\xff")
-    store.put(f"executor/results/{sid}/0/001", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+        system_namespace(store, "executor").put(f"default/results/{sid}/{name}", b"\xff")
+    system_namespace(store, "executor").put(f"default/results/{sid}/0/001", b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(BadPayload):
         futures[1].result(PATIENCE_S)
-    store.put(f"executor/results/{sid}/0/002", b'{"owner":"../..","id":"x","size":-1,"digest":""}')
+    system_namespace(store, "executor").put(
+        f"default/results/{sid}/0/002", b'{"owner":"../..","id":"x","size":-1,"digest":""}'
+    )
     with pytest.raises(BadPayload):
         futures[2].result(PATIENCE_S)
     runners()
@@ -376,9 +381,9 @@ def test_hostile_results_fail_one_future_and_no_other(runners, pool, store):
 
 def test_hostile_marks_loads_and_records_stop_nothing(runners, pool, store, eventually):
     for key in ("load/x", "load/n1", "functions/x", "subs/x", "detached/00/d.x", "outcomes/00/d.x", "cancels/n1/x"):
-        store.put(f"executor/{key}", b"\xff\x00{")
+        system_namespace(store, "executor").put(f"default/{key}", b"\xff\x00{")
     runner = runners()
-    store.put("executor/cancels/n1/\u0078.9.9", b"")
+    system_namespace(store, "executor").put("default/cancels/n1/\u0078.9.9", b"")
     spread = [pool.submit(square, number) for number in range(4)]
     assert [future.result(PATIENCE_S) for future in spread] == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="still"):

@@ -9,7 +9,14 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import FixedDelay, Job, JobManager, Threads
+from latchwork.jobs.stored import cluster_store
 from patience import eventually
+
+
+@pytest.fixture
+def store(store):
+    """The store of the cluster, in which its keys are as its modules write them."""
+    return cluster_store(store)
 
 
 class RunLog:

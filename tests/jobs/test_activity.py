@@ -11,13 +11,14 @@ import pytest
 import latchwork
 from latchwork.jobs import Activity, Control, Cron, FixedDelay, Job, Threads, inspect, why
 from latchwork.jobs.node.run_reporter import EVERY_S
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.activity import NAMED, LiveRun, decode_activity, encode_activity
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://activity") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def job_state(store, job="report"):

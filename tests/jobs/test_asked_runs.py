@@ -12,6 +12,7 @@ from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
 from latchwork.jobs.cron.progress import Hold
 from latchwork.jobs.outside.asking import forget
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
 from latchwork.jobs.worker.asked import Asked
 
@@ -21,7 +22,7 @@ YEARLY = Cron("0 3 1 1 *")
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://asked") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def a_job(run, items=("a", "b", "c"), **options):

@@ -15,7 +15,7 @@ from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost,
 from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
 from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.store.session import Session
 from latchwork.testing.faults import FaultyStore
@@ -24,7 +24,7 @@ from latchwork.testing.faults import FaultyStore
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://cluster") as store:
-        yield store
+        yield cluster_store(store)
 
 
 # On every backend
@@ -352,8 +352,10 @@ def test_a_node_is_ready_before_its_own_manager_stands_for_election(cluster, eve
         node = cluster.node(store, "n1", cluster.endless())
         eventually(lambda: node.is_manager)
         writes = [call.keys for call in store.calls if call.op in {"commit", "create"}]
-        stands = next(at for at, names in enumerate(writes) if any(name.startswith(keys.LEADER) for name in names))
-        own = [at for at, names in enumerate(writes) if keys.alive("n1") in names]
+        stands = next(
+            at for at, names in enumerate(writes) if any(name.startswith(f"@jobs/{keys.LEADER}") for name in names)
+        )
+        own = [at for at, names in enumerate(writes) if f"@jobs/{keys.alive('n1')}" in names]
         assert len([at for at in own if at < stands]) >= 2, "it said that it joins, and that it is ready, before"
         node.close()
 

@@ -18,6 +18,7 @@ from latchwork.jobs.cron.cells import FIRED
 from latchwork.jobs.cron.fire_times import FireTimes
 from latchwork.jobs.cron.progress import CronProgress, Hold, read_cells, sweep_cells
 from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import Outcomes
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.primitives import LockKeeper
@@ -32,7 +33,7 @@ NOW = 600.0
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://fires") as store:
-        yield store
+        yield cluster_store(store)
 
 
 @dataclass

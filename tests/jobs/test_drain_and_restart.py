@@ -16,6 +16,7 @@ from latchwork.jobs import Control, InvalidSetting, JobManager, UnknownNode, ins
 from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, rebalance
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.strategies import Strategies
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_mark, mark_key, reserved_key
 
 ITEMS = [f"i{n:02}" for n in range(12)]
@@ -24,7 +25,7 @@ ITEMS = [f"i{n:02}" for n in range(12)]
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://drain") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def owners(store, job="report"):

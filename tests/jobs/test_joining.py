@@ -17,7 +17,7 @@ from latchwork.jobs import Job, JobManager, inspect
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.stored import keys, packed_store
+from latchwork.jobs.stored import cluster_store, keys, packed_store
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member, MemberOptions
 
@@ -25,7 +25,7 @@ from latchwork.jobs.stored.members import Member, MemberOptions
 @pytest.fixture
 def memory():
     with connect(f"memory://{uuid.uuid4().hex}") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def idle(job_id="report", pool=("a",)):
@@ -163,7 +163,7 @@ def test_sigterm_ends_a_node_that_still_waits_for_its_id_at_once_and_cleanly(tmp
     url = f"sqlite:///{tmp_path / 'cluster.db'}?root=test"
     with connect(url) as store:
         member = Member.of_this_process(MemberOptions("n1", 10.0), since=0, ttl_s=10.0)
-        store.put(keys.alive("n1"), member.encode(), session=store.open_session(10.0))
+        cluster_store(store).put(keys.alive("n1"), member.encode(), session=store.open_session(10.0))
         process = subprocess.Popen(
             [sys.executable, "-c", WAITING, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -10,7 +10,7 @@ import pytest
 import latchwork
 from latchwork.jobs.manager import manager as manager_module
 from latchwork.jobs.manager.manager import give_back
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.packed_store import ChunkNames, replace
 
@@ -36,7 +36,7 @@ class Reads:
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://known-pools") as store:
-        yield store
+        yield cluster_store(store)
 
 
 @pytest.fixture

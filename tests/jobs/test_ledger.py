@@ -8,15 +8,16 @@ import latchwork
 from latchwork import Conflict, Exists
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.rebalance import ShareChange
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.packed_store import read
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://ledger") as store:
-        store.put("leader/t1", b"")
-        yield store
+        cluster = cluster_store(store)
+        cluster.put("leader/t1", b"")
+        yield cluster
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from latchwork.jobs.manager.chores import Chores
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import audit as audits
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.known_pools import KnownPools
 from latchwork.jobs.stored.members import Member, MemberOptions
 
@@ -21,7 +21,7 @@ from latchwork.jobs.stored.members import Member, MemberOptions
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://managing") as store:
-        yield store
+        yield cluster_store(store)
 
 
 class Rebalances(Observer):

@@ -8,6 +8,7 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, FixedDelay, Job
+from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import LockKeeper
 
 pytestmark = pytest.mark.serial
@@ -21,7 +22,7 @@ CALL_S = 0.05
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://many-jobs") as store:
-        yield store
+        yield cluster_store(store)
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ import latchwork
 from latchwork.cli.probe import serving
 from latchwork.jobs import Control, FixedDelay, JobManager, Observer
 from latchwork.jobs.metrics import PrometheusMetrics
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.tracing import Tracing
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://observed") as store:
-        yield store
+        yield cluster_store(store)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, inspect, why
 from latchwork.jobs.node.outcome_pace import OutcomePace
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.outcomes import NAMED, decode_outcomes, encode_outcomes, trim_outcomes
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 
@@ -17,7 +18,7 @@ from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://outcomes") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def failing(context):

@@ -8,6 +8,7 @@ import pytest
 
 import latchwork
 from latchwork import At, Conflict, Put
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.packed_store import ChunkNames, orphans, read, replace
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
@@ -36,7 +37,7 @@ def test_an_unchanged_set_is_no_write_at_all(store):
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://packed") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def test_a_failed_fence_writes_nothing_that_a_reader_sees(memory):

@@ -10,13 +10,13 @@ import pytest
 import latchwork
 from latchwork.jobs import inspect
 from latchwork.jobs.node import pools as pools_module
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://pool-readers") as store:
-        yield store
+        yield cluster_store(store)
 
 
 @pytest.fixture

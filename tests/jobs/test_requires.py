@@ -6,12 +6,13 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, UnknownJob, inspect, why
+from latchwork.jobs.stored import cluster_store
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://requires") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def test_a_job_runs_only_on_nodes_that_have_the_labels_it_requires(memory, cluster, eventually):

@@ -8,6 +8,7 @@ import pytest
 
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
 from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
 from latchwork.primitives import LockKeeper
@@ -18,9 +19,9 @@ from latchwork.types import Put
 @pytest.fixture
 def store():
     with connect("memory://run-locks") as made:
-        for entry in made.list("", recursive=True):
-            made.delete(entry.key)
-        yield made
+        cluster = cluster_store(made)
+        cluster.delete_tree("")
+        yield cluster
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, Inv
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.options.settings import ClusterSettings, JobSettings, Settings
+from latchwork.jobs.stored import cluster_store
 from latchwork.schedules.schedule import Due, Instant
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://settings") as store:
-        yield store
+        yield cluster_store(store)
 
 
 # Pure

@@ -8,7 +8,7 @@ import pytest
 
 import latchwork
 from latchwork import Unavailable
-from latchwork.jobs.stored import keys, shares
+from latchwork.jobs.stored import cluster_store, keys, shares
 from latchwork.jobs.stored.packed_store import ChunkNames, replace
 from latchwork.jobs.stored.shares import WorkerShares
 
@@ -16,7 +16,7 @@ from latchwork.jobs.stored.shares import WorkerShares
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://shares") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def write(store, job, items, tag="m1"):

@@ -12,7 +12,7 @@ from latchwork.jobs import Control, Cron, inspect
 from latchwork.jobs.node import membership as memberships
 from latchwork.jobs.node import tidy as tidying
 from latchwork.jobs.node.tidy import tidy
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.types import Put
 
@@ -20,7 +20,7 @@ from latchwork.types import Put
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://tidy") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def left(store):

@@ -12,13 +12,13 @@ import pytest
 
 import latchwork
 from latchwork.jobs import FixedDelay, Job, Member, Threads, inspect
-from latchwork.jobs.stored import keys
+from latchwork.jobs.stored import cluster_store, keys
 
 
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://trouble") as store:
-        yield store
+        yield cluster_store(store)
 
 
 # Runs

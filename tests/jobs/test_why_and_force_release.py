@@ -11,6 +11,7 @@ import latchwork
 from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockFree, UnknownJob, inspect, read_audit, why
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.audit import AuditRecord, decode_record, freed_by_hand, trim_audit
 from latchwork.schedules.fires import Fired
 
@@ -18,7 +19,7 @@ from latchwork.schedules.fires import Fired
 @pytest.fixture
 def memory():
     with latchwork.connect("memory://why") as store:
-        yield store
+        yield cluster_store(store)
 
 
 def said(store, job, item, **more):

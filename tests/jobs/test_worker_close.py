@@ -8,6 +8,7 @@ import time
 import pytest
 
 from latchwork.jobs import FixedDelay, Job, Threads
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.worker import Worker
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
@@ -16,9 +17,9 @@ from latchwork.store import connect
 @pytest.fixture
 def store():
     with connect("memory://worker-close") as made:
-        for entry in made.list("", recursive=True):
-            made.delete(entry.key)
-        yield made
+        cluster = cluster_store(made)
+        cluster.delete_tree("")
+        yield cluster
 
 
 def per_item(run, items, **options):

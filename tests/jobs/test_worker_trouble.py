@@ -9,6 +9,7 @@ import pytest
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
 from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.guard import RunGuard
 from latchwork.jobs.worker.outcomes import Outcomes
 from latchwork.jobs.worker.runs import JobRun, RunSetup
@@ -19,9 +20,9 @@ from latchwork.store import connect
 @pytest.fixture
 def store():
     with connect("memory://worker-trouble") as made:
-        for entry in made.list("", recursive=True):
-            made.delete(entry.key)
-        yield made
+        cluster = cluster_store(made)
+        cluster.delete_tree("")
+        yield cluster
 
 
 @pytest.fixture

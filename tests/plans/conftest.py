@@ -6,7 +6,14 @@ import pytest
 
 from latchwork.plans import Plans, PlanWorker
 from latchwork.plans.place import Place
+from latchwork.store import system_namespace
 from plans.work import CALLS, FUNCTIONS, GATE
+
+
+@pytest.fixture
+def store(store):
+    """The namespace of the system, in which its keys are as its modules write them."""
+    return system_namespace(store, "plans")
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +29,7 @@ def plans(store):
 
 @pytest.fixture
 def place(store):
-    return Place(store, "plans")
+    return Place(store, "default")
 
 
 @pytest.fixture

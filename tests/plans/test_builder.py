@@ -146,7 +146,7 @@ def put_item(shelf, item, value):
 
 def task(name, state=TaskState.WAITING, **options):
     record = TaskRecord(state, 0, "load", **options)
-    return Task(name, record, Entry(f"plans/tasks/p/{name}", record.to_bytes(), name, 1, 1, None))
+    return Task(name, record, Entry(f"default/tasks/p/{name}", record.to_bytes(), name, 1, 1, None))
 
 
 def test_records_come_back_as_they_were_stored():
@@ -170,7 +170,7 @@ def test_records_come_back_as_they_were_stored():
 
 
 def test_the_largest_end_is_within_what_a_transaction_may_have():
-    edges, seen = Edges(Keys("plans"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
+    edges, seen = Edges(Keys("default"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
     succ = tuple(f"s{number}" for number in range(MOST_TOGETHER))
     ended = task("t", TaskState.READY, succ=succ)
     edit = edges.passed_on("p", seen, ended, b"", ready=[task(s) for s in succ[:20]], gone=succ)
@@ -181,7 +181,7 @@ def test_the_largest_end_is_within_what_a_transaction_may_have():
 
 
 def test_a_plan_of_wide_tasks_is_built_by_two_keys_for_each_however_many_edges():
-    edges = Edges(Keys("plans"), put_item)
+    edges = Edges(Keys("default"), put_item)
     deps = tuple(f"d{number}" for number in range(1000))
     tasks = [(f"t{number}", TaskRecord(TaskState.WAITING, number, "f", deps)) for number in range(100)]
     edits = edges.built("p", tasks)

@@ -35,7 +35,7 @@ class Bench:
     """A started plan whose tasks are taken here, and ended by hand."""
 
     def __init__(self, store, build, **options):
-        self.store, self.place = store, Place(store, "plans")
+        self.store, self.place = store, Place(store, "default")
         with Plans(store, functions=FUNCTIONS).new(id="p", **options) as plan:
             build(plan)
         self.entry, self.plan = run(self.place.plan("p"))
@@ -320,5 +320,5 @@ def test_a_task_among_many_costs_few_requests_and_bytes(backend_url, store, shap
         assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
     made = sum(calls.count.values()) / count
     assert made <= requests, (made, calls.count)
-    left = sum(len(entry.key) + len(entry.value) for entry in store.list("plans", recursive=True)) / count
+    left = sum(len(entry.key) + len(entry.value) for entry in store.list("default", recursive=True)) / count
     assert left <= stored, left

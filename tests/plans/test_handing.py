@@ -11,6 +11,7 @@ from latchwork.plans.keys import LANE
 from latchwork.plans.running.ends import Ends
 from latchwork.plans.running.handing import Handing
 from latchwork.primitives import Backlog
+from latchwork.store import system_namespace
 from latchwork.store.steps import Signal
 from plans.test_ends import FUNCTIONS as ECHO
 from plans.test_ends import Bench, echo
@@ -23,7 +24,7 @@ class Taking(Bench):
     def __init__(self, store, build, room=1, **options):
         super().__init__(store, build, **options)
         self.room, self.begun = room, []
-        self.backlog = Backlog(store, "plans/backlog", session=store.session)
+        self.backlog = Backlog(system_namespace(store, "plans"), "default/backlog", session=store.session)
         handing = Handing(self.place, self.backlog, store.session)
         handing.spare, handing.begin = lambda: self.room, self.begun.extend
         self.ends = Ends(self.place, self.progress, None, Signal(), handing)
@@ -74,7 +75,8 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
 
 def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hears_of_it(backend_url, store):
     """It is told that its end was lost, and never that this landed: nobody has the claim: all die together."""
-    with latchwork.connect(backend_url) as its:
+    with latchwork.connect(backend_url) as opened:
+        its = system_namespace(opened, "plans")
         bench = Taking(its, pair)
         (one,) = bench.decide("one")
         part = bench.claims["one"].ack_part(one.ops)
@@ -82,7 +84,7 @@ def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hear
         its.session.close()
         with pytest.raises(LockLost):
             part.landed(OutcomeUnknown("cut"))
-    with Backlog(store, "plans/backlog") as others:
+    with Backlog(store, "default/backlog") as others:
         assert "p~two" in {each.item.id for each in others.try_take([LANE], limit=10)}
 
 

@@ -39,7 +39,7 @@ def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, place, work
     session = store.open_session(2.0)
     first = place.edges.drafted("dead", plans_record(), session)
     store.commit(first.checks, first.ops)
-    store.put("plans/tasks/orphan/t00000", b"x")
+    store.put("default/tasks/orphan/t00000", b"x")
     living = place.edges.drafted("living", plans_record(), store.session)
     store.commit(living.checks, living.ops)
     session.close()
@@ -57,11 +57,11 @@ def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_t
     handle = plan.handle
     assert handle.wait(WAIT_S).state is PlanState.COMPLETED
     wait_until(lambda: run_of(plans).are_results_gone)
-    assert store.get(f"plans/results/{handle.id}/{middle.name}") is None
+    assert store.get(f"default/results/{handle.id}/{middle.name}") is None
     with pytest.raises(NoResult, match="kept no longer"):
         handle.result(middle, 0)
     assert (handle.result("named", 0), handle.result(last, 0)) == ([7], 1_000_000)
-    assert store.list(f"plans/data/{handle.id}", recursive=True) == []
+    assert store.list(f"default/data/{handle.id}", recursive=True) == []
 
 
 def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_that_failed(store, plans):
@@ -72,12 +72,12 @@ def test_a_sweep_deletes_results_whose_time_is_over_and_keeps_those_of_a_plan_th
             failed.add(fails, failed.add(add, 1, 2))
         assert failed.handle.wait(WAIT_S).state is PlanState.FAILED
         assert kept.handle.wait(WAIT_S).state is PlanState.COMPLETED
-    key = f"plans/plans/{kept.id}"
+    key = f"default/plans/{kept.id}"
     record = PlanRecord.of(store.get(key).value)
     plans.sweep()
-    assert len(store.list(f"plans/results/{kept.id}")) == 2
+    assert len(store.list(f"default/results/{kept.id}")) == 2
     store.put(key, replace(record, keep_results_s=0.0).to_bytes())
     assert plans.sweep() == 1
-    assert [each.key.rpartition("/")[2] for each in store.list(f"plans/results/{kept.id}")] == ["t00001"]
+    assert [each.key.rpartition("/")[2] for each in store.list(f"default/results/{kept.id}")] == ["t00001"]
     assert plans.sweep() == 0
-    assert len(store.list(f"plans/results/{failed.id}")) == 2
+    assert len(store.list(f"default/results/{failed.id}")) == 2

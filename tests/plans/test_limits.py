@@ -54,7 +54,7 @@ def test_no_more_tasks_than_that_run_at_a_time_on_all_workers_together(backend_u
         with PlanWorker(store, slots=4, functions=FUNCTIONS), PlanWorker(other, slots=4, functions=FUNCTIONS):
             assert handle.wait(2 * WAIT_S).state is PlanState.COMPLETED
     assert (Busy.done, Busy.most) == (30, 3)
-    assert store.list("plans/running", recursive=True) == []
+    assert store.list("default/running", recursive=True) == []
 
 
 def test_a_plan_of_one_at_a_time_leaves_slots_to_others_and_hands_on_at_once(store):
@@ -88,13 +88,13 @@ def test_the_places_of_a_worker_that_died_are_free(backend_url, store):
         dying.start()
         with Plans(store, functions=FUNCTIONS).new(max_parallel=1) as plan:
             plan.map(busy, range(5))
-        wait_until(lambda: store.list("plans/running", recursive=True))
+        wait_until(lambda: store.list("default/running", recursive=True))
         dying._stop.set()
         dying._shift.session.close()
         with PlanWorker(store, functions=FUNCTIONS):
             assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
         dying.close(1.0)
-    assert store.list("plans/running", recursive=True) == []
+    assert store.list("default/running", recursive=True) == []
 
 
 def test_a_place_without_a_claim_is_given_back_while_its_worker_lives(store, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_place_without_a_claim_is_given_back_while_its_worker_lives(store, mon
         with Plans(store, functions=FUNCTIONS).new(max_parallel=1) as plan:
             plan.add(quick, 1)
         plan.handle.wait(WAIT_S)
-        store.put("plans/running/x/0", b"plans/05-1-0/x~gone", session=worker._shift.session)
-        wait_until(lambda: store.get("plans/running/x/0") is None)
+        store.put("default/running/x/0", b"plans/05-1-0/x~gone", session=worker._shift.session)
+        wait_until(lambda: store.get("default/running/x/0") is None)
         plan.handle.remove()
         nothing_left(store)

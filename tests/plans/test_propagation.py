@@ -22,14 +22,14 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     task = run(place.tasks(plan.id, ["first"]))[0]
     done = place.edges.done(plan.id, task, result_value(outcome))
     store.commit(done.checks, done.ops)
-    for each in store.list("plans/backlog/lanes", recursive=True):
+    for each in store.list("default/backlog/lanes", recursive=True):
         if "@start" in each.key:  # whoever takes that looks at all tasks
             store.delete(each.key)
     with PlanWorker(store, functions=FUNCTIONS):
         assert handle.result("second", WAIT_S) == 41
         assert handle.wait(WAIT_S).state is PlanState.COMPLETED
     assert CALLS == [("add", 41)]
-    assert entry.key == f"plans/plans/{plan.id}"
+    assert entry.key == f"default/plans/{plan.id}"
 
 
 def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store, plans, place):
@@ -51,7 +51,7 @@ def test_two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land(store
     for pair in (("one", "two"), ("alone", "apart")):
         seen = run(place.plan("p"))
         tasks = run(place.tasks("p", pair))
-        for key in [e.key for e in store.list("plans/todo/p", recursive=True)]:
+        for key in [e.key for e in store.list("default/todo/p", recursive=True)]:
             if pair == ("alone", "apart") and key.rpartition("/")[2] not in pair:
                 store.delete(key)
         edits = [run(passed_on(seen, each)) for each in tasks]

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
-from latchwork.plans.states import Edit
 from latchwork.store.steps import run
-from latchwork.types import Put
 from plans.test_ends import FUNCTIONS as ECHO
 from plans.test_ends import OUTCOME, Bench, echo
-from plans.work import FUNCTIONS, WAIT_S, nothing_left, what_is_left
+from plans.work import FUNCTIONS, WAIT_S
 
 
 def two_and_sum(plan):
@@ -110,19 +108,3 @@ def test_a_wide_task_is_ready_once_the_first_of_many_has_ended_too(store):
     end(bench, "n0")
     run(look("p", run(bench.place.plan("p")), ["sum"]))
     assert bench.state("sum") is TaskState.READY
-
-
-def test_a_plan_that_was_stored_with_its_edges_as_keys_runs_and_is_removed_whole(store, place):
-    """An older form: what is left of it disturbs nobody."""
-    plans = Plans(store, functions=FUNCTIONS)
-    with plans.new(id="old") as plan:
-        one, two = plan.add("same", 1, name="one"), plan.add("same", 2, name="two")
-        plan.add("add", one, two, name="sum")
-    edit = Edit([], [Put(f"plans/in/old/sum/{each}", b"") for each in ("one", "two")])
-    assert run(place.commit(edit))
-    with PlanWorker(store, functions=FUNCTIONS):
-        assert plan.handle.result("sum", WAIT_S) == 3
-        assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
-        assert [key for key in what_is_left(store) if "/in/" in key]
-        plan.handle.remove()
-        nothing_left(store)

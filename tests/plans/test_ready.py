@@ -24,9 +24,9 @@ def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, place,
 
 
 def test_what_nobody_here_wrote_is_left_alone(store, plans, worker):
-    store.put("plans/tasks/strange/t00000", b"no record")
-    store.put("plans/plans/strange", b"\xff")
-    store.put("plans/tasks/nobody", b"")
+    store.put("default/tasks/strange/t00000", b"no record")
+    store.put("default/plans/strange", b"\xff")
+    store.put("default/tasks/nobody", b"")
     with plans.new() as plan:
         answer = plan.add(add, 1, 2)
     assert plan.handle.result(answer, WAIT_S) == 3
@@ -75,7 +75,7 @@ def test_a_task_is_not_taken_before_all_that_it_depends_on_is_done(store, plans,
         plan.add("echo", held, done, name="behind")
     assert plan.handle.result(done, WAIT_S) == 1
     wait_until(lambda: ("waits",) in CALLS)
-    items = store.list("plans/backlog/lanes/plans/items", recursive=True)
+    items = store.list("default/backlog/lanes/plans/items", recursive=True)
     assert [each.key.rpartition("~")[2] for each in items if "@" not in each.key] == ["held"]
     assert plan.handle.why("behind") == ["held"]
     assert ("echo", "stopped", 1) not in CALLS

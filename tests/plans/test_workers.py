@@ -78,7 +78,7 @@ def test_what_raised_on_one_worker_has_no_result_and_is_run_by_another(backend_u
         answer = plan.add("fails-until-gate", 5, retry=Retry(attempts=10, initial_s=0.05, max_s=0.05))
     with PlanWorker(store, functions=FUNCTIONS, label="first", on_failure=lambda *what: seen.append(what)):
         wait_until(lambda: len(seen) >= 2)
-    assert store.get(f"plans/results/{plan.id}/{answer.name}") is None
+    assert store.get(f"default/results/{plan.id}/{answer.name}") is None
     assert plan.handle.status().running == ()
     GATE.set()
     with latchwork.connect(backend_url) as other, PlanWorker(other, functions=FUNCTIONS, label="second"):
@@ -88,11 +88,11 @@ def test_what_raised_on_one_worker_has_no_result_and_is_run_by_another(backend_u
 
 def test_an_idle_worker_hears_of_a_plan_at_once_and_writes_nothing_before(backend_url, plans, worker):
     with latchwork.connect(backend_url) as other:
-        wait_until(lambda: other.list("plans/backlog/takers", recursive=True))
+        wait_until(lambda: other.list("@plans/default/backlog/takers", recursive=True))
         time.sleep(0.3)
-        before = [(entry.key, entry.version) for entry in other.list("", recursive=True)]
+        before = [(entry.key, entry.version) for entry in other.list("@plans", recursive=True)]
         time.sleep(0.5)
-        assert [(entry.key, entry.version) for entry in other.list("", recursive=True)] == before
+        assert [(entry.key, entry.version) for entry in other.list("@plans", recursive=True)] == before
     began = time.monotonic()
     with plans.new() as plan:
         answer = plan.add("same", 1)

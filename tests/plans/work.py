@@ -7,6 +7,7 @@ import time
 
 from latchwork.plans import child_plan
 from latchwork.plans.records import PlanRecord, PlanState
+from latchwork.store import system_namespace
 from latchwork.tasks import Functions, Retry, TaskContext
 
 WAIT_S = 30.0
@@ -142,17 +143,18 @@ def wait_until(true):
         time.sleep(0.01)
 
 
-KINDS = ("tasks", "in", "todo", "results", "drafts", "adds", "data", "plans", "running")
+KINDS = ("tasks", "todo", "results", "drafts", "adds", "data", "plans", "running")
 
 
-def what_is_left(store, name="plans"):
+def what_is_left(store, name="default"):
     """All keys but the empty shelves of the backlog, which its next taker forgets, and tickets of who waits."""
+    store = system_namespace(store, "plans")
     keys = [entry.key for kind in KINDS for entry in store.list(f"{name}/{kind}", recursive=True)]
     lanes = [entry.key for entry in store.list(f"{name}/backlog/lanes", recursive=True)]
     return keys + [key for key in lanes if "/shelves/" not in key]
 
 
-def nothing_left(store, *, but=(), name="plans"):
+def nothing_left(store, *, but=(), name="default"):
     wait_until(lambda: not [key for key in what_is_left(store, name) if not any(part in key for part in but)])
 
 

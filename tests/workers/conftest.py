@@ -8,11 +8,18 @@ from contextlib import suppress
 import pytest
 
 from latchwork.errors import LatchworkError
+from latchwork.store import system_namespace
 from latchwork.workers import Worker, WorkerInfo
 from primitives.conftest import connect, eventually_fixture, in_thread  # noqa: F401 - fixtures
 
 #: Seconds after which what should happen counts as never happening.
 PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def store(store):
+    """The namespace of the system, in which its keys are as its modules write them."""
+    return system_namespace(store, "workers")
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_who_was_away_for_longer_than_its_session_is_told_and_comes_back_with_it
     a, b = Worker(away, "train", workers=2, key="a", session=session), worker("b", workers=2)
     number = a.join(PATIENCE_S).id
     waiting = in_thread(lambda: a.initialize(PATIENCE_S))
-    board = f"workers/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
+    board = f"default/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
     eventually(lambda: store.list(board), PATIENCE_S, "it has arrived")
     away.cut_off()
     assert a.lost.wait(PATIENCE_S)

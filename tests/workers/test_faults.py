@@ -193,10 +193,10 @@ def test_a_job_completes_with_a_worker_that_completed_before_another_was_lost(te
 def test_with_a_with_a_worker_completes_or_fails(connect, store):
     with Worker(connect(), "train", workers=1, key="a"):
         pass
-    assert store.list("workers/ended")
+    assert store.list("default/ended")
     with pytest.raises(KeyError), Worker(connect(), "other", workers=1, key="a"):
         raise KeyError("x")
-    assert b"FAILED" in store.get("workers/ended/other").value
+    assert b"FAILED" in store.get("default/ended/other").value
 
 
 def test_a_job_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_thread, eventually):

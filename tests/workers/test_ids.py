@@ -16,7 +16,7 @@ from workers.conftest import Killed, KilledAt, die
 
 def ids(store, job="train"):
     run = find(store, job).run
-    return sorted(int(entry.key[-6:]) for entry in store.list(f"workers/jobs/{job}/runs/{run}/live"))
+    return sorted(int(entry.key[-6:]) for entry in store.list(f"default/jobs/{job}/runs/{run}/live"))
 
 
 def test_many_that_join_at_once_get_each_an_id_of_their_own(connect, all_at_once, worker, store):
@@ -64,7 +64,7 @@ def test_of_many_in_each_of_two_processes_only_some_draw_a_ticket_and_all_have_a
     assert sorted(info.id for info in infos) == list(range(2 * count))
     tickets = [call for each in stores for call in each.calls if call.op == "create" and "joining" in str(call.keys)]
     assert len(tickets) < count, tickets
-    assert not store.list(f"workers/jobs/train/runs/{members[0].run_id}/joining")
+    assert not store.list(f"default/jobs/train/runs/{members[0].run_id}/joining")
     for each in (*members, *stores):
         each.close()
 
@@ -82,18 +82,18 @@ def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
     """Another process joins between two of one process: the head that the first one left is not the head any more."""
     shared = connect()
     members = [Worker(shared, "train", workers=3, key=f"k{number}") for number in range(2)]
-    door, turn = doorway_of(shared, JobKeys("workers", "train")), Signal()
+    door, turn = doorway_of(shared, JobKeys("default", "train")), Signal()
     door.line_up(turn)
     door.leave(Signal())
     in_line = Signal()
     door.line_up(in_line)
     door.leave(turn)
-    assert door is doorway_of(shared, JobKeys("workers", "train"))
+    assert door is doorway_of(shared, JobKeys("default", "train"))
     door.leave(in_line)
     assert members[0].join(30.0).id == 0
     assert worker("other").id == 1
-    door = doorway_of(shared, JobKeys("workers", "train"))
-    door.head = store.get("workers/jobs/train/head")
+    door = doorway_of(shared, JobKeys("default", "train"))
+    door.head = store.get("default/jobs/train/head")
     find(store, "train").scale(4)  # it changes once more
     assert members[1].join(30.0).id == 2
     for each in members:

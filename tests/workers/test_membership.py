@@ -72,7 +72,7 @@ def test_the_last_one_to_leave_a_job_that_has_ended_removes_it(team, store):
     team_of_two[0].close()
     assert find(store, "train") is not None
     team_of_two[1].close()
-    assert keys_of(store) == ["workers/ended/train"]
+    assert keys_of(store) == ["default/ended/train"]
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -81,7 +81,7 @@ def test_two_that_leave_at_the_same_moment_remove_the_job_once(team, all_at_once
     for each in members:
         each.complete()
     all_at_once(lambda one: one.leave(), members)
-    assert keys_of(store) == ["workers/ended/train"]
+    assert keys_of(store) == ["default/ended/train"]
 
 
 def test_a_worker_that_leaves_while_the_job_is_on_comes_back_with_its_id(team, worker):
@@ -114,7 +114,7 @@ def test_wherever_one_dies_while_it_leaves_the_job_is_removed_once(connect, work
         session.close()
         dying.close()
         eventually(lambda job=job: find(store, job) is None or sweep(store).jobs == [job])
-        assert keys_of(store, job) == [f"workers/ended/{job}"]
+        assert keys_of(store, job) == [f"default/ended/{job}"]
         if not killed:
             return
 
@@ -126,7 +126,7 @@ def test_two_of_one_process_that_leave_at_once_remove_the_job_once(connect, all_
     for each in members:
         each.complete()
     all_at_once(lambda one: one.close(), members)
-    assert keys_of(store) == ["workers/ended/train"]
+    assert keys_of(store) == ["default/ended/train"]
 
 
 def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, worker, eventually):

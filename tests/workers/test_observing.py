@@ -12,7 +12,7 @@ from latchwork.workers.observing import Losses
 from latchwork.workers.observing.picture import Roll
 from latchwork.workers.records import LOST, joined_as, live_body, restarted_as, told_as
 
-KEYS = JobKeys("workers", "train").of_run("r")
+KEYS = JobKeys("default", "train").of_run("r")
 _tokens = itertools.count(1)
 
 

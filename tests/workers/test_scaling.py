@@ -11,7 +11,7 @@ from workers.conftest import Killed, KilledAt, die
 
 
 def arrived_of(one, job="train"):
-    return f"workers/jobs/{job}/runs/{one.run_id}/barriers/0/default/arrived"
+    return f"default/jobs/{job}/runs/{one.run_id}/barriers/0/default/arrived"
 
 
 def test_a_job_that_is_scaled_up_has_the_next_ids(team, worker, store):

@@ -24,7 +24,7 @@ def test_what_is_left_of_a_dead_job_is_replaced(team, store, eventually):
         die(each)
     handle = eventually(lambda: _try_submit(store))
     assert handle.run != run
-    assert not store.list(f"workers/jobs/train/runs/{run}", recursive=True)
+    assert not store.list(f"default/jobs/train/runs/{run}", recursive=True)
     assert handle.status().joined == 0
 
 
@@ -171,7 +171,7 @@ def test_wherever_a_submitter_dies_the_job_is_there_whole_or_not_at_all(connect,
             handle = _submit_again(store, job)
         assert (handle.status().joined, handle.status().state) == (0, "RUNNING")
         sweep(store)
-        assert store.children(f"workers/jobs/{job}/runs") == [handle.run]
+        assert store.children(f"default/jobs/{job}/runs") == [handle.run]
         assert worker("z", job, run=handle.run).id == 0
 
 
@@ -197,4 +197,4 @@ def test_wherever_one_dies_that_terminates_a_job_the_next_one_removes_it(connect
             handle.terminate()
         sweep(store)
         left = [entry.key for entry in store.list("workers", recursive=True) if f"job{number}" in entry.key.split("/")]
-        assert left == [f"workers/ended/job{number}"]
+        assert left == [f"default/ended/job{number}"]

@@ -17,7 +17,7 @@ def test_a_job_that_ended_while_the_lease_of_a_dead_worker_lived_is_removed_by_a
     assert eventually(lambda: len(b.running()) == 1)
     die(b)
     assert eventually(lambda: sweep(store).jobs == ["train"])
-    assert [entry.key for entry in store.list("workers", recursive=True)] == ["workers/ended/train"]
+    assert [entry.key for entry in store.list("default", recursive=True)] == ["default/ended/train"]
 
 
 def test_a_job_that_is_on_is_left_alone_until_nobody_was_seen_in_it_for_long(store):
@@ -38,7 +38,7 @@ def test_a_live_job_is_never_swept(team, store):
 
 def test_what_is_left_of_a_run_that_no_head_names_is_removed(team, store):
     team(1)
-    store.put("workers/jobs/train/runs/dead/members/x", b"{}")
+    store.put("default/jobs/train/runs/dead/members/x", b"{}")
     assert sweep(store).runs == ["train/dead"]
     assert len(find(store, "train").status().missing) == 0
 
@@ -50,8 +50,8 @@ def test_how_a_job_ended_is_forgotten_after_its_time(store):
 
 
 def test_a_record_that_is_no_job_is_left_alone_and_not_shown(store):
-    store.put("workers/jobs/alien/head", b"hello")
-    store.put("workers/jobs/broken/head", json.dumps({"run": "x"}).encode())
+    store.put("default/jobs/alien/head", b"hello")
+    store.put("default/jobs/broken/head", json.dumps({"run": "x"}).encode())
     assert sweep(store).jobs == []
     assert inspect(store).jobs == ()
     assert inspect_job(store, "alien") is None
@@ -59,7 +59,7 @@ def test_a_record_that_is_no_job_is_left_alone_and_not_shown(store):
 
 def test_a_member_that_nobody_wrote_is_left_out(team, store):
     a, b = team(2)
-    store.put(f"workers/jobs/train/runs/{a.run_id}/members/z", b"hello")
+    store.put(f"default/jobs/train/runs/{a.run_id}/members/z", b"hello")
     assert [info.key for info in b.joined()] == ["a", "b"]
     assert a.is_alive
 

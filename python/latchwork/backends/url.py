@@ -293,11 +293,11 @@ def _is_address(text: str | None) -> bool:
 def _check_root(root: str, *, show: bool) -> str:
     """Shown, unless it may be the rest of a password whose host was forgotten."""
     segments = root.split("/")
-    if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} for part in segments) or root.startswith("@"):
+    if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} or part.startswith("@") for part in segments):
         what = f"malformed root {root!r}" if show else "malformed root"
         raise InvalidURL(
             f"{what}; write segments of 1-120 characters of A-Za-z0-9._-~%@:+=, joined by single "
-            "slashes, none of them . or .., the first not starting with @"
+            "slashes, none of them . or .., and none starting with @"
         )
     if is_too_long(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS):
         raise InvalidURL(f"the root of the URL {sizes(root, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)}")

@@ -27,7 +27,7 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
-from latchwork.executor.keys import DETACHED, Keys, check_store, check_task_id, detached_id
+from latchwork.executor.keys import DETACHED, NAME, Keys, check_task_id, detached_id, executor_store
 from latchwork.executor.placing.pickers import Picker, Pull
 from latchwork.executor.placing.targets import All, Member, Target
 from latchwork.executor.refs import Detached, TaskRef
@@ -79,7 +79,7 @@ class Executor(concurrent.futures.Executor):
     def __init__(
         self,
         store: Store,
-        name: str = "executor",
+        name: str = NAME,
         *,
         functions: Functions = DEFAULT,
         codec: Codec | None = None,
@@ -90,7 +90,7 @@ class Executor(concurrent.futures.Executor):
         on_session_lost: OnSessionLost = "fail",
         label: str = "",
     ) -> None:
-        check_store(store, "an executor")
+        store = executor_store(store, "an executor")
         if on_session_lost not in ("fail", "resubmit"):
             raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
         if not is_number(session_ttl_s) or session_ttl_s <= 0:

@@ -1,6 +1,8 @@
 """The keys of an executor, and the names of its tasks. Nothing here does I/O.
 
-Keys:  <name>/group/...                   who runs tasks; see ``primitives.Group``
+Keys, below ``@executor``; see ``executor_store``:
+
+       <name>/group/...                   who runs tasks; see ``primitives.Group``
        <name>/backlog/...                 the tasks; see ``primitives.Backlog``: lane ``any``, and ``m.<member>``
        <name>/subs/<sid>                  a submitter is there; dies with its session
        <name>/results/<sid>/<k>/<number>  how a task of a submitter ended, a thousand in one folder
@@ -22,9 +24,11 @@ import zlib
 
 from latchwork.errors import InvalidKey
 from latchwork.records import short
-from latchwork.store import Store
+from latchwork.store import Store, system_namespace
 from latchwork.store.keys import validate_key
 
+#: An executor's name, unless another is given.
+NAME = "default"
 #: The lane that every member takes from.
 ANY = "any"
 #: The ``sid`` of detached tasks.
@@ -162,10 +166,16 @@ def item_id_of(task_id: str, copy: int) -> str:
     return f"{task_id}.{copy}"
 
 
-def check_store(store: object, what: str) -> None:
-    """``TypeError`` for what is no store, such as the text of a URL: it is not shown, it may have a password."""
-    if not isinstance(store, Store):
+def executor_store(store: Store, what: str) -> Store:
+    """The store in which executors have their keys: below ``@executor``.
+
+    Raises:
+        TypeError: it is no store, such as the text of a URL: it is not shown, it may have a password.
+    """
+    given: object = store
+    if not isinstance(given, Store):
         raise TypeError(f"{what} needs a store, not a URL; open one first: latchwork.connect(url)")
+    return system_namespace(store, "executor")
 
 
 def check_member_id(member: str) -> str:

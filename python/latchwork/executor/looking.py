@@ -12,7 +12,16 @@ from dataclasses import dataclass, field, replace
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.executor.errors import NoSuchTask, TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
-from latchwork.executor.keys import DETACHED, Keys, check_store, item_id_of, member_of, queued_at_s, task_number
+from latchwork.executor.keys import (
+    DETACHED,
+    NAME,
+    Keys,
+    executor_store,
+    item_id_of,
+    member_of,
+    queued_at_s,
+    task_number,
+)
 from latchwork.executor.placing.placing import Offer, read_offer
 from latchwork.executor.stored import Place, Stored, TaskState, ended
 from latchwork.primitives import Backlog, BacklogItem, Group
@@ -140,12 +149,12 @@ class DeadTask:
     why: str
 
 
-def inspect(store: Store, name: str = "executor") -> ExecutorState:
+def inspect(store: Store, name: str = NAME) -> ExecutorState:
     """Who runs tasks, where tasks are, and who has them. Only reads."""
-    with _opened(store, name) as (keys, backlog), closing(Group(store, keys.group)) as group:
+    with _opened(store, name) as (system, keys, backlog), closing(Group(system, keys.group)) as group:
         members = group.members()
         ids = {member.id for member in members}
-        said = {_last(each.key): read_offer(each.value) for each in store.list(keys.functions)}
+        said = {_last(each.key): read_offer(each.value) for each in system.list(keys.functions)}
         running: dict[str, int] = {}
         lanes = []
         for lane in backlog.lanes():
@@ -172,10 +181,10 @@ def inspect(store: Store, name: str = "executor") -> ExecutorState:
             for member in members
         ]
         dead = len(backlog.dead_letters(_CLAIMS))
-        return ExecutorState(name, tuple(runners), tuple(lanes), len(store.children(keys.subs)), dead)
+        return ExecutorState(name, tuple(runners), tuple(lanes), len(system.children(keys.subs)), dead)
 
 
-def list_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> list[TaskRecord]:
+def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[TaskRecord]:
     """Tasks that are not over, lane by lane, in the order in which they are taken. Only reads.
 
     Args:
@@ -183,7 +192,7 @@ def list_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> lis
         name: its name.
         limit: copies of tasks that are read at most.
     """
-    with _opened(store, name) as (_, backlog):
+    with _opened(store, name) as (_, _, backlog):
         found: dict[str, TaskRecord] = {}
         for lane in backlog.lanes():
             items = backlog.items(lane, limit)
@@ -199,18 +208,18 @@ def list_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> lis
         return list(found.values())
 
 
-def find_task(store: Store, task_id: str, name: str = "executor") -> TaskState:
+def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
     """What the store says of a task, whoever submitted it. Only reads.
 
     Raises:
         NoSuchTask: nothing of it is there: it is over and its result was fetched, or there never was one.
     """
-    with _opened(store, name) as (keys, backlog):
-        place, over = _look(store, keys, backlog, task_id)
-        return over if place is None else run(Stored(store, keys, backlog).state(place))
+    with _opened(store, name) as (system, keys, backlog):
+        place, over = _look(system, keys, backlog, task_id)
+        return over if place is None else run(Stored(system, keys, backlog).state(place))
 
 
-def cancel_task(store: Store, task_id: str, name: str = "executor", *, interrupt: bool = False) -> bool:
+def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool = False) -> bool:
     """Take a task back, whoever submitted it: who waits for its result gets ``CancelledError``.
 
     Args:
@@ -224,23 +233,23 @@ def cancel_task(store: Store, task_id: str, name: str = "executor", *, interrupt
         NoSuchTask: nothing of it is there.
         Unavailable, OutcomeUnknown: the store could not be reached; ask again.
     """
-    with _opened(store, name) as (keys, backlog):
-        place, _ = _look(store, keys, backlog, task_id)
+    with _opened(store, name) as (system, keys, backlog):
+        place, _ = _look(system, keys, backlog, task_id)
         if place is None:
             return False
         outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled")).to_bytes()
         ops: list[Op] = [Create(place.result_key, outcome)]
-        stored = Stored(store, keys, backlog)
+        stored = Stored(system, keys, backlog)
         return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))
 
 
-def dead_tasks(store: Store, name: str = "executor", *, limit: int = 100) -> list[DeadTask]:
+def dead_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[DeadTask]:
     """The first dead letters. Only reads."""
-    with _opened(store, name) as (_, backlog):
+    with _opened(store, name) as (_, _, backlog):
         return [_dead(item) for item in backlog.dead_letters(limit)]
 
 
-def revive_task(store: Store, letter: str, name: str = "executor") -> str:
+def revive_task(store: Store, letter: str, name: str = NAME) -> str:
     """Put a detached task that is a dead letter back, with all its attempts before it; its id.
 
     Who submitted another one was told that it died, and waits no more.
@@ -248,7 +257,7 @@ def revive_task(store: Store, letter: str, name: str = "executor") -> str:
     Raises:
         LatchworkError: there is no such letter, or it cannot be put back: the message says why.
     """
-    with _opened(store, name) as (keys, backlog):
+    with _opened(store, name) as (system, keys, backlog):
         dead = next((item for item in backlog.dead_letters(_CLAIMS) if item.letter == letter), None)
         if dead is None:
             raise NoSuchTask(f"executor {name!r} has no dead letter {letter!r}; list them with dead_tasks()")
@@ -260,20 +269,20 @@ def revive_task(store: Store, letter: str, name: str = "executor") -> str:
             why = "its arguments are gone" if task.is_detached else "its submitter was told that it died"
             raise LatchworkError(f"task {task.id} cannot be put back: {why}; submit it again")
         outcome = keys.outcome(task.id)
-        checks: list[Check] = [] if (known := store.get(keys.record(task.id))) is None else [At(known)]
+        checks: list[Check] = [] if (known := system.get(keys.record(task.id))) is None else [At(known)]
         if not checks:
             raise NoSuchTask(f"task {task.id} was forgotten; drop the letter, and submit it again")
         backlog.revive(letter, checks=checks, ops=[Delete(outcome)])
         return task.id
 
 
-def drop_task(store: Store, letter: str, name: str = "executor") -> None:
+def drop_task(store: Store, letter: str, name: str = NAME) -> None:
     """Delete a dead letter for good.
 
     Raises:
         NoSuchTask: there is none.
     """
-    with _opened(store, name) as (_, backlog):
+    with _opened(store, name) as (_, _, backlog):
         try:
             backlog.drop(letter)
         except Conflict as error:
@@ -284,11 +293,10 @@ _NOTHING = Offer()
 
 
 @contextmanager
-def _opened(store: Store, name: str) -> Iterator[tuple[Keys, Backlog]]:
-    check_store(store, "an executor")
-    keys = Keys(validate_name(name))
-    with closing(Backlog(store, keys.backlog)) as backlog:
-        yield keys, backlog
+def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, Backlog]]:
+    system, keys = executor_store(store, "an executor"), Keys(validate_name(name))
+    with closing(Backlog(system, keys.backlog)) as backlog:
+        yield system, keys, backlog
 
 
 def _last(key: str) -> str:

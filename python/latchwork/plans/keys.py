@@ -1,6 +1,8 @@
 """The keys of plans. Nothing here does I/O.
 
-Keys:  <name>/plans/<plan>                 a plan: state, options, failures; what claims and control check
+Keys, below ``@plans``:
+
+       <name>/plans/<plan>                 a plan: state, options, failures; what claims and control check
        <name>/tasks/<plan>/<task>          a task: a line of JSON, then its arguments if they are small
        <name>/todo/<plan>/<00..3f>/<task>  empty: the task has not ended; in 64 shelves, for plans of 100,000
        <name>/results/<plan>/<task>        how a task ended
@@ -22,6 +24,8 @@ from zlib import crc32
 
 from latchwork.errors import InvalidKey
 
+#: The name of plans, unless another is given.
+NAME = "default"
 LANE = "plans"
 CONTROL_SHELF = "0"
 MOST_PLAN, MOST_TASK = 60, 50
@@ -58,7 +62,7 @@ class Keys:
         self.workers = f"{name}/workers"
         self.backlog = f"{name}/backlog"
         #: Below these each plan has a key of its id.
-        self.roots = [f"{name}/{each}" for each in ("tasks", "in", "todo", "results", "data", "adds")]
+        self.roots = [f"{name}/{each}" for each in ("tasks", "todo", "results", "data", "adds")]
 
     def plan(self, plan: str) -> str:
         """The record of a plan."""
@@ -105,7 +109,6 @@ class Keys:
         """The prefixes of all that a plan has but its record."""
         return [
             self.tasks(plan),
-            f"{self.name}/in/{plan}",  # of plans that were stored when edges were keys
             self.todo(plan),
             self.results(plan),
             self.blobs(plan),

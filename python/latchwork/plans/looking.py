@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.handle import PlanStatus
+from latchwork.plans.keys import NAME
 from latchwork.plans.plans import Plans
 from latchwork.plans.records import PlanState
 from latchwork.store import Store
 
 
-def inspect(store: Store, name: str = "plans") -> list[PlanStatus]:
+def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:
     """How each plan is, the oldest first; drafts are none yet. Reads the tasks of all of them.
 
     Args:

@@ -13,7 +13,7 @@ from latchwork.plans.records import PlanRecord, Task, TaskState, read_result, re
 from latchwork.plans.states import Edges, Edit
 from latchwork.primitives import Backlog
 from latchwork.store.steps import ask, steps_of
-from latchwork.store.store import Store
+from latchwork.store.store import Store, system_namespace
 from latchwork.tasks import BlobRef, Blobs
 from latchwork.types import Check, Entry, Op
 
@@ -29,7 +29,7 @@ class Place:
     """Reads and writes of plans. Safe to share between threads. Construction does no I/O."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.store = store
+        self.store = store = system_namespace(store, "plans")
         self.keys = Keys(name)
         self.backlog = Backlog(store, self.keys.backlog)
         self.blobs = Blobs(store, self.keys.data)

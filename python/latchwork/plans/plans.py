@@ -8,7 +8,7 @@ from typing import Literal
 from latchwork.errors import BadRecord
 from latchwork.plans.builder import Draft, Options, PlanBuilder
 from latchwork.plans.handle import PlanHandle
-from latchwork.plans.keys import MOST_PLAN, check_id
+from latchwork.plans.keys import MOST_PLAN, NAME, check_id
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.retention import Retention
@@ -24,7 +24,7 @@ class Plans:
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
-        name: the key below which all is stored.
+        name: groups plans: those of different names know nothing of each other.
         functions: what may be called; those of ``@task`` by default.
         codec: how arguments are stored; None: plain values.
         allow_pickle: whether pickled results are read.
@@ -33,7 +33,7 @@ class Plans:
     def __init__(
         self,
         store: Store,
-        name: str = "plans",
+        name: str = NAME,
         *,
         functions: Functions = DEFAULT,
         codec: Codec | None = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import Finally, mutex
+from latchwork.plans.keys import NAME
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.retention import Retention, next_due_ms
 from latchwork.plans.running.limits import is_limited
@@ -60,7 +61,7 @@ class PlanWorker(Starts):
     def __init__(
         self,
         store: Store,
-        name: str = "plans",
+        name: str = NAME,
         *,
         slots: int = 1,
         functions: Functions = DEFAULT,
@@ -71,8 +72,9 @@ class PlanWorker(Starts):
         label: str = "",
         on_failure: Callable[[str, str, Failure], object] | None = None,
     ) -> None:
-        self._store = store
+        self._task_store = store
         self._place = Place(store, name)
+        self._store = self._place.store
         payloads = Payloads(allow_pickle=allow_pickle)
         Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
         if not is_number(session_ttl_s, 0.0) or session_ttl_s <= 0.0:
@@ -182,7 +184,7 @@ class PlanWorker(Starts):
         assert self._taken is not None
         assert self._workers is not None
         mirrors = (self._plans, self._taken, self._workers)
-        shift = Shift(self._store, self._place, mirrors, self._way, session=session, stop=self._stop)
+        shift = Shift(self._task_store, self._place, mirrors, self._way, session=session, stop=self._stop)
         ended = Signal()
         cancel = session.on_end(ended.set)
         with self._mutex:

@@ -7,7 +7,7 @@ from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.observers import Observers
 from latchwork.store.pipeline import Pipeline
 from latchwork.store.session import Session
-from latchwork.store.store import Store
+from latchwork.store.store import Store, system_namespace
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
 
@@ -24,4 +24,5 @@ __all__ = [
     "Tx",
     "Watch",
     "connect",
+    "system_namespace",
 ]

@@ -46,14 +46,15 @@ class Calls:
 
     def get(self, key: str, *, stale_ok: bool = False) -> Future[Entry | None]:
         """The entry of the key, or None."""
-        absolute = self._key(key)
+        self._check()
+        absolute = self._scope.readable(key)
         future = self._backend.get(absolute, stale_ok=stale_ok)
         return mapped(future, self._scope.maybe) if self._scope.prefix else future
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
         """The entries of the keys, in order."""
         self._check()
-        absolute = [self._scope.key(key) for key in keys]
+        absolute = [self._scope.readable(key) for key in keys]
         future = self._backend.get_many(absolute, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.maybe(entry) for entry in found])
 
@@ -71,7 +72,7 @@ class Calls:
         if limit is not None and limit < 0:
             raise ValueError(f"limit must be 0 or more, not {limit}")
         limit = None if limit is None or limit > _MANY else limit
-        after = None if start_after is None else self._scope.key(start_after)
+        after = None if start_after is None else self._scope.readable(start_after)
         future = self._backend.list(absolute, recursive=recursive, limit=limit, start_after=after, stale_ok=stale_ok)
         return mapped(future, lambda found: [self._scope.entry(e) for e in found]) if self._scope.prefix else future
 
@@ -91,7 +92,8 @@ class Calls:
         if not sequential:
             written = self._write(Create(key, value, session))
             return mapped(written, self._only_entry, lambda error: _exists(error, key))
-        absolute = self._key(key)
+        self._check()
+        absolute = self._scope.key(key)
         self._scope.key(f"{key}{_LONGEST_SUFFIX}")
         check_value(f"{absolute}{_LONGEST_SUFFIX}", value)
         self._usable(session)
@@ -105,8 +107,8 @@ class Calls:
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the prefix and all below; how many keys."""
-        absolute = self._prefix(prefix)
-        return self._backend.delete_tree(absolute)
+        self._check()
+        return self._backend.delete_tree(self._scope.writable_below(prefix))
 
     def commit(self, checks: Sequence[Check], ops: Sequence[Op], *, by: Session | None = None) -> Future[Committed]:
         """All or nothing; with ``by`` as a renewal of this session, too, where the backend has that."""
@@ -155,10 +157,6 @@ class Calls:
         ours = Conflict(f"nothing was written: {told}{more}; read again and try again", failed)
         ours.__cause__ = error.__cause__
         return ours
-
-    def _key(self, key: str) -> str:
-        self._check()
-        return self._scope.key(key)
 
     def _prefix(self, prefix: str) -> str:
         self._check()

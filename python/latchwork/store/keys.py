@@ -1,4 +1,8 @@
-"""Keys: their syntax, and the scope of a namespace. Nothing here touches the network."""
+"""Keys: their syntax, and the scope of a namespace. Nothing here touches the network.
+
+Latchwork's own systems keep their keys below reserved segments, such as ``@jobs``, at the root or in a namespace. A
+caller's key may name one to read it, never to write: only ``system_namespace`` opens them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,12 @@ from latchwork.backends.grammar import (
 from latchwork.errors import InvalidKey
 from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
 
-_KEY = re.compile(rf"(?!@){SEGMENT}(?:/{SEGMENT})*\Z")
+#: The systems of latchwork; the keys of each are below ``@`` and its name.
+SYSTEMS = ("executor", "jobs", "locks", "plans", "workers", "workflows")
+_OPEN = rf"(?!@){SEGMENT}"
+_OPEN_OR_SYSTEM = rf"(?:{_OPEN}|@(?:{'|'.join(SYSTEMS)})(?=/|\Z))"
+_KEY = re.compile(rf"{_OPEN}(?:/{_OPEN})*\Z")
+_READABLE = re.compile(rf"{_OPEN_OR_SYSTEM}(?:/{_OPEN_OR_SYSTEM})*\Z")
 _ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
 #: A message shows so many characters of a key that is too long.
 _SHOWN = 60
@@ -37,27 +46,39 @@ def validate_key(key: str) -> str:
     return key
 
 
+def validate_readable(key: str) -> str:
+    """The key itself, if it is valid for a call that only reads: it may name keys of latchwork's systems.
+
+    Raises:
+        InvalidKey: it is not valid.
+    """
+    given: object = key
+    if not isinstance(given, str) or is_too_long(given) or not _READABLE.match(given):
+        raise InvalidKey(_fault(key))
+    return key
+
+
 def validate_prefix(prefix: str) -> str:
     """The prefix itself: a valid key, or "" for the root."""
     return prefix if prefix == "" else validate_key(prefix)
 
 
-def validate_root(key: str) -> str:
-    """The key itself, as a namespace: what is below it has to be short enough.
+def validate_readable_prefix(prefix: str) -> str:
+    """The prefix itself: valid for a call that only reads, or "" for the root."""
+    return prefix if prefix == "" else validate_readable(prefix)
+
+
+def validate_name(key: str) -> str:
+    """The key itself, as the name of a primitive: what is below it has to be short enough.
 
     Raises:
         InvalidKey: it is no key, or leaves no room.
     """
-    return _with_room(key, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS)
-
-
-def validate_name(key: str) -> str:
-    """The key itself, as the name of a primitive; see ``validate_root``."""
-    return _with_room(key, MAX_NAME_CHARS, MAX_NAME_SEGMENTS)
+    return _with_room(validate_key(key), MAX_NAME_CHARS, MAX_NAME_SEGMENTS)
 
 
 def _with_room(key: str, chars: int, segments: int) -> str:
-    if is_too_long(validate_key(key), chars, segments):
+    if is_too_long(key, chars, segments):
         raise InvalidKey(f"{_shown(key)} {sizes(key, chars, segments)}")
     return key
 
@@ -73,9 +94,11 @@ def _fault(key: object) -> str:
         return f"key {_shown(key)} {sizes(key)}"
     if key == "":
         return "the empty key names the root, which holds no value; give a key below it"
-    if key.startswith("@"):
-        return f"key {key!r} is reserved: first segments that start with '@' are latchwork's own; choose another name"
     for segment in key.split("/"):
+        if segment.startswith("@") and _ONE_SEGMENT.match(segment):
+            return (
+                f"key {key[:200]!r} is reserved: segments that start with '@' are latchwork's own; choose another name"
+            )
         if segment == "":
             return f"key {key!r} has a slash too many (an empty segment); {_RULE}"
         if not _ONE_SEGMENT.match(segment):
@@ -96,6 +119,22 @@ class Scope:
             return key
         return f"{self.prefix}/{key}" if key else self.prefix
 
+    def namespace(self, prefix: str) -> Scope:
+        """The scope of a caller's namespace inside this one.
+
+        Raises:
+            InvalidKey: the prefix is no key, or leaves no room.
+        """
+        return self._inner(validate_key(prefix))
+
+    def system(self, name: str) -> Scope:
+        """The scope of one of latchwork's systems in this one; this one itself if it is inside a system already."""
+        is_inside = self.prefix.startswith("@") or "/@" in self.prefix
+        return self if is_inside else self._inner(f"@{name}")
+
+    def _inner(self, prefix: str) -> Scope:
+        return Scope(_with_room(self.absolute(prefix), MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS))
+
     def key(self, key: str) -> str:
         """A caller's key below the root, validated.
 
@@ -104,7 +143,15 @@ class Scope:
         """
         return self._short(self.absolute(validate_key(key)))
 
+    def readable(self, key: str) -> str:
+        """A caller's key below the root, validated for a call that only reads."""
+        return self._short(self.absolute(validate_readable(key)))
+
     def below(self, prefix: str) -> str:
+        """A caller's prefix below the root, validated for a call that only reads; "" becomes the namespace itself."""
+        return self._short(self.absolute(validate_readable_prefix(prefix)))
+
+    def writable_below(self, prefix: str) -> str:
         """A caller's prefix below the root, validated; "" becomes the namespace itself."""
         return self._short(self.absolute(validate_prefix(prefix)))
 
@@ -135,7 +182,7 @@ class Scope:
     def check(self, check: SimpleCheck) -> SimpleCheck:
         """The check with its key below the root, validated."""
         if isinstance(check, (At, Absent, Exists)):
-            key = self.key(check.key)
+            key = self.readable(check.key)
             if key == check.key:
                 return check
             return At.of(key, check.version) if isinstance(check, At) else type(check)(key)

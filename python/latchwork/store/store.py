@@ -19,7 +19,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
 from latchwork.store.driving.cleanup import Cleanup
-from latchwork.store.keys import Scope, validate_root
+from latchwork.store.keys import Scope
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
@@ -336,7 +336,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, Scope(validate_root(self._scope.key(prefix))), self._limit)
+        return _Namespace(self._core, self._scope.namespace(prefix), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
         """One object for all that use this store and this prefix: made at the first use, closed before the store ends.
@@ -392,3 +392,16 @@ class _Namespace(Store):
 
     def close(self) -> None:
         """Do nothing: the store it came from owns the connection."""
+
+
+def system_namespace(store: Store, name: str) -> Store:
+    """The namespace in which one of latchwork's own systems keeps its keys: ``@<name>``, which no caller can write.
+
+    Inside such a namespace this is the store itself, so the parts that a system is built from share its tree.
+
+    Args:
+        store: the caller's store, or a namespace of it.
+        name: one of ``latchwork.store.keys.SYSTEMS``.
+    """
+    scope = store._scope.system(name)  # noqa: SLF001 - of this module
+    return store if scope is store._scope else _Namespace(store._core, scope, store._limit)  # noqa: SLF001

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from latchwork.errors import KeyExists
 from latchwork.store.calls import Entries
-from latchwork.store.keys import validate_key, validate_prefix
+from latchwork.store.keys import validate_key, validate_readable, validate_readable_prefix
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
@@ -40,7 +40,7 @@ class Tx:
     @driven
     async def get(self, key: str) -> Entry | None:
         """The entry, or None; linearizable, and checked at the commit."""
-        op = self._written.get(validate_key(key))
+        op = self._written.get(validate_readable(key))
         if op is None:
             return await self._fetch(key)
         return self._pending(op)
@@ -61,7 +61,7 @@ class Tx:
         if asked not in self._listed:
             self._listed[asked] = await ask(self._list_entries, prefix, recursive=recursive)
         found = {entry.key: entry for entry in self._listed[asked]}
-        below = f"{validate_prefix(prefix)}/" if prefix else ""
+        below = f"{validate_readable_prefix(prefix)}/" if prefix else ""
         for op in self._written.values():
             if op.key.startswith(below) and (recursive or "/" not in op.key[len(below) :]):
                 found.pop(op.key, None)

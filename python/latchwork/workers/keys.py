@@ -1,4 +1,4 @@
-"""Where everything about a job is.
+"""The keys of jobs below ``@workers/<namespace>``; see ``check_job``.
 
     jobs/<job>/head                       how the job is; the guard of every transaction on its members
     jobs/<job>/master/t<n>                who is the master, an ``Election``

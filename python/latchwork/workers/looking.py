@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from latchwork.checks import check_store
 from latchwork.errors import BadRecord
 from latchwork.primitives.meeting import BarrierState, barrier_state
 from latchwork.primitives.waiting import check_name
@@ -13,7 +12,7 @@ from latchwork.workers.keys import JobKeys
 from latchwork.workers.master import MasterInfo, master
 from latchwork.workers.plans import head_or_none, read_members
 from latchwork.workers.records import Event, Head, WorkerInfo
-from latchwork.workers.submitting import NAMESPACE, JobHandle, JobStatus
+from latchwork.workers.submitting import NAMESPACE, JobHandle, JobStatus, check_job, workers_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class WorkersState:
 
 def inspect(store: Store, *, namespace: str = NAMESPACE) -> WorkersState:
     """All jobs."""
-    check_store(store, "inspection")
+    store = workers_store(store, "inspection")
     check_name(namespace, "workers namespace")
     jobs, ended = [], []
     for job in store.children(f"{namespace}/jobs"):
@@ -68,7 +67,7 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> WorkersState:
 
 def inspect_job(store: Store, job: str, *, namespace: str = NAMESPACE) -> JobState | None:
     """One job; None if there is none that runs, or whose workers have not all left."""
-    keys = JobKeys(namespace, job)
+    store, keys = check_job(store, job, namespace)
     head = head_or_none(store.get(keys.head))
     if head is None:
         return None
@@ -93,7 +92,7 @@ def _barrier(store: Store, name: str) -> BarrierState | None:
 
 def list_events(store: Store, job: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[Event]:
     """What has happened in a job's run, in order, after the event of a number; the last 1,000 are kept."""
-    keys = JobKeys(namespace, job)
+    store, keys = check_job(store, job, namespace)
     head = head_or_none(store.get(keys.head))
     if head is None:
         return []

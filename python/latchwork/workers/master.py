@@ -62,14 +62,14 @@ class JobMaster(Closes):
         store: the store, or a namespace of it. It stays the caller's.
         job: the job's name. It need not be submitted yet.
         address: where workers reach us.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
     """
 
     def __init__(
         self, store: Store, job: str, address: str, *, namespace: str = NAMESPACE, session: Session | None = None
     ) -> None:
-        self._keys = check_job(store, job, namespace)
+        store, self._keys = check_job(store, job, namespace)
         self._store = store
         self._value = check_text(address, "the address of a master").encode()
         identity = Identity()
@@ -182,7 +182,7 @@ def _election(store: Store, keys: JobKeys) -> Election:
 @driven
 async def master(store: Store, job: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
     """The master of a job, or None."""
-    leader = await steps_of(_election(store, check_job(store, job, namespace)).leader)()
+    leader = await steps_of(_election(*check_job(store, job, namespace)).leader)()
     return None if leader is None else MasterInfo.of(leader)
 
 
@@ -195,7 +195,7 @@ async def wait_master(
     Raises:
         WaitTimeout: there is none.
     """
-    keys = check_job(store, job, namespace)
+    store, keys = check_job(store, job, namespace)
     election, patience = _election(store, keys), Patience(store.clock, timeout_s)
     with store.watch(keys.master) as watch:
         while True:

@@ -13,7 +13,7 @@ from latchwork.primitives import Barrier
 from latchwork.primitives.waiting import Patience, check_member, check_name, check_text, check_whole
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
-from latchwork.store.store import Store
+from latchwork.store.store import Store, system_namespace
 from latchwork.types import Entry
 from latchwork.workers import plans
 from latchwork.workers.errors import JobAlreadyRunning, WrongRun
@@ -21,14 +21,20 @@ from latchwork.workers.keys import INIT, JobKeys
 from latchwork.workers.plans import Plan, Scene, head_or_none, read_members
 from latchwork.workers.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, Head, read_epoch
 
-#: Below this everything of workers is, unless another name is given.
-NAMESPACE = "workers"
+#: The namespace of jobs, unless another is given.
+NAMESPACE = "default"
 
 
-def check_job(store: object, job: str, namespace: str) -> JobKeys:
-    """The keys of a job; ``InvalidKey`` before any I/O for a name that cannot be used."""
-    check_store(store, "a job of workers")
-    return JobKeys(check_name(namespace, "workers namespace"), check_member(job, "job"))
+def workers_store(store: Store, what: str) -> Store:
+    """The store in which workers have their keys: below ``@workers``."""
+    check_store(store, what)
+    return system_namespace(store, "workers")
+
+
+def check_job(store: Store, job: str, namespace: str) -> tuple[Store, JobKeys]:
+    """The store and the keys of a job; ``InvalidKey`` before any I/O for a name that cannot be used."""
+    keys = JobKeys(check_name(namespace, "workers namespace"), check_member(job, "job"))
+    return workers_store(store, "a job of workers"), keys
 
 
 def check_count(workers: int) -> int:
@@ -251,7 +257,7 @@ async def submit(
         store: the store, or a namespace of it.
         job: its name: one segment of a key.
         workers: how many it has, from 1 to 100,000.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
         max_restarts: how often the process of one worker may be started again before the job fails.
         max_executions: how often the function of one worker may be run again before the job fails.
         keep_ended_s: seconds for which it is kept how the job ended.
@@ -263,7 +269,7 @@ async def submit(
         JobAlreadyRunning: it has live workers, or somebody else has submitted it and nobody has joined it yet.
         InvalidKey, ValueError: a name or a number cannot be used.
     """
-    keys = check_job(store, job, namespace)
+    store, keys = check_job(store, job, namespace)
     head = Head(
         uuid.uuid4().hex[:12],
         check_count(workers),
@@ -329,7 +335,7 @@ async def find(store: Store, job: str, *, namespace: str = NAMESPACE) -> JobHand
     Raises:
         BadRecord: something else is stored in its place.
     """
-    keys = check_job(store, job, namespace)
+    store, keys = check_job(store, job, namespace)
     entry = await ask(store.get, keys.head)
     return None if entry is None else JobHandle(store, keys, Head.of(entry).run)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from latchwork.checks import check_store
 from latchwork.errors import Conflict
 from latchwork.primitives.waiting import check_name
 from latchwork.store.steps import ask, driven, steps_of
@@ -18,7 +17,7 @@ from latchwork.workers import plans
 from latchwork.workers.keys import JobKeys
 from latchwork.workers.plans import Scene, head_or_none
 from latchwork.workers.records import TERMINATED
-from latchwork.workers.submitting import NAMESPACE
+from latchwork.workers.submitting import NAMESPACE, workers_store
 
 #: A job that is on is abandoned when nobody of it was seen alive for so many seconds of watching.
 ABANDON_S = 600.0
@@ -44,13 +43,12 @@ class Sweeper:
 
     Args:
         store: the store, or a namespace of it.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
         abandon_s: seconds, of its own watching, after which a job that is on and that nobody is in is removed.
     """
 
     def __init__(self, store: Store, *, namespace: str = NAMESPACE, abandon_s: float = ABANDON_S) -> None:
-        check_store(store, "sweep")
-        self._store = store
+        self._store = workers_store(store, "sweep")
         self._namespace = check_name(namespace, "workers namespace")
         self._abandon_s = abandon_s
         self._since: dict[tuple[str, str, int], float] = {}

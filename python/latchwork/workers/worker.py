@@ -46,7 +46,7 @@ class Worker(Closes):
         key: who we are, the same after a restart, and nobody else's; one segment of a key. None takes ip and first
             port of ``info``.
         info: what the others see of us.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
         replace: whether to take over at once from a live process of the same key. By default ``join`` waits until the
             session of that process has ended. With ``replace`` its fence is refused from then on, but it may believe
@@ -66,7 +66,7 @@ class Worker(Closes):
         session: Session | None = None,
         replace: bool = False,
     ) -> None:
-        keys = check_job(store, job, namespace)
+        store, keys = check_job(store, job, namespace)
         told = check_key(key, info or WorkerInfo(), f"worker of job {job!r}")
         create = None if workers is None else Head("", check_count(workers))
         joining = Joining(store, keys, told, run=run, create=create, replace_live=replace)

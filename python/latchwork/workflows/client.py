@@ -92,7 +92,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
         logs: LogStore | None = None,
         types: TaskTypes | None = None,
         by: str | None = None,
-        name: str = "workflows",
+        name: str = "default",
     ) -> WorkflowClient:
         """A client on the database itself, without a server: who can open that may do everything.
 
@@ -102,7 +102,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
             logs: None: logs cannot be read.
             types: the task types that may be applied; None: all that are installed.
             by: who is told to have asked; the user of this process by default.
-            name: the key below which the workflows are in the store.
+            name: of the installation in the store.
         """
         opened = database if isinstance(database, Database) else Database(database)
         cluster = None if store is None else StoreCluster(store, Keys(name))

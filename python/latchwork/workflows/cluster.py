@@ -8,7 +8,7 @@ from latchwork.primitives import Group, GroupMember
 from latchwork.store import Store
 from latchwork.workflows.desk import Line, WorkerSeen
 from latchwork.workflows.exchange import Running, cancel_sent_at
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 
 #: A lane of which more items are taken is not read to its end: nothing is said of it.
 _MOST_TAKEN = 1000
@@ -20,7 +20,7 @@ class StoreCluster:
     """What is asked of the store. Safe to share. The store stays the caller's."""
 
     def __init__(self, store: Store, keys: Keys) -> None:
-        self._store = store
+        self._store = store = workflows_store(store)
         self._keys = keys
         self._group = Group(store, keys.workers)
 

@@ -23,7 +23,7 @@ from latchwork.workflows.database.migrations import needs_upgrade, upgrade
 from latchwork.workflows.database.shard import NOTES
 from latchwork.workflows.database.tables import SENDER, about, shard
 from latchwork.workflows.errors import StoreMismatch
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 
 #: Shards of a database, unless said otherwise.
 SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
@@ -98,6 +98,7 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
         StoreMismatch: they do not.
         NotInitialized, SchemaTooNew: as for ``installation_of``.
     """
+    store = workflows_store(store)
     found = installation_of(database)
     there = store.get(keys.id)
     if there is None:
@@ -123,8 +124,9 @@ def adopt_store(database: Database, store: Store, keys: Keys) -> Installation:
     Raises:
         LatchworkError: masters live, in that store.
     """
+    store = workflows_store(store)
     found = installation_of(database)
-    cluster = inspect(store.namespace(keys.cluster))
+    cluster = inspect(store, namespace=keys.cluster)
     if cluster is not None and cluster.nodes:
         names = ", ".join(sorted(cluster.nodes))
         raise LatchworkError(f"masters live in store {store.url}: {names}; stop them first")

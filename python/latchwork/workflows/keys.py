@@ -1,6 +1,8 @@
 """The keys of workflows in the store, and the names of items. Nothing here does I/O.
 
-Keys:  <name>/id                       which database belongs to this store
+Keys, below ``@workflows``; see ``workflows_store``:
+
+       <name>/id                       which database belongs to this store
        <name>/pair                     which of all stores it is; the database has the same
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
@@ -28,6 +30,7 @@ from typing import Literal
 
 from latchwork.errors import InvalidKey
 from latchwork.records import short
+from latchwork.store import Store, system_namespace
 
 #: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.
 Order = Literal["instance", "submitted"]
@@ -35,7 +38,7 @@ Order = Literal["instance", "submitted"]
 _ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
 _X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
 #: What the names of a project's slots begin with.
-PROJECT = "@"
+PROJECT = "="
 #: A name of a project that is longer is not a part of keys as it stands.
 _LONG = 60
 _BETWEEN = "~"
@@ -81,10 +84,15 @@ class Item:
         return cls(task, n, shard, priority)
 
 
+def workflows_store(store: Store) -> Store:
+    """The store in which workflows have their keys: below ``@workflows``."""
+    return system_namespace(store, "workflows")
+
+
 class Keys:
     """The keys of one installation."""
 
-    def __init__(self, name: str = "workflows") -> None:
+    def __init__(self, name: str = "default") -> None:
         self.name = name
         self.id = f"{name}/id"
         self.pair = f"{name}/pair"

@@ -18,7 +18,7 @@ from trials.remote import Remote
 
 RUNNERS = [f"r{number}" for number in range(3)]
 SUBMITTERS = [f"s{number}" for number in range(2)]
-KEYS = Keys("executor")
+KEYS = Keys("default")
 #: After the last fault all tasks are over within so many seconds, and what is left of them is gone.
 RECOVERY_S = SESSION_TTL_S + 40.0
 _ON_NODES = ("kill", "freeze", "cut", "silence")

@@ -39,7 +39,7 @@ def _enter(one: Worker, *_: object) -> None:
 
 def _live(other: Store, name: str) -> list[str]:
     handle = find(other, name)
-    return [] if handle is None else other.children(f"workers/jobs/{name}/runs/{handle.run}/live")
+    return [] if handle is None else other.children(f"@workers/default/jobs/{name}/runs/{handle.run}/live")
 
 
 def _others_can(one: Worker, _mine: Store, other: Store, name: str) -> None:

@@ -80,7 +80,7 @@ class Storm:
             opened.callback(lambda: [process.kill() for process in self.processes.values()])
             self.store = opened.enter_context(latchwork.connect(self.stage.url(ROOT)))
             self.plans = Plans(self.store, functions=FUNCTIONS)
-            mirror = opened.enter_context(self.store.mirror("plans/plans"))
+            mirror = opened.enter_context(self.store.mirror("@plans/default/plans"))
             mirror.on_change(lambda *_: self._see(mirror.snapshot()))
             for node in NODES:
                 self.start_node(node)
@@ -224,7 +224,7 @@ class Storm:
                     each.handle.cancel()
 
     def _key(self, made):
-        return f"plans/plans/{made.handle.id}"
+        return f"@plans/default/plans/{made.handle.id}"
 
     # The whole of it
 
@@ -271,11 +271,11 @@ class Storm:
             found = made.handle.result(name, 0)
             if found != value:
                 wrong.append(f"{plan_id}~{name} has the result {found!r}, not {value!r}")
-        for entry in self.store.list(f"plans/results/{plan_id}"):
+        for entry in self.store.list(f"@plans/default/results/{plan_id}"):
             if entry.token != entry.created:
                 wrong.append(f"{entry.key} was written more than once")
         for prefix in ("in", "todo"):
-            left = self.store.list(f"plans/{prefix}/{plan_id}", recursive=True)
+            left = self.store.list(f"@plans/default/{prefix}/{plan_id}", recursive=True)
             wrong.extend(f"{entry.key} is left of a plan that completed" for entry in left)
 
     def remove(self):
@@ -292,5 +292,7 @@ class Storm:
 
     def _left(self):
         """The plans of which something is left: only names, since all of it takes long to read; at last the items."""
-        left = [f"plans/{kind}/{each}" for kind in KINDS for each in self.store.children(f"plans/{kind}")]
+        left = [
+            f"@plans/default/{kind}/{each}" for kind in KINDS for each in self.store.children(f"@plans/default/{kind}")
+        ]
         return left or what_is_left(self.store)

@@ -13,7 +13,7 @@ from latchwork.apps.cluster_bench.model import BenchOptions, Detected, Memory, R
 from latchwork.apps.cluster_bench.workers import SESSION_TTL_S
 from latchwork.jobs import Observer, RebalanceInfo
 from latchwork.jobs.manager import Manager, ManagerCounters, ManagerOptions, Strategies
-from latchwork.jobs.stored import Member, MemberOptions, keys
+from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
 from latchwork.store import Observers, connect
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(tell: Line, options: BenchOptions, namespace: str) -> None:
     )
     now = [manager_options]
     with connect(options.url) as root:
-        store = root.namespace(namespace)
+        store = cluster_store(root, namespace)
         session = store.open_session(SESSION_TTL_S)
         me = Member.of_this_process(MemberOptions("manager", session.ttl_s), since=time.time(), ttl_s=session.ttl_s)
         told = Observers[Observer]([_Told(tell)])

@@ -30,7 +30,7 @@ from latchwork.apps.cluster_bench.model import (
 )
 from latchwork.errors import LatchworkError
 from latchwork.jobs.node import Registration, pool_version
-from latchwork.jobs.stored import Member, MemberOptions, keys
+from latchwork.jobs.stored import Member, MemberOptions, cluster_store, keys
 from latchwork.store import connect
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def measure(options: BenchOptions, tell: Tell = lambda _what: None) -> Figures:
                 f"{root.capabilities.name}:// lives in one process; give the URL of a store that several can use"
             )
         namespace = f"bench-{uuid.uuid4().hex[:8]}"
-        bench = _Bench(root.namespace(namespace), options, tell)
+        bench = _Bench(cluster_store(root, namespace), options, tell)
         with _removed(bench.store, options, tell):
             bench.run(namespace)
         return bench.figures

@@ -20,7 +20,7 @@ from latchwork.apps.cluster_bench.model import (
     digest,
 )
 from latchwork.jobs.node import Registration
-from latchwork.jobs.stored import Member, MemberOptions, WorkerShares
+from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_store
 from latchwork.jobs.worker import ItemLocks, LockWork, RoundRobin
 from latchwork.store import connect
 
@@ -170,7 +170,7 @@ class _Share:
 def run(tell: Line, options: BenchOptions, namespace: str, workers: list[str]) -> None:
     """The process: registers, then follows, and does as it is told until it is told to end."""
     with connect(options.url) as root:
-        crew = Crew(root.namespace(namespace), options, workers)
+        crew = Crew(cluster_store(root, namespace), options, workers)
         crew.register(tell)
         crew.follow()
         tell.send(Ready(time.monotonic()))

@@ -31,6 +31,8 @@ BORN, KEEP = "#born", "#keep"
 UNKNOWN = -(2**40)  # no version that the server could tell
 ANY = -1  # what the server takes for "whichever": a version that is really this cannot be checked
 _PLAIN, _BOUND, _END = b"=", b"@", b"="
+#: Folders of our own below the root; other first segments that begin with "@" are latchwork's systems.
+_FOLDERS = ("@gen", "@s", "@w")
 _OWNER_CHARS = 32
 _OWNER = re.compile(rb"[0-9a-f]{%d}" % _OWNER_CHARS)
 
@@ -161,7 +163,7 @@ class Layout:
         self.strangers = Strangers(self.root)
         self._acl = acl
         self.guards = [f"{self.root}/@gen/{number:02x}" for number in range(BUCKETS)]
-        self.folders = [f"{self.root}/@gen", f"{self.root}/@s", f"{self.root}/@w"]
+        self.folders = [f"{self.root}/{name}" for name in _FOLDERS]
 
     def path(self, key: str) -> str:
         """Where a key lives; "" is the root."""
@@ -206,7 +208,7 @@ class Layout:
         if not path.startswith(self.root + "/"):
             return None
         key = path[len(self.root) + 1 :]
-        if key[:1] == "@":
+        if key.partition("/")[0] in _FOLDERS:
             return None
         head, _, name = key.rpartition("/")
         if is_ours(name):

@@ -20,6 +20,7 @@ from latchwork.cli.text import say_json, show, styled
 from latchwork.errors import BadRecord
 from latchwork.records import read_json
 from latchwork.store import Store
+from latchwork.store.keys import SYSTEMS
 from latchwork.types import Entry
 from latchwork.words import counted, printable
 
@@ -46,6 +47,8 @@ def tree(
     ] = False,
 ) -> None:
     """Show every key under the root: its size, and the session it is bound to.
+
+    The first segments that begin with @ are latchwork's own systems, such as @jobs.
 
     Values stay hidden unless --values is given. Members of JSON objects and keys whose names look like a password, a
     secret or a token are masked even then. Tokens tell the order of writes: the greatest was written last.
@@ -114,7 +117,10 @@ def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
 
 def _entries(store: Store, prefix: str) -> Iterator[Entry]:
     """The key itself and all below it, in pages, so that the store's answers stay small."""
-    if prefix and (own := store.get(prefix)) is not None:
+    if prefix == "":  # a listing of the root leaves the systems out
+        for name in SYSTEMS:
+            yield from _entries(store, f"@{name}")
+    elif (own := store.get(prefix)) is not None:
         yield own
     last: str | None = None
     while True:

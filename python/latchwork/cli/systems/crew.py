@@ -76,9 +76,7 @@ def run(
     only_run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Refuse any other run of the job.")
     ] = None,
-    namespace: Annotated[
-        str, typer.Option("--namespace", metavar="KEY", help="The key below which all jobs are.")
-    ] = "workers",
+    namespace: Annotated[str, typer.Option("--namespace", metavar="KEY", help="The namespace of the job.")] = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:

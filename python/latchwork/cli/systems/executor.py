@@ -52,7 +52,7 @@ def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -119,7 +119,7 @@ def tasks(
         typer.Option(metavar="STATE", show_default=False, help="Only those: queued or running.  [unless given: all]"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many are read at most, copies counted each.")] = 100,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -154,7 +154,7 @@ def cancel(
     interrupt: Annotated[
         bool, typer.Option("--interrupt", help="Also when it runs: it is told to stop, and its result is dropped.")
     ] = False,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -180,7 +180,7 @@ def result(
     *,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for it; 0 waits for ever.")] = 0.0,
     forget: Annotated[bool, typer.Option("--forget", help="Delete what is known of the task afterwards.")] = False,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -204,7 +204,7 @@ def result(
 def dead_list(
     *,
     limit: Annotated[int, typer.Option(min=1, help="How many are shown at most.")] = 100,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -221,7 +221,7 @@ def dead_list(
 
 
 @command("latchwork executor dead revive d.nightly.0")
-def dead_revive(letter: Letter, *, name: Name = "executor", url: Url = None, as_json: Json = False) -> None:
+def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Put a dead letter back, with all its attempts before it; only of a task that outlives its submitter."""
     with open_store(url, of_cluster=False) as store:
         task_id = revive_task(store, letter, name)
@@ -229,7 +229,7 @@ def dead_revive(letter: Letter, *, name: Name = "executor", url: Url = None, as_
 
 
 @command("latchwork executor dead drop d.nightly.0")
-def dead_drop(letter: Letter, *, name: Name = "executor", url: Url = None, as_json: Json = False) -> None:
+def dead_drop(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Delete a dead letter for good."""
     with open_store(url, of_cluster=False) as store:
         drop_task(store, letter, name)

@@ -77,7 +77,7 @@ def worker(
     close_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM or Ctrl-C.")
     ] = 30.0,
-    name: Name = "plans",
+    name: Name = "default",
     url: Url = None,
 ) -> None:
     """Run tasks of plans until SIGTERM or Ctrl-C, then give back what did not end, and exit with 0.
@@ -119,7 +119,7 @@ def list_plans(
         PlanState | None,
         typer.Option(metavar="STATE", help=f"Only those: {', '.join(each.value for each in PlanState)}."),
     ] = None,
-    name: Name = "plans",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -155,7 +155,7 @@ def show_plan(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until it has ended.")] = False,
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
-    name: Name = "plans",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -252,7 +252,7 @@ def graph(
     plan: PlanId,
     *,
     form: Annotated[Form, typer.Option(metavar="FORM", help="mermaid, dot or svg.")] = Form.MERMAID,
-    name: Name = "plans",
+    name: Name = "default",
     url: Url = None,
 ) -> None:
     """Write what depends on what, with the state of each task, for a page or for Graphviz."""
@@ -268,7 +268,7 @@ def result(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The name of a task, as t00003 if it was given none.")],
     *,
     timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its end; 0 looks once.")] = 0.0,
-    name: Name = "plans",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -298,7 +298,7 @@ def _plain(value: object) -> object:
 
 
 @command("latchwork plans cancel 3f2a")
-def cancel(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Json = False) -> None:
+def cancel(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """End a plan: what runs is told to stop, and nothing more begins. Workers do it; this does not wait for them."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).cancel()
@@ -306,7 +306,7 @@ def cancel(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Json
 
 
 @command("latchwork plans recover 3f2a")
-def recover(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Json = False) -> None:
+def recover(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Run again what failed, was skipped or cancelled in a plan that has ended so; results that are there are kept."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).recover()
@@ -314,7 +314,7 @@ def recover(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Jso
 
 
 @command("latchwork plans rm 3f2a")
-def rm(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Json = False) -> None:
+def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Remove a plan with all its results, whatever it does. A worker does it; this does not wait for that."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
@@ -324,7 +324,7 @@ def rm(plan: PlanId, *, name: Name = "plans", url: Url = None, as_json: Json = F
 
 
 @command("latchwork plans sweep")
-def sweep(*, name: Name = "plans", url: Url = None, as_json: Json = False) -> None:
+def sweep(*, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
     """Remove drafts whose builder died, what is left of plans that are gone, and results whose time is over."""
     with open_store(url, of_cluster=False) as store:
         count = Plans(store, name).sweep()

@@ -113,7 +113,7 @@ def run(
     probe_host: Annotated[
         str, typer.Option(metavar="HOST", help="The address of --probe-port; 0.0.0.0 is all.")
     ] = "127.0.0.1",
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
 ) -> None:
     """Run tasks in the foreground, until SIGTERM or Ctrl-C: then let them end, and leave.
@@ -188,7 +188,7 @@ def submit(
         typer.Option(metavar="NODE", show_default=False, help="The node that alone may run it.  [unless given: any]"),
     ] = None,
     priority: Annotated[int, typer.Option(min=0, max=9, help="0 runs before 9.")] = 5,
-    name: Name = "executor",
+    name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ from latchwork.workers import (
 from latchwork.workers import submit as submit_job
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of a job: one segment of a key.")]
-Namespace = Annotated[str, typer.Option("--namespace", metavar="KEY", help="The key below which all jobs are.")]
+Namespace = Annotated[str, typer.Option("--namespace", metavar="KEY", help="The namespace of the job.")]
 #: Of the ids that are missing so many are named.
 _FEW = 8
 
@@ -56,7 +56,7 @@ def submit(
     replace: Annotated[
         bool, typer.Option("--replace", help="Also take the place of a job that nobody has joined yet.")
     ] = False,
-    namespace: Namespace = "workers",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -89,7 +89,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 @command("latchwork workers list", "latchwork workers list --json")
-def list_jobs(*, namespace: Namespace = "workers", url: Url = None, as_json: Json = False) -> None:
+def list_jobs(*, namespace: Namespace = "default", url: Url = None, as_json: Json = False) -> None:
     """List jobs: those that are on, and how the last runs of the others ended."""
     with open_store(url, of_cluster=False) as store:
         state = inspect(store, namespace=namespace)
@@ -135,7 +135,7 @@ def _state(status: JobStatus) -> str:
 
 
 @command("latchwork workers show train", "latchwork workers show train --json")
-def show_job(job: JobName, *, namespace: Namespace = "workers", url: Url = None, as_json: Json = False) -> None:
+def show_job(job: JobName, *, namespace: Namespace = "default", url: Url = None, as_json: Json = False) -> None:
     """Show a job: its workers, who lives, and who is missing at which barrier since when."""
     with open_store(url, of_cluster=False) as store:
         state = inspect_job(store, job, namespace=namespace)
@@ -206,7 +206,7 @@ def events(
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on with what happens, until the job ends.")
     ] = False,
-    namespace: Namespace = "workers",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
 ) -> None:
@@ -216,7 +216,7 @@ def events(
     """
     with open_store(url, of_cluster=False) as store:
         handle = _found(store, job, namespace)
-        with store.watch(f"{namespace}/jobs/{job}/head") as watch:
+        with store.watch(f"@workers/{namespace}/jobs/{job}/head") as watch:
             last = 0
             while True:
                 found = list_events(store, job, last, namespace=namespace)
@@ -247,7 +247,7 @@ def scale(
     job: JobName,
     workers: Annotated[int, typer.Argument(metavar="N", min=1, max=100_000, help="How many workers it is to have.")],
     *,
-    namespace: Namespace = "workers",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -262,7 +262,7 @@ def terminate(
     job: JobName,
     *,
     why: Annotated[str, typer.Option(metavar="TEXT", help="What its workers are told.")] = "it was terminated",
-    namespace: Namespace = "workers",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -292,7 +292,7 @@ def sweep(
     abandon_s: Annotated[
         float, typer.Option(min=1.0, help="Seconds without anybody after which a job that is on is removed.")
     ] = 600.0,
-    namespace: Namespace = "workers",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:

@@ -135,5 +135,5 @@ def _is_of(store: Store, owner: str, home: Home) -> bool:
         return True
     from latchwork.workflows import Keys
 
-    there = store.get(Keys().id)
+    there = store.get(f"@workflows/{Keys().id}")
     return there is not None and there.value == owner.encode()

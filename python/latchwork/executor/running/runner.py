@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
-from latchwork.executor.keys import Keys, check_member_id, check_store
+from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store
 from latchwork.executor.running.lanes import Node
 from latchwork.executor.running.shift import Plan, Shift
 from latchwork.store import Backoff, Store
@@ -110,7 +110,7 @@ class Runner:
     def __init__(
         self,
         store: Store,
-        name: str = "executor",
+        name: str = NAME,
         *,
         node_id: str | None = None,
         slots: int | None = None,
@@ -127,7 +127,7 @@ class Runner:
         stop_grace_s: float = 5.0,
         context: object = None,
     ) -> None:
-        check_store(store, "a runner")
+        system = executor_store(store, "a runner")
         self.name = validate_name(name)
         self.node_id = check_member_id(node_id if node_id is not None else _default_id())
         count = (os.cpu_count() or 1) if slots is None else slots
@@ -140,7 +140,8 @@ class Runner:
         ):
             if not is_number(value) or value <= 0:
                 raise ValueError(f"{option} must be a number of seconds above 0, not {value!r}")
-        self._store = store
+        self._store = system
+        self._task_store = store
         self._keys = Keys(name)
         self._ttl_s = float(session_ttl_s)
         self._payloads = Payloads(allow_pickle=allow_pickle)
@@ -351,7 +352,15 @@ class Runner:
     async def _work(self, backoff: Backoff) -> None:
         """One shift."""
         session = await ask(self._store.open_session, self._ttl_s)
-        shift = Shift(self._store, self._keys, self._node, self._plan, payloads=self._payloads, session=session)
+        shift = Shift(
+            self._store,
+            self._keys,
+            self._node,
+            self._plan,
+            payloads=self._payloads,
+            session=session,
+            task_store=self._task_store,
+        )
         ended = Signal()
         cancel = session.on_end(ended.set)
         with self._changed.mutex:

@@ -86,10 +86,19 @@ class Shift:
         plan: how we run.
         payloads: how arguments and results are read and written.
         session: what we live by; closed at the end.
+        task_store: the store that tasks get.
     """
 
     def __init__(
-        self, store: Store, keys: Keys, node: Node, plan: Plan, *, payloads: Payloads, session: Session
+        self,
+        store: Store,
+        keys: Keys,
+        node: Node,
+        plan: Plan,
+        *,
+        payloads: Payloads,
+        session: Session,
+        task_store: Store,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -123,7 +132,7 @@ class Shift:
             self.slots,
             self._commits,
             self.lanes,
-            store=store,
+            store=task_store,
             node_id=node.member_id,
             context=plan.context,
         )

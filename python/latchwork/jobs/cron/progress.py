@@ -16,6 +16,7 @@ from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.interrupts import condition, mutex
 from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.jobs.stored.packed_store import commit_all
 from latchwork.schedules import Fired
 from latchwork.store import Store
@@ -269,7 +270,7 @@ def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[
 
 def progress_of(store: Store, job_id: str, item: str) -> Fired | None:
     """The progress of an item on its cron schedule; None when it has none."""
-    found = newest_by_item(cell for cell, _ in read_cells(store, job_id)).get(item)
+    found = newest_by_item(cell for cell, _ in read_cells(cluster_store(store), job_id)).get(item)
     return None if found is None else found[1]
 
 

@@ -24,6 +24,7 @@ from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.options.settings import NODE_DEFAULTS, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
@@ -259,7 +260,7 @@ class JobManager:
             self._owned = connect(self._store_or_url)
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
-        self._store = store.namespace(self._namespace) if self._namespace else store
+        self._store = cluster_store(store, self._namespace)
         self._settings.start(self._store)
         worker = Worker(
             self._store,

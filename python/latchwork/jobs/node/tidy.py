@@ -66,7 +66,7 @@ def _remove(store: Store, checks: list[Check], until: float) -> bool:
     for job in store.children(keys.LOCKS):
         if store.clock.now() >= until:
             return False
-        forget_free_locks(store, below=job, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+        forget_free_locks(store, below=job)
     return True
 
 

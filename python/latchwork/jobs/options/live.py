@@ -15,6 +15,7 @@ from latchwork.interrupts import mutex
 from latchwork.jobs.options import settings as stored
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.settings import NODE_DEFAULTS, JobOptions, JobSettings, NodeOptions, Settings
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
 from latchwork.types import Entry
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def read_settings(store: Store) -> Settings:
     """Read a cluster's settings; what cannot be used is logged and counts as not set."""
-    return SettingsReader().read(store.list(stored.SETTINGS, recursive=True))
+    return SettingsReader().read(cluster_store(store).list(stored.SETTINGS, recursive=True))
 
 
 class SettingsReader:

@@ -27,6 +27,7 @@ from latchwork.jobs.options.settings import Settings
 from latchwork.jobs.outside.asking import ask_to_run, wait_for_runs
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.members import Member
@@ -70,7 +71,7 @@ class Control:
 
     def __init__(self, store: Store, *, namespace: str | None = None, by: str | None = None) -> None:
         check_store(store, "Control")
-        self._store = store.namespace(namespace) if namespace else store
+        self._store = cluster_store(store, namespace)
         self._by = by
 
     def settings(self) -> Settings:
@@ -174,7 +175,7 @@ class Control:
         with self._store.mirror(keys.assigned(node)) as share:
             share.wait_until(lambda state: not state, timeout_s)
         while True:
-            locks = lock_states(self._store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+            locks = lock_states(self._store)
             held = [state.name for state in locks if state.holder is not None and state.holder.label == node]
             if not held:
                 return
@@ -207,7 +208,7 @@ class Control:
             record.append(AuditRecord(job, item, before.token, str(before.holder), by, when, reason))
             return [Create(f"{AUDIT}/{at.timestamp():017.6f}-{uuid.uuid4().hex[:8]}", record[0].encode())]
 
-        before = force_release(self._store, name, also=written_down, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS)
+        before = force_release(self._store, name, also=written_down)
         if before is None:
             raise LockFree(f"the lock of item {item!r} of job {job} is free; nothing was changed")
         return record[0]

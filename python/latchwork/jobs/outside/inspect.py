@@ -11,6 +11,7 @@ from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes
@@ -228,8 +229,7 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         The state; None when there is no cluster here, not even a trace of one.
     """
     check_store(store, "inspect")
-    if namespace:
-        store = store.namespace(namespace)
+    store = cluster_store(store, namespace)
     alive = store.list(keys.ALIVE)
     pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
     registered = store.list(keys.WORKERS, recursive=True)
@@ -300,11 +300,11 @@ def _outcomes(store: Store) -> tuple[JobOutcome, ...]:
 
 def _locks(store: Store) -> tuple[LockView, ...]:
     found = []
-    for state in lock_states(store, owners_prefix=keys.OWNERS, locks_prefix=keys.LOCKS):
+    for state in lock_states(store):
         if state.holder is not None:
             try:
                 job, item = keys.split_lock_name(state.name)
             except ValueError:
-                continue  # a user's own lock in the same namespace
+                continue  # another program wrote it
             found.append(LockView(job, item, state.holder, state.token, state.since_s))
     return tuple(sorted(found, key=lambda lock: (lock.job, lock.item)))

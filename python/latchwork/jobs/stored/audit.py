@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from latchwork.errors import BadRecord
+from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
@@ -59,7 +60,7 @@ def decode_record(value: bytes) -> AuditRecord | None:
 
 def read_audit(store: Store) -> list[AuditRecord]:
     """The records, the oldest first."""
-    return [record for entry in store.list(AUDIT) if (record := decode_record(entry.value)) is not None]
+    return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
 
 
 def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:

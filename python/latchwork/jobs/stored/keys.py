@@ -1,4 +1,4 @@
-"""The keys of a job cluster: where everything lives, and how ids and work items become part of a key.
+"""The keys of a job cluster below ``@jobs``, and how ids and work items become part of a key; see ``cluster_store``.
 
 Nothing here touches the network.
 

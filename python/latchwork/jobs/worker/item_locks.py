@@ -76,14 +76,7 @@ class ItemLocks:
         session: Callable[[], Session | None] | None = None,
     ) -> None:
         self._store = store
-        self._keeper = LockKeeper(
-            store,
-            owners_prefix=keys.OWNERS,
-            locks_prefix=keys.LOCKS,
-            ttl_s=ttl_s,
-            owner_label=node_id,
-            session=session,
-        )
+        self._keeper = LockKeeper(store, ttl_s=ttl_s, owner_label=node_id, session=session)
         self._wake = wake
         self._mutex = mutex()
         self._waits: dict[tuple[str, str], Callable[[], None]] = {}

@@ -57,7 +57,7 @@ class Shift:
     """Runs tasks as long as one session lasts. Safe to share between threads.
 
     Args:
-        store: the store.
+        store: the store that tasks get.
         place: where the plans are.
         mirrors: of the records of plans, of the places of limited ones, and of who works; the worker's.
         way: how we work.
@@ -90,8 +90,8 @@ class Shift:
             label=way.label,
             clock=store.clock,
         )
-        self._commits = GroupCommit(store, label=way.label)
-        backlog = Backlog(store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
+        self._commits = GroupCommit(place.store, label=way.label)
+        backlog = Backlog(place.store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
         self.mates = Mates(place.keys, workers, session)

@@ -1,8 +1,10 @@
 """Persistent locks: they outlive their process and its session for a TTL, and one write renews any number of them.
 
-Keys:   owners/<uuid>     one per owner, used once; ttl, label, host and pid as JSON; rewritten every third of the TTL
-        locks/<name>      who holds it, as JSON; names may have several segments (``report/item-1``)
-Holder: the owner that ``locks/<name>`` names, until its own deadline: the send of its last confirmed renewal + TTL.
+Keys:   @locks/owners/<uuid>  one per owner, used once; TTL, label, host and pid; rewritten every third of the TTL
+        @locks/locks/<name>   who holds it; names may have several segments (``report/item-1``)
+Holder: the owner that the lock names, until its own deadline: the send of its last confirmed renewal + TTL.
+
+A keeper of another system, such as that of a job cluster, has ``owners/`` and ``locks/`` in the tree of that system.
 
 The decisions are in ``protocol``, their race analysis in docs/design/0006.
 """
@@ -35,8 +37,6 @@ class LockKeeper(Taker):
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
-        owners_prefix: where owners are kept; all that compete for the same locks must agree on both prefixes.
-        locks_prefix: where locks are kept.
         ttl_s: seconds that locks outlive the last renewal; less than 0.3 is raised to that, with a logged warning.
         owner_label: what others see when they ask who holds a lock.
         session: gives the session to share renewals with, None for none: its end tells newcomers, too, that we died.

@@ -1,7 +1,7 @@
 """One persistent lock: it outlives its process and its session for a TTL, then others may take it over.
 
-Keys:   locks/<name>      who holds it
-        owners/<uuid>     its owner, rewritten every third of the TTL
+Keys:   @locks/locks/<name>   who holds it
+        @locks/owners/<uuid>  its owner, rewritten every third of the TTL
 Holder: see ``keeper``; to hold many locks, share one keeper among them.
 """
 
@@ -19,7 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.outside import LockHolder, state_of
-from latchwork.primitives.persistent.protocol import LOCKS_PREFIX, OWNERS_PREFIX, raised_ttl_s
+from latchwork.primitives.persistent.protocol import raised_ttl_s
 from latchwork.primitives.persistent.table import LockTable
 from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -241,7 +241,7 @@ class PersistentLock(GuardsWork):
         """Who holds it as last written, this process included; None if nobody. Takes nothing."""
         if self._given is not None:
             return (await steps_of(self._given.state)(self.name)).holder
-        return (await state_of(LockTable(self._store, OWNERS_PREFIX, LOCKS_PREFIX), self.name)).holder
+        return (await state_of(LockTable(self._store), self.name)).holder
 
     def _refuse_closed(self) -> None:
         self._home.check()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
-from latchwork.primitives.persistent.protocol import FREE, LOCKS_PREFIX, OWNERS_PREFIX, LockRecord, OwnerRecord
+from latchwork.primitives.persistent.protocol import FREE, LockRecord, OwnerRecord
 from latchwork.primitives.persistent.table import LockTable, owner_of, owners_of
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
@@ -63,20 +63,16 @@ class LockState:
 
 
 @driven
-async def lock_states(
-    store: Store, *, below: str = "", owners_prefix: str = OWNERS_PREFIX, locks_prefix: str = LOCKS_PREFIX
-) -> list[LockState]:
+async def lock_states(store: Store, *, below: str = "") -> list[LockState]:
     """Every lock that was ever taken and not yet forgotten; takes nothing and needs no keeper.
 
     Args:
         store: where the locks are.
         below: only names below this one; "" for all.
-        owners_prefix: as given to the keepers.
-        locks_prefix: as given to the keepers.
     Returns:
         Sorted by name, one per lock, may be empty; free locks included. Not a snapshot.
     """
-    return await states_below(LockTable(store, owners_prefix, locks_prefix), below)
+    return await states_below(LockTable(store), below)
 
 
 @driven
@@ -85,8 +81,6 @@ async def force_release(
     name: str,
     *,
     also: Callable[[LockState], Sequence[Op]] = lambda _before: (),
-    owners_prefix: str = OWNERS_PREFIX,
-    locks_prefix: str = LOCKS_PREFIX,
 ) -> LockState | None:
     """Take a lock from its holder: for people who know that the holder does no harm any more.
 
@@ -95,45 +89,37 @@ async def force_release(
     Args:
         store: where the lock is.
         name: the lock's name.
-        also: gives operations for the same transaction, from the state before: a note of who did it, and why.
-        owners_prefix: as given to the keepers.
-        locks_prefix: as given to the keepers.
+        also: gives operations for the same transaction, from the state before: a note of who did it, and why. For the
+            systems of latchwork that keep locks in their own tree: the keys are relative to that.
     Returns:
         The state before; None when it was free, and nothing was done.
     Raises:
         Conflict: it changed hands at this very moment; look again.
     """
-    table = LockTable(store, owners_prefix, locks_prefix)
-    entry = await ask(store.get, table.lock_key(name))
+    table = LockTable(store)
+    entry = await ask(table.store.get, table.lock_key(name))
     before = next(iter(await states_of(table, [entry] if entry is not None else [])), None)
     if entry is None or before is None or before.holder is None:
         return None
-    await ask(store.commit, [At(entry)], [Put(entry.key, FREE), *also(before)])
+    await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *also(before)])
     _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
     return before
 
 
 @driven
-async def forget_free_locks(
-    store: Store,
-    *,
-    below: str = "",
-    owners_prefix: str = OWNERS_PREFIX,
-    locks_prefix: str = LOCKS_PREFIX,
-    at_most: int | None = None,
-) -> int:
+async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int:
     """Remove the records of locks that nobody holds, and return how many; they come back when the lock is taken.
 
     A keeper's ``sweep`` does so ten minutes after it first saw a lock free; this is for the end, when no keeper is
     left. A lock that is taken at this moment stays.
     """
-    table = LockTable(store, owners_prefix, locks_prefix)
+    table = LockTable(store)
     found = (await table.locks(below))[:at_most]
     names = {state.name for state in await states_of(table, found) if state.holder is None}
     free = [entry for entry in found if table.name_of(entry.key) in names]
     removed = 0
     for at in range(0, len(free), _TOGETHER):
-        removed += await _forget(store, free[at : at + _TOGETHER])
+        removed += await _forget(table.store, free[at : at + _TOGETHER])
     return removed
 
 

@@ -1,8 +1,8 @@
 """Decisions of the persistent TTL lock: pure. No I/O, no threads, no clock of their own.
 
-Keys:   <owners>/<uuid>         O: one per owner; renewed by rewriting it; a uuid is never used twice
-        <owners>/<uuid>/alive   its sign: bound to the session that O names, made with O and never again
-        <locks>/<name>          L: names its O, or nobody
+Keys:   owners/<uuid>         O: one per owner; renewed by rewriting it; a uuid is never used twice
+        owners/<uuid>/alive   its sign: bound to the session that O names, made with O and never again
+        locks/<name>          L: names its O, or nobody
 Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.lease.Lease``), and, while O names a
         session, a moment after the end of that (``grace_s``).
 Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it, or without its sign for
@@ -24,9 +24,9 @@ from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: Where owners and locks are kept unless a keeper is told otherwise.
-OWNERS_PREFIX = "owners"
-LOCKS_PREFIX = "locks"
+#: Owners and locks are below ``@locks``, or in the tree of a system that keeps its own.
+OWNERS = "owners"
+LOCKS = "locks"
 #: Shorter ones leave no time for a second renewal after a lost one.
 LEAST_TTL_S = 0.3
 #: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.

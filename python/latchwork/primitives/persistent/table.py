@@ -20,6 +20,8 @@ from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.interrupts import mutex
 from latchwork.primitives.persistent.protocol import (
     FREE,
+    LOCKS,
+    OWNERS,
     SIGN,
     Doubt,
     LockRecord,
@@ -31,10 +33,9 @@ from latchwork.primitives.persistent.protocol import (
     plan_adoption,
     sign_key,
 )
-from latchwork.primitives.waiting.common import check_name
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
-from latchwork.store.store import Store
+from latchwork.store.store import Store, system_namespace
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Exists, Op, Put
 
 #: Names that are read together; a transaction then takes as many of them as its limits allow.
@@ -46,27 +47,29 @@ _ROUNDS = 5
 
 
 class LockTable:
-    """Reads and writes ``<owners>/<uuid>``, their signs and ``<locks>/<name>``. Safe to share between threads."""
+    """Reads and writes ``owners/<uuid>``, their signs and ``locks/<name>``. Safe to share between threads.
 
-    def __init__(self, store: Store, owners_prefix: str, locks_prefix: str) -> None:
-        self.store = store
+    Attributes:
+        store: the namespace in which they are.
+    """
+
+    def __init__(self, store: Store) -> None:
         check_store(store, "a lock")
-        self.owners_prefix = check_name(owners_prefix, "owners prefix")
-        self.locks_prefix = check_name(locks_prefix, "locks prefix")
+        self.store = system_namespace(store, "locks")
         self._lock = mutex()
         self._sightings = Sightings()
 
     def lock_key(self, name: str) -> str:
         """The key of a lock."""
-        return f"{self.locks_prefix}/{name}"
+        return f"{LOCKS}/{name}"
 
     def name_of(self, key: str) -> str:
         """The name of the lock with this key."""
-        return key[len(self.locks_prefix) + 1 :]
+        return key[len(LOCKS) + 1 :]
 
     def owner_key(self, owner: str) -> str:
         """The key of an owner."""
-        return f"{self.owners_prefix}/{owner}"
+        return f"{OWNERS}/{owner}"
 
     def sign_key(self, owner: str) -> str:
         """The key of the sign of an owner."""
@@ -85,7 +88,7 @@ class LockTable:
         owners: list[tuple[str, Entry | None]] = []
         with self._lock:
             for key, entry in found:
-                owner, _, sign = key[len(self.owners_prefix) + 1 :].partition("/")
+                owner, _, sign = key[len(OWNERS) + 1 :].partition("/")
                 if not sign:
                     owners.append((owner, entry))
                 elif sign == SIGN and entry is not None:
@@ -132,8 +135,8 @@ class LockTable:
 
     async def silent_owners(self) -> list[tuple[str, Hashable]]:
         """Read all O: key and version of those that were seen unchanged for 2 of their TTLs."""
-        found = await ask(self.store.list, self.owners_prefix)
-        self._note([(entry.key, entry) for entry in found if entry.key.count("/") == self.owners_prefix.count("/") + 1])
+        found = await ask(self.store.list, OWNERS)
+        self._note([(entry.key, entry) for entry in found if entry.key.count("/") == 1])
         with self._lock:
             silent = self._sightings.silent_since(2.0, self.store.clock.now())
         return [(self.owner_key(owner), seen.version) for owner, seen in silent]
@@ -316,7 +319,7 @@ class LockTable:
 
     async def locks(self, below: str = "") -> list[Entry]:
         """Every L below a name, "" for all, sorted. Not a snapshot."""
-        prefix = self.lock_key(below) if below else self.locks_prefix
+        prefix = self.lock_key(below) if below else LOCKS
         found: list[Entry] = await ask(self.store.list, prefix, recursive=True)
         return found
 

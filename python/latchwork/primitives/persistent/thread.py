@@ -16,8 +16,7 @@ from latchwork.primitives.persistent.held import HeldLock, LockOwner
 from latchwork.primitives.persistent.outside import Sweeper
 from latchwork.primitives.persistent.protocol import (
     LEAST_TTL_S,
-    LOCKS_PREFIX,
-    OWNERS_PREFIX,
+    OWNERS,
     Doubt,
     OwnerRecord,
     raised_ttl_s,
@@ -48,15 +47,13 @@ class KeeperThread(Starts):
         self,
         store: Store,
         *,
-        owners_prefix: str = OWNERS_PREFIX,
-        locks_prefix: str = LOCKS_PREFIX,
         ttl_s: float = 10.0,
         owner_label: str = "",
         session: SessionOfTheMoment | None = None,
     ) -> None:
         self.ttl_s = raised_ttl_s(ttl_s, f"lock keeper {check_text(owner_label, 'owner_label')!r}")
-        self._store = store
-        self._table = LockTable(store, owners_prefix, locks_prefix)
+        self._table = LockTable(store)
+        self._store = self._table.store
         self._clock = store.clock
         self._sweeper = Sweeper(self._table)
         self._state = Holdings(store.clock)
@@ -96,7 +93,7 @@ class KeeperThread(Starts):
                 return
             mirror = self._mirror
             if mirror is None:
-                mirror = self._mirror = self._store.mirror(self._table.owners_prefix, wait=False)
+                mirror = self._mirror = self._store.mirror(OWNERS, wait=False)
                 mirror.on_change(self._owners_changed)
             runner = self._runner = object()
             self._background = Background(partial(self._run, runner), f"latchwork-locks-{self._record.label}")

@@ -41,7 +41,7 @@ class Crew:
         job: the job's name. It is created if there is none that runs; one that has ended, and that nobody is in any
             more, is replaced.
         order: what to run.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
     """
 
     def __init__(self, store: Store, job: str, order: Order, *, namespace: str = NAMESPACE) -> None:

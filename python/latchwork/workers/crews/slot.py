@@ -37,7 +37,7 @@ class Slot:
     Args:
         store: the store.
         job: the job's name.
-        namespace: the key below which all jobs are.
+        namespace: groups jobs: those of different namespaces may have the same name.
         run: of the job.
         order: what the crew runs.
         number: the slot's number on this host.

@@ -29,7 +29,7 @@ from latchwork.workflows.database.views.missing import missing
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.exchange import Result
 from latchwork.workflows.installation import check_pair, installation_of
-from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, x_of
+from latchwork.workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, workflows_store, x_of
 from latchwork.workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -208,7 +208,7 @@ class Doctor:
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._database = database
-        self._store = store
+        self._store = workflows_store(store)
         self._keys = keys or Keys()
         self._now = now
         self._wait = wait
@@ -278,7 +278,7 @@ class Doctor:
             if "/items/" in entry.key:
                 _note_item(entry, facts)
         self._of_shards(facts)
-        cluster = inspect(self._store.namespace(keys.cluster))
+        cluster = inspect(self._store, namespace=keys.cluster)
         facts.masters = sorted(cluster.nodes) if cluster is not None else ()
         for entry in self._store.list(keys.slots, recursive=True):
             name, _, kind = entry.key[len(keys.slots) + 1 :].partition("/")

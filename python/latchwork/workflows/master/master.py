@@ -22,7 +22,7 @@ from latchwork.workflows.database import Database
 from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import join_store
-from latchwork.workflows.keys import Keys, Order, shard_name
+from latchwork.workflows.keys import Keys, Order, shard_name, workflows_store
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.master import chores
 from latchwork.workflows.master.shard import POLL_S as SHARD_POLL_S
@@ -79,7 +79,7 @@ class Master:
         order: Order = "instance",
         lock_ttl_s: float = 10.0,
         poll_s: float = SHARD_POLL_S,
-        name: str = "workflows",
+        name: str = "default",
         observers: Iterable[Observer] = (),
         logs: LogStore | None = None,
         keep: chores.Retention | None = None,
@@ -88,7 +88,7 @@ class Master:
         alerts_every_s: float = POLL_S,
     ) -> None:
         self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
-        self._store = store
+        self._store = store = workflows_store(store)
         self._lock_ttl_s = lock_ttl_s
         self._observers = tuple(observers)
         self._logs = logs

@@ -25,7 +25,7 @@ from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.words import reason
 from latchwork.workflows.definitions.model import NAME_PATTERN
 from latchwork.workflows.home import Home as WorkflowsHome
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 from latchwork.workflows.logs import LogStore
 from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.types import TaskTypes
@@ -74,7 +74,7 @@ class Worker:
         options: how to run tasks.
         types: what can be run; ours and those that are installed by default.
         secrets: what this machine can tell; variables and installed packages by default.
-        root: the key below which the workflows are.
+        root: the name of the installation in the store.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Worker:
         options: WorkerOptions | None = None,
         types: TaskTypes | None = None,
         secrets: Secrets | None = None,
-        root: str = "workflows",
+        root: str = "default",
     ) -> None:
         check_store(store, "a worker")
         self.name = _default_name() if name is None else name
@@ -94,7 +94,7 @@ class Worker:
             raise ValueError(f"{self.name!r} is no name of a worker; use letters, digits, '_', '-' and '.'")
         self.options = options or WorkerOptions()
         self._work_dir = self.options.work_dir or WorkflowsHome.of().folder / "work"
-        self._store = store
+        self._store = workflows_store(store)
         self._keys = Keys(root)
         self._logs = logs
         self._types = types or TaskTypes()

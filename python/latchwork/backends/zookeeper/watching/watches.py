@@ -176,7 +176,7 @@ class WatchHub:
         self._kick()
 
     def _covering(self, key: str) -> list[ZooKeeperWatch]:
-        found = list(self._watches.get("", ()))
+        found = [] if key.startswith("@") else list(self._watches.get("", ()))
         end = len(key)
         while end > 0:
             found += self._watches.get(key[:end], ())
