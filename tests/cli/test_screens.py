@@ -22,6 +22,7 @@ import latchwork
 from latchwork.cli.main import application
 from latchwork.cli.text import Grid, Line, few
 from latchwork.jobs import Control
+from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import LeaderLatch, PersistentLock
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"
@@ -71,9 +72,10 @@ def hostile(cli):
     """A store file with all of it; the manager's ticket is there as long as the test."""
     file = cli.folder / "s.db"
     with latchwork.connect(f"sqlite:///{file}?root=app") as store:
+        cluster = cluster_store(store)
         for key, record in RECORDS.items():
-            store.put(key, json.dumps(record).encode())
-        with LeaderLatch(store, "leader", node_id=EVIL) as latch:
+            cluster.put(key, json.dumps(record).encode())
+        with LeaderLatch(cluster, "leader", node_id=EVIL) as latch:
             latch.wait(5)
             with sqlite3.connect(file) as raw:
                 columns = "root, key, token, created, owner, value"
@@ -146,7 +148,7 @@ def test_a_lock_of_a_dead_holder_is_not_held(cli, hostile):
 
 
 def test_a_lock_of_a_program_that_is_no_node_is_not_called_left(cli, hostile):
-    with latchwork.connect(hostile) as store, PersistentLock(store, "nightly"):
+    with latchwork.connect(hostile) as store, PersistentLock(cluster_store(store), "nightly"):
         assert re.search(
             r"\nlocks of processes that are no nodes: 1 \(\S+:\d+ 1\)\n", cli("status", "--url", hostile).out
         )
@@ -220,7 +222,7 @@ def test_a_shell_completes_commands_and_options(cli):
 def test_a_shell_completes_the_ids_of_jobs_but_none_that_it_would_run(cli, tmp_path):
     url = f"sqlite:///{tmp_path}/jobs.db"
     with latchwork.connect(url) as store:
-        store.put("settings/jobs/~root", b'{"enabled": true}')
+        cluster_store(store).put("settings/jobs/~root", b'{"enabled": true}')
         for job in ("report", "rebuild", "backup"):
             Control(store).enable(job)
 

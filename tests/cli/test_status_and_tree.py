@@ -9,6 +9,7 @@ import pytest
 import latchwork
 from backends_table import ONE_OF_EACH_KIND
 from latchwork.jobs import Cron, FixedDelay, Job, JobManager, Threads
+from latchwork.jobs.stored import cluster_store
 
 
 def job(items=("east", "north", "south", "west")):
@@ -194,7 +195,7 @@ def test_status_defuses_control_characters_that_somebody_stored(cli):
         "ttl_s": 1,
     }
     with latchwork.connect(url) as store:
-        store.put("alive/n1", json.dumps(member).encode())
+        cluster_store(store).put("alive/n1", json.dumps(member).encode())
     done = cli("status", "--url", url)
     assert done.code == 0, done.err
     assert "\x1b" not in done.out

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import latchwork
 from latchwork import BadRecord, LatchworkError, Put, WaitTimeout
 from latchwork.jobs import Control, FixedDelay, Job, JobManager, Threads, inspect, read_audit
+from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import (
     Barrier,
     Counter,
@@ -28,6 +29,7 @@ from latchwork.primitives import (
     Sequence,
 )
 from latchwork.primitives.persistent.outside import lock_states
+from latchwork.store import system_namespace
 from levels import LONG
 from patience import eventually
 from security.stored import PARTS, spoilt
@@ -109,6 +111,7 @@ def keys_of(store):
 
 def use_beside(store, name, nth, spoil):
     """Use a primitive of which the nth stored record is another value; False when it has no such record."""
+    store = system_namespace(store, "locks") if name == "persistent lock" else store
     store.delete_tree("")
     with ExitStack() as stack:
 
@@ -175,8 +178,9 @@ def test_what_is_no_item_of_a_queue_is_a_dead_letter_and_the_next_item_is_taken(
 def test_a_lock_whose_owner_is_no_segment_of_a_key_does_not_stop_the_sweep_of_others(store):
     with closing(PersistentLock(store, "good", ttl_s=5)) as lock:
         lock.acquire(5)
+        locks = system_namespace(store, "locks")
         for number, owner in enumerate(["a b", "../x", "x" * 500, "a/b/", "\u202e"]):
-            store.put(f"locks/bad{number}", json.dumps({"owner": owner, "nonce": "n"}).encode())
+            locks.put(f"locks/bad{number}", json.dumps({"owner": owner, "nonce": "n"}).encode())
         held = [state.name for state in lock_states(store) if state.holder is not None]
         assert held == ["good"]
 
@@ -219,7 +223,7 @@ BAD = {
 
 def test_a_cluster_with_a_bad_record_of_every_kind_still_gives_each_item_to_a_node(store):
     items = [f"i{number:02}" for number in range(12)]
-    seen = {}
+    seen, cluster = {}, cluster_store(store)
 
     def node(node_id):
         def run(context):
@@ -244,16 +248,16 @@ def test_a_cluster_with_a_bad_record_of_every_kind_still_gives_each_item_to_a_no
         eventually(lambda: shares("n1", "n2"))
         for key, value in BAD.items():
             if key != "workers/evil3/available/j":  # it would have its part of the items, and run none
-                store.put(key, value)
+                cluster.put(key, value)
         stack.callback(node("n3").start().close)
         eventually(lambda: (found := shares("n1", "n2", "n3")) and all(found.values()))
         state = inspect(store)
         assert {"evil", "evil2", "evil3"} <= state.nodes.keys()
         Control(store).settings()
         assert read_audit(store) == []
-        store.put("workers/evil3/available/j", b"")
+        cluster.put("workers/evil3/available/j", b"")
         one.close()
-        store.delete("alive/evil3")
+        cluster.delete("alive/evil3")
         seen.clear()
         eventually(lambda: (found := shares("n2", "n3")) and all(found.values()))
         eventually(lambda: seen.keys() == set(items))

@@ -91,7 +91,7 @@ def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to
 ):
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
-    init = f"workers/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
+    init = f"default/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
     assert eventually(lambda: store.list(init))
     die(a)  # nobody waits there any more
     with pytest.raises(LatchworkError):

@@ -21,6 +21,7 @@ from latchwork.apps.demo.view import NodeProgress, Progress, View
 from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError
+from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import LeaderLatch
 from latchwork.store import Mirror, Store, connect
 from latchwork.types import Entry
@@ -108,7 +109,7 @@ class _Demo:
         self._items = items
         self._processes = processes
         self._view = view
-        self._latch = LeaderLatch(store, _LEADER, node_id="demo")  # never joins: it only tells who leads
+        self._latch = LeaderLatch(cluster_store(store), _LEADER, node_id="demo")  # never joins: it only tells who leads
         self._began_s = SYSTEM_CLOCK.now()
         self._leader: str | None = None
         self._leader_s: float | None = None
@@ -228,6 +229,7 @@ def _remove(url: str, root: str, name: str, view: View) -> None:
     """Remove a demo's root and all below it, when nobody uses it any more."""
     try:
         with connect(url, root=root) as store:
+            cluster_store(store).delete_tree("")
             store.delete_tree("")
         with connect(url) as above:  # what the backend kept for itself below that root is an ordinary key from here
             above.delete_tree(name)
