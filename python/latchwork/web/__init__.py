@@ -6,6 +6,7 @@ work without JavaScript; what is vendored in ``static`` is all that a browser lo
 
 from latchwork.web.app import Link, Site, make_app
 from latchwork.web.bars import Bar, Bars, shares
+from latchwork.web.connections import ConnectionLimits
 from latchwork.web.drawings import BACK, BOTH, graph_svg
 from latchwork.web.forms import Field, FormInvalid, fields_of, values_of
 from latchwork.web.identity import Accounts, Identity, Role, SignedIn
@@ -13,7 +14,7 @@ from latchwork.web.live import Hub, aside
 from latchwork.web.pages import Pages
 from latchwork.web.passwords import check_password, digest_of, hash_password, new_secret
 from latchwork.web.problems import Problem
-from latchwork.web.server import HttpServer, listening
+from latchwork.web.server import HttpServer, listening, tls_context
 from latchwork.web.tries import TooManyTries, Tries
 from latchwork.web.who import Who, may_still, who
 
@@ -23,6 +24,7 @@ __all__ = [
     "Accounts",
     "Bar",
     "Bars",
+    "ConnectionLimits",
     "Field",
     "FormInvalid",
     "HttpServer",
@@ -48,6 +50,7 @@ __all__ = [
     "may_still",
     "new_secret",
     "shares",
+    "tls_context",
     "values_of",
     "who",
 ]

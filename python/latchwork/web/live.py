@@ -8,6 +8,7 @@ database, or a disk of logs, that is slow holds up streams, and no page.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -16,12 +17,15 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from latchwork.interrupts import mutex
+from latchwork.web.connections import half_of_the_files
 from latchwork.web.problems import Problem
 
 T = TypeVar("T")
 _PERIOD_S = 1.0
 _PING_S = 15.0
 _MOST_LISTENERS = 500
+#: Of them, those of one account.
+_MOST_OF_ONE = 50
 #: Whether a listener still may listen is asked so often, while something is told.
 _ASK_S = 3.0
 _THREADS = 8
@@ -35,15 +39,22 @@ class Hub:
         look: the present fingerprint of each topic, any value that differs once something changed; blocks, and may
             raise: then nothing has changed.
         period_s: seconds between two looks.
+        max_listeners: streams at a time. Default 500, or half of the connections of a server if those are fewer.
     """
 
-    def __init__(self, look: Callable[[Iterable[str]], Mapping[str, Any]], period_s: float = _PERIOD_S) -> None:
+    def __init__(
+        self,
+        look: Callable[[Iterable[str]], Mapping[str, Any]],
+        period_s: float = _PERIOD_S,
+        max_listeners: int | None = None,
+    ) -> None:
         self._look = look
+        self._max_listeners = min(_MOST_LISTENERS, half_of_the_files() // 2) if max_listeners is None else max_listeners
         self._period_s = period_s
         self._mutex = mutex()
         self._looking = mutex()
         self._topics: dict[str, int] = {}
-        self._listeners = 0
+        self._listeners: Counter[str] = Counter()
         self._seen: dict[str, Any] = {}
         self._seen_at = float("-inf")
         self._closed = False
@@ -56,31 +67,32 @@ class Hub:
     @property
     def listeners(self) -> int:
         """How many streams are open, of whatever kind."""
-        return self._listeners
+        return self._listeners.total()
 
     def close(self) -> None:
         """End all streams, within a period. Twice is fine."""
         self._closed = True
 
     async def opened(
-        self, chunks: AsyncGenerator[bytes, None], still: Callable[[], Awaitable[bool]]
+        self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        """A stream of one listener, which ends soon after they may listen no more.
+        """Return a stream of one listener, which ends soon after its account may listen no more.
 
         Args:
-            chunks: what they are told; closed with the stream.
-            still: whether they may listen; asked before something is told, every few seconds at most.
+            chunks: what is sent; closed with the stream.
+            account: name of the account that listens.
+            still: whether it may listen; called before something is sent, every few seconds at most.
         Raises:
-            Problem: too many listen already; before anything was told.
+            Problem: this account, or all together, have too many streams; before anything was sent.
         """
-        made = self._lent(chunks, still)
+        made = self._lent(chunks, account, still)
         first = await anext(made)  # what is refused is refused before the answer begins
         return _after(first, made)
 
     async def _lent(
-        self, chunks: AsyncGenerator[bytes, None], still: Callable[[], Awaitable[bool]]
+        self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes, None]:
-        self._enter()
+        self._enter(account)
         try:
             async with aclosing(chunks):
                 asked_at = time.monotonic()
@@ -91,7 +103,7 @@ class Hub:
                         asked_at = time.monotonic()
                     yield chunk
         finally:
-            self._leave()
+            self._leave(account)
 
     async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
         """An event ``change`` whenever the topic did, comments meanwhile."""
@@ -138,17 +150,20 @@ class Hub:
                 self._seen = {each: self._seen.get(each) for each in topics}  # nothing has changed, as far as we know
             self._seen_at = time.monotonic()
 
-    def _enter(self) -> None:
+    def _enter(self, account: str) -> None:
+        retry = {"Retry-After": "60"}
         with self._mutex:
-            if self._listeners >= _MOST_LISTENERS:
-                raise Problem(
-                    503, "too many pages listen already; reload this one by hand", headers={"Retry-After": "60"}
-                )
-            self._listeners += 1
+            if self._listeners[account] >= _MOST_OF_ONE:
+                what = f"your account has {_MOST_OF_ONE} live pages open, which is the most; close some of them"
+                raise Problem(429, what, headers=retry)
+            if self._listeners.total() >= self._max_listeners:
+                raise Problem(503, "too many live pages are open on this server; reload this page later", headers=retry)
+            self._listeners[account] += 1
 
-    def _leave(self) -> None:
+    def _leave(self, account: str) -> None:
         with self._mutex:
-            self._listeners -= 1
+            self._listeners[account] -= 1
+            self._listeners += Counter()  # drops accounts without a stream
 
     def _forget(self, topic: str) -> None:
         with self._mutex:

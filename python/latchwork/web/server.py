@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from latchwork.errors import LatchworkError
+from latchwork.web.connections import ConnectionLimits, LimitedConnections
 
 _START_S = 30.0
 _STOP_S = 5.0
@@ -25,6 +28,8 @@ class HttpServer:
         taken: the address, from ``listening``, where it was taken before there was an app; then ours to close.
         trusted_proxies: addresses and networks whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed. By
             default nobody's: any client can send them.
+        limits: how many connections there may be, and how slow.
+        tls: certificate and key for HTTPS, from ``tls_context``. None: plain HTTP.
     Raises:
         LatchworkError: the address cannot be bound.
     """
@@ -37,12 +42,19 @@ class HttpServer:
         *,
         taken: socket.socket | None = None,
         trusted_proxies: Sequence[str] = (),
+        limits: ConnectionLimits | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
         self._socket = listening(host, port) if taken is None else taken
         self.host, self.port = self._socket.getsockname()[:2]
+        self._scheme = "http" if tls is None else "https"
+        limits = limits or ConnectionLimits()
+        limits.prepare(self._socket)
         config = uvicorn.Config(
             app,
+            loop="asyncio",  # uvloop reads the first bytes of a handshake before `start_tls` can
+            http=LimitedConnections(limits, tls),  # type: ignore[arg-type]
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
@@ -60,7 +72,7 @@ class HttpServer:
     def url(self) -> str:
         """Where it is, as a browser on this machine writes it."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - only compared
-        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     def start(self) -> None:
         """Serve from now on; requests that come earlier wait in the socket."""
@@ -84,6 +96,34 @@ class HttpServer:
             raise
         finally:
             self._ended.set()
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the TLS settings of a server: TLS 1.2 or later, with the certificate chain and its key.
+
+    Args:
+        certificate: PEM file with the certificate, followed by those of the authorities between it and a root.
+        key: PEM file with the private key, without a passphrase.
+    Raises:
+        LatchworkError: a file is missing, is not PEM, needs a passphrase, or the two do not belong together.
+    """
+
+    def no_passphrase() -> str:
+        raise LatchworkError(f"the key {key} has a passphrase; give a key without one, readable for this user alone")
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    for each in (certificate, key):
+        if not each.is_file():
+            raise LatchworkError(f"there is no file {each}; give the PEM files of certificate and key")
+    try:
+        context.load_cert_chain(certificate, key, no_passphrase)
+    except ssl.SSLError as error:
+        why = error.reason or str(error)
+        raise LatchworkError(f"{certificate} and {key} are no certificate with its key in PEM: {why}") from None
+    except OSError as error:
+        raise LatchworkError(f"cannot read {error.filename or certificate}: {error.strerror}") from None
+    return context
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -134,7 +134,7 @@ def test_changes_are_told_no_more_soon_after(server, seeds, hub, reader, end, to
 
 
 def test_one_stream_too_many_is_refused_with_when_to_come_back(server, seeds, hub, monkeypatch):
-    monkeypatch.setattr(live, "_MOST_LISTENERS", 2)
+    monkeypatch.setattr(hub, "_max_listeners", 2)
     _, path, _ = a_log(seeds)
     admin = bearer(seeds.tokens["admin"])
     with ExitStack() as stack:
@@ -144,8 +144,22 @@ def test_one_stream_too_many_is_refused_with_when_to_come_back(server, seeds, hu
             with pytest.raises(urllib.error.HTTPError) as refused:
                 Stream(server, each, admin)
             assert (refused.value.code, refused.value.headers["Retry-After"]) == (503, "60")
-            assert "too many pages listen" in json.load(refused.value)["detail"]
+            assert "too many live pages are open on this server" in json.load(refused.value)["detail"]
         assert hub.listeners == 2
+
+
+def test_one_account_cannot_take_the_streams_of_others(server, seeds, hub, reader, monkeypatch):
+    monkeypatch.setattr(live, "_MOST_OF_ONE", 2)
+    admin = bearer(seeds.tokens["admin"])
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(Stream(server, "/api/v1/events", admin))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            Stream(server, "/api/v1/events", admin)
+        assert (refused.value.code, refused.value.headers["Retry-After"]) == (429, "60")
+        assert "your account has 2 live pages open" in json.load(refused.value)["detail"]
+        stack.enter_context(Stream(server, "/api/v1/events", reader[2]))
+        assert hub.listeners == 3
 
 
 def test_a_look_for_streams_that_hangs_holds_up_no_page(server, seeds, hub, monkeypatch):
@@ -157,6 +171,7 @@ def test_a_look_for_streams_that_hangs_holds_up_no_page(server, seeds, hub, monk
         return dict.fromkeys(topics, 0)
 
     monkeypatch.setattr(hub, "_look", hang)
+    monkeypatch.setattr(live, "_MOST_OF_ONE", 100)
     admin = bearer(seeds.tokens["admin"])
     with ExitStack() as stack:
         stack.callback(go.set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
@@ -239,7 +240,8 @@ async def stream_log(*, request: Request, who: Who, attempt_id: AttemptId, offse
     found = await logs.find_later(parts, who, attempt_id)
     live: Hub = request.app.state.site.live
     chunks = logs.follow(parts, found, offset, lambda: live.closed)
-    stream = await live.opened(chunks, lambda: may_still(request, lambda now: logs.find(parts, now, attempt_id)))
+    may_read = partial(may_still, request, lambda now: logs.find(parts, now, attempt_id))
+    stream = await live.opened(chunks, who.name, may_read)
     return StreamingResponse(stream, media_type="text/event-stream")
 
 

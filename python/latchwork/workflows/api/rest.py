@@ -76,7 +76,7 @@ async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern
             find(parts, now, int(topic.partition(":")[2]))
 
     await run_in_threadpool(look, who)
-    stream = await live.opened(live.changes(topic), lambda: may_still(request, look))
+    stream = await live.opened(live.changes(topic), who.name, lambda: may_still(request, look))
     return StreamingResponse(stream, media_type="text/event-stream")
 
 

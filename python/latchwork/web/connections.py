@@ -1,0 +1,183 @@
+"""Limits that keep slow and half-open connections from using up a server.
+
+A connection has a deadline while the head of a request comes in, and another one for its body. The number of
+connections stays below the file limit of the process: when it is reached, a new connection takes the place of the one
+that has waited longest without a complete request, and is refused where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: Half of the files of a process are for databases, stores and logs.
+_MOST_CONNECTIONS = 2_000
+
+
+def half_of_the_files() -> int:
+    """Return how many connections a server has at most: half of the files that this process may open, up to 2,000."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(_MOST_CONNECTIONS, files // 2))
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What a server grants the connections of its clients.
+
+    Attributes:
+        max_connections: connections at a time. Default half of the process's limit of open files, at most 2,000.
+        head_timeout_s: seconds in which the head of a request has to come.
+        body_timeout_s: seconds in which its body has to come.
+        unread_timeout_s: seconds that a client may leave sent data unread, or its machine unreachable. Linux only.
+    """
+
+    max_connections: int = field(default_factory=half_of_the_files)
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    unread_timeout_s: float = 30.0
+
+    def prepare(self, listener: socket.socket) -> None:
+        """Set what connections inherit from the socket that accepts them."""
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.unread_timeout_s * 1000))
+
+
+class LimitedConnections:
+    """Makes the connections of one server, all under the same limits. Used in the server's event loop.
+
+    Args:
+        limits: the limits.
+        tls: certificate and key, for HTTPS. None: plain HTTP.
+    """
+
+    def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
+        self.limits = limits
+        self.tls = tls
+        self._open = 0
+        self._incomplete: dict[LimitedConnection, None] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> LimitedConnection:
+        """Return a protocol for one connection, as uvicorn asks for it."""
+        return LimitedConnection(self, *args, **kwargs)
+
+    def admit(self) -> bool:
+        """Count a new connection, after closing the oldest incomplete one if there are too many; False: no room."""
+        if self._open >= self.limits.max_connections:
+            oldest = next(iter(self._incomplete), None)
+            if oldest is None:
+                return False
+            oldest.drop()
+        self._open += 1
+        return True
+
+    def release(self) -> None:
+        """Count a connection no longer."""
+        self._open -= 1
+
+    def note(self, connection: LimitedConnection, is_incomplete: bool) -> None:
+        """Note whether a connection waits for the rest of a request. The first noted is the first to be dropped."""
+        if is_incomplete:
+            self._incomplete.setdefault(connection)
+        else:
+            self._incomplete.pop(connection, None)
+
+
+class LimitedConnection(H11Protocol):
+    """One connection, which is closed when a request takes too long to arrive.
+
+    It is counted before the TLS handshake, and its first deadline covers the handshake too.
+    """
+
+    def __init__(self, owner: LimitedConnections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owner = owner
+        self._is_counted = False
+        self._awaited: Any = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._handshake: asyncio.Task[None] | None = None  # kept, or it may be collected
+        self._has_begun = False
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count a new connection, or refuse it."""
+        self.transport = transport
+        self._is_counted = self._owner.admit()
+        if not self._is_counted:
+            transport.abort()
+            return
+        self._watch()
+        if self._owner.tls is None:
+            self._begin(transport)
+        else:
+            self._handshake = self.loop.create_task(self._encrypt(transport, self._owner.tls))
+
+    async def _encrypt(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
+        try:
+            encrypted = await self.loop.start_tls(plain, self, context, server_side=True)
+        except OSError:  # no TLS, or closed before its end
+            self.drop()
+            return
+        if encrypted is None:
+            self._leave()
+        else:
+            self._begin(encrypted)
+            if self._early:
+                self.data_received(b"".join(self._early))
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._has_begun = True
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        if not self._has_begun:
+            self._early.append(data)  # decrypted before the handshake was noticed to be over
+            return
+        super().data_received(data)
+        if self._is_counted:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that has ended."""
+        self._leave()
+        if self._has_begun:  # else it was refused, or never got through its handshake
+            super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once, whatever it was about to send."""
+        self._leave()
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Start the deadline of what the client has to send next; an earlier one for the same thing goes on."""
+        state = self.conn.their_state
+        awaited = state if state in (h11.IDLE, h11.SEND_BODY) else None
+        if awaited is self._awaited:
+            return
+        self._cancel()
+        self._awaited = awaited
+        if awaited is not None:
+            limits = self._owner.limits
+            delay_s = limits.head_timeout_s if awaited is h11.IDLE else limits.body_timeout_s
+            self._deadline = self.loop.call_later(delay_s, self.drop)
+        self._owner.note(self, awaited is not None)
+
+    def _leave(self) -> None:
+        self._cancel()
+        if self._is_counted:
+            self._is_counted = False
+            self._owner.note(self, False)
+            self._owner.release()
+
+    def _cancel(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
