@@ -527,7 +527,9 @@ class Backlog:
         self, letter: str, *, checks: collections.abc.Sequence[Check] = (), ops: collections.abc.Sequence[Op] = ()
     ) -> None: ...
     async def find(self, lane: str, shelf: str, item_id: str) -> BacklogItem | None: ...
+    async def find_all(self, keys: collections.abc.Sequence[str]) -> list[BacklogItem | None]: ...
     async def holder(self, item: BacklogItem) -> Ticket | None: ...
+    async def holders(self, items: collections.abc.Sequence[BacklogItem]) -> list[Ticket | None]: ...
     async def items(self, lane: str | None = None, limit: int = 100) -> list[BacklogItem]: ...
     def key(self, lane: str, shelf: str, item_id: str) -> str: ...
     async def lanes(self) -> list[str]: ...
@@ -723,8 +725,6 @@ class LockKeeper:
         self,
         store: Store,
         *,
-        owners_prefix: str = "owners",
-        locks_prefix: str = "locks",
         ttl_s: float = 10.0,
         owner_label: str = "",
         session: Callable[[], Session | None] | None = None,
@@ -806,7 +806,7 @@ class Executor:
     def __init__(
         self,
         store: Store,
-        name: str = "executor",
+        name: str = "default",
         *,
         functions: Functions = ...,
         codec: Codec | None = None,
@@ -884,25 +884,11 @@ class Pipeline:
     ) -> asyncio.Future[Committed]: ...
 
 async def force_release(
-    store: Store,
-    name: str,
-    *,
-    also: Callable[[LockState], collections.abc.Sequence[Op]] = ...,
-    owners_prefix: str = "owners",
-    locks_prefix: str = "locks",
+    store: Store, name: str, *, also: Callable[[LockState], collections.abc.Sequence[Op]] = ...
 ) -> LockState | None: ...
-async def forget_free_locks(
-    store: Store,
-    *,
-    below: str = "",
-    owners_prefix: str = "owners",
-    locks_prefix: str = "locks",
-    at_most: int | None = None,
-) -> int: ...
+async def forget_free_locks(store: Store, *, below: str = "", at_most: int | None = None) -> int: ...
 async def list_groups(store: Store, prefix: str = "") -> list[str]: ...
-async def lock_states(
-    store: Store, *, below: str = "", owners_prefix: str = "owners", locks_prefix: str = "locks"
-) -> list[LockState]: ...
+async def lock_states(store: Store, *, below: str = "") -> list[LockState]: ...
 
 class _Connecting:
     def __await__(self) -> Generator[Any, None, Store]: ...
