@@ -27,6 +27,7 @@ BAD_KEYS = [
     "a*",
     "@w/x",
     "@",
+    "a/@inner",
 ]
 
 
@@ -142,7 +143,7 @@ def test_a_sequential_key_has_room_for_its_suffix(store):
 
 def test_every_allowed_character_and_length_can_be_stored_and_listed(store):
     alphabet = string.ascii_letters + string.digits + "._-~%@:+=,"
-    keys = sorted({f"k{char}" for char in alphabet} | {"x" * 120, "...", "a@b", "%2F", "a/@inner"})
+    keys = sorted({f"k{char}" for char in alphabet} | {"x" * 120, "...", "a@b", "%2F"})
     for key in keys:
         store.put(key, key.encode())
     assert [entry.key for entry in store.list("", recursive=True)] == keys

@@ -125,15 +125,16 @@ class Scope:
         Raises:
             InvalidKey: the prefix is no key, or leaves no room.
         """
-        return self._inner(validate_key(prefix))
+        return self._with_prefix(self.key(prefix))
 
     def system(self, name: str) -> Scope:
         """The scope of one of latchwork's systems in this one; this one itself if it is inside a system already."""
         is_inside = self.prefix.startswith("@") or "/@" in self.prefix
-        return self if is_inside else self._inner(f"@{name}")
+        return self if is_inside else self._with_prefix(self.absolute(f"@{name}"))
 
-    def _inner(self, prefix: str) -> Scope:
-        return Scope(_with_room(self.absolute(prefix), MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS))
+    @staticmethod
+    def _with_prefix(prefix: str) -> Scope:
+        return Scope(_with_room(prefix, MAX_PREFIX_CHARS, MAX_PREFIX_SEGMENTS))
 
     def key(self, key: str) -> str:
         """A caller's key below the root, validated.
