@@ -170,3 +170,25 @@ class ReentrantCall(LatchworkError):
 
     Set a flag there, and make the call when the thread has returned.
     """
+
+
+# One rule for operations of several calls.
+
+_NOT_APPLIED = (Unavailable, QuotaExceeded, AuthenticationFailed, PermissionDenied)
+
+
+def after_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
+    """Return the error with which an operation ends: ``error``, or an ``OutcomeUnknown`` in its place.
+
+    An operation that reads or retries after ``OutcomeUnknown`` may meet an error that says "not applied". That is true
+    of the last call only, and would invite the caller to repeat what may have been done.
+
+    Args:
+        error: the last error.
+        unknown: the unknown outcome that the operation met before; None if there was none.
+    """
+    if unknown is None or not isinstance(error, _NOT_APPLIED):
+        return error
+    made = OutcomeUnknown(f"{unknown}; after that: {error}")
+    made.__cause__ = error
+    return made

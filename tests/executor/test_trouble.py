@@ -12,7 +12,7 @@ import pytest
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
-from latchwork.errors import QuotaExceeded, SessionLost
+from latchwork.errors import OutcomeUnknown, QuotaExceeded, SessionLost
 from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks, revive_task
 from latchwork.primitives import Backlog
 from latchwork.store import system_namespace
@@ -305,6 +305,27 @@ def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(runners, 
     give_room()
     others_end(pool)
     assert starts(store, "never") == []
+
+
+def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it_looks(
+    runners, pools, connect, store, monkeypatch
+):
+    runners(own_store=True)
+    mine = connect()
+    pool = pools(store=mine)
+    others_end(pool)
+    commit, left = mine.commit, [OutcomeUnknown("cut"), QuotaExceeded("no room")]
+
+    def lossy(checks, ops):
+        if len(left) == 2:
+            commit(checks, ops)
+        if left:
+            raise left.pop(0)
+        return commit(checks, ops)
+
+    monkeypatch.setattr(mine, "commit", lossy)
+    pool.submit(mark, "once").result(PATIENCE_S)
+    assert len(starts(store, "once")) == 1
 
 
 def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, connect, store, eventually, monkeypatch):

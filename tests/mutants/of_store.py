@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mutants.defect import Defect, of
 
+LOST = "a_call_never_says_not_applied_after_a_write_whose_answer_was_lost"
+
 DEFECTS = (
     Defect(
         "Session",
@@ -259,5 +261,21 @@ DEFECTS = (
         "        refuse_inside()\n",
         "",
         of("store/reentrant", "a_call_while_its_thread_holds_a_mutex_is_refused_without_effect", on="mutex-put"),
+    ),
+    Defect(
+        "Store",
+        "a call says that nothing was done after the answer to its write was lost, in a thread",
+        "store/steps.py",
+        "                    unknown = raised if isinstance(raised, OutcomeUnknown) else unknown\n",
+        "",
+        of("store/lost_answers", LOST, on="Backlog.put-thread"),
+    ),
+    Defect(
+        "Store",
+        "a call says that nothing was done after the answer to its write was lost, in an event loop",
+        "store/driving/loop.py",
+        "            if isinstance(raised, OutcomeUnknown):\n",
+        "            if False:\n",
+        of("store/lost_answers", LOST, on="Backlog.put-loop"),
     ),
 )

@@ -236,7 +236,7 @@ DEFECTS = (
         "a unit that cannot be written fails all that go with it",
         "tasks/group_commit.py",
         "        if len(units) > 1:\n            await self._one_by_one(units)\n"
-        "        else:\n            _fail(units[0], error)\n",
+        "        else:\n            _fail(units[0], _certain(units[0], error))\n",
         "        for unit in units:\n            _fail(unit, error)\n",
         of("tasks/group_commit", "a_unit_that_cannot_be_written_fails_alone_among_others", on="memory"),
     ),

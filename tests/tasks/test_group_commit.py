@@ -15,6 +15,7 @@ from latchwork.errors import (
     InvalidKey,
     LockLost,
     OutcomeUnknown,
+    QuotaExceeded,
     Unavailable,
     UserCodeFailed,
     ValueTooLarge,
@@ -283,6 +284,21 @@ def test_a_unit_is_given_up_when_its_time_is_over(counted):
         (error,) = results([commits.submit([], [Create("k/1", b"")], never, timeout_s=0.5)])
         assert isinstance(error, Unavailable)
         assert time.monotonic() - begun < 20
+
+
+def test_a_unit_that_may_have_landed_is_unknown_though_its_last_try_was_refused(counted, monkeypatch):
+    counted.add(Fault("cut_before", op="*", key="k/*"))
+    commit, calls = counted.commit, []
+
+    def full(checks, ops):
+        calls.append(ops)
+        if len(calls) > 1:
+            raise QuotaExceeded("no room")
+        return commit(checks, ops)
+
+    monkeypatch.setattr(counted, "commit", full)
+    with GroupCommit(counted) as commits:
+        assert [type(each) for each in results([commits.submit([], [Create("k/1", b"")], never)])] == [OutcomeUnknown]
 
 
 def test_what_landed_raises_is_the_answer(store):

@@ -31,7 +31,7 @@ from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
 from latchwork.primitives import BacklogClaim, BacklogItem, Share
 from latchwork.store import Backoff, Mirror
-from latchwork.store.steps import Pause, Signal, called, driven, steps_of
+from latchwork.store.steps import Pause, Signal, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
     Call,
@@ -293,7 +293,7 @@ class PlanHooks(FeederHooks):
         begun = self._begun.get(claim, Begun())
         if not found or found[0].record.state is not TaskState.READY:
             if begun.child is not None:
-                await called(self._children.drop, *begun.child)
+                await self._children.drop(*begun.child)
             return await self._end_task(claim, plan_id, name, outcome)
         try:
             child = begun.child or await self._children.written(plan_id, plan, found[0], outcome.instead)

@@ -73,8 +73,9 @@ class Plans:
         draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s, max_parallel))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
-    def _start(self, draft: Draft) -> PlanHandle:
-        start_draft(self._place, draft)
+    @driven
+    async def _start(self, draft: Draft) -> PlanHandle:
+        await start_draft(self._place, draft)
         return self.get(draft.id)
 
     def get(self, plan_id: str) -> PlanHandle:

@@ -7,13 +7,14 @@ has lost an answer finds what is its own, and goes on with it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.interrupts import Finally
 from latchwork.plans.builder import Draft
 from latchwork.plans.errors import WrongState
 from latchwork.plans.place import Place, now_ms
@@ -22,7 +23,7 @@ from latchwork.plans.running.removing import remove_now
 from latchwork.plans.states import Edit
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
-from latchwork.store.steps import called, run
+from latchwork.store.steps import Begun, OnInterrupt, ask, steps_of
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: So many of its transactions are on their way at a time.
@@ -31,12 +32,13 @@ _IN_FLIGHT = 16
 _TRIES = 5
 
 
-def start_draft(place: Place, draft: Draft) -> None:
+async def start_draft(place: Place, draft: Draft) -> None:
     """Store a draft and start it. Again after an error: it goes on with what is there.
 
     Raises:
         WrongState: there is a plan of its id.
-        Unavailable, OutcomeUnknown: it is not known to run; nothing of it runs unless all of it is stored.
+        Unavailable: it does not run.
+        OutcomeUnknown: it is not known to run; nothing of it runs unless all of it is stored.
         Conflict: it was swept meanwhile, because our session had ended; start it again.
     """
     options = draft.options
@@ -50,25 +52,23 @@ def start_draft(place: Place, draft: Draft) -> None:
         tasks=len(draft.calls),
         nonce=draft.nonce,
     )
-    done: list[bool] = []
-    with Finally(partial(_unless_done, place, draft, done)):
-        if write_draft(place, draft.id, plan, draft.records(), session=place.store.session) is not None:
-            try:
-                _start(place, draft.id, draft.nonce)
-            except LatchworkError:
-                drop_draft(place, draft.id, draft.nonce)
-                done.append(False)
-                raise
-        done.append(True)
+    await OnInterrupt(partial(_drop_later, place, draft))
+    session = await ask(place.store.primary_session)
+    if await write_draft(place, draft.id, plan, draft.records(), session=session) is None:
+        return
+    try:
+        await _start(place, draft.id, draft.nonce)
+    except Exception:
+        await drop_draft(place, draft.id, draft.nonce)
+        raise
 
 
-def _unless_done(place: Place, draft: Draft, done: list[bool]) -> None:
+def _drop_later(place: Place, draft: Draft) -> None:
     """After an interrupt: delete the draft, in the background. One that is started stays, and is found again."""
-    if not done:
-        Background(partial(called, drop_draft, place, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
+    Background(partial(drop_draft, place, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
-def write_draft(
+async def write_draft(
     place: Place,
     plan_id: str,
     plan: PlanRecord,
@@ -87,19 +87,20 @@ def write_draft(
         session: what the draft lives by.
         checks: must hold when it is begun.
     """
-    begun = _begin(place, plan_id, plan, session, checks)
+    begun = await _begin(place, plan_id, plan, session, checks)
     if begun is None:
         return None
     entry, is_new = begun
     try:
-        _write(place, place.edges.built(plan_id, _stored(place, plan_id, tasks).items()), is_new=is_new)
-    except LatchworkError:
-        drop_draft(place, plan_id, plan.nonce)
+        stored = await _stored(place, plan_id, tasks)
+        await _write(place, place.edges.built(plan_id, stored.items()), is_new=is_new)
+    except Exception:
+        await drop_draft(place, plan_id, plan.nonce)
         raise
     return entry
 
 
-def _begin(
+async def _begin(
     place: Place, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
 ) -> tuple[Entry, bool] | None:
     """Its record as it is stored, and whether nothing else of it can be; None if it is no draft any more."""
@@ -107,20 +108,22 @@ def _begin(
     trouble: LatchworkError = OutcomeUnknown(f"whether plan {plan_id!r} was begun is not known; start it again")
     for _ in range(_TRIES):
         try:
-            return store.commit([*edit.checks, *checks], edit.ops).entries[0], True
+            done: Committed = await ask(store.commit, [*edit.checks, *checks], edit.ops)
         except Conflict as error:
             if any(each in error.failed for each in checks):
                 raise
         except OutcomeUnknown as error:
             trouble = error
-        entry = store.get(place.keys.plan(plan_id))
+        else:
+            return done.entries[0], True
+        entry = await ask(store.get, place.keys.plan(plan_id))
         if entry is None:
             continue
         found = _own(plan_id, entry, plan.nonce)
         if found.state is not PlanState.DRAFT:
             return None
         try:  # of a try before this one: our key may be of a session that has ended
-            store.commit([At(entry)], [Put(place.keys.draft(plan_id), b"", session)])
+            await ask(store.commit, [At(entry)], [Put(place.keys.draft(plan_id), b"", session)])
         except (Conflict, OutcomeUnknown) as error:
             trouble = error
         else:
@@ -140,42 +143,47 @@ def _own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     return found
 
 
-def _stored(place: Place, plan_id: str, tasks: Mapping[str, TaskRecord]) -> dict[str, TaskRecord]:
+async def _stored(place: Place, plan_id: str, tasks: Mapping[str, TaskRecord]) -> dict[str, TaskRecord]:
     """With large arguments elsewhere."""
-    return {
-        name: task
-        if len(task.args) <= INLINE_ARGS
-        else replace(task, args=b"", args_at=place.blobs.write(plan_id, task.args))
-        for name, task in tasks.items()
-    }
+    stored: dict[str, TaskRecord] = {}
+    for name, task in tasks.items():
+        stored[name] = task
+        if len(task.args) > INLINE_ARGS:
+            at = await steps_of(place.blobs.write)(plan_id, task.args)
+            stored[name] = replace(task, args=b"", args_at=at)
+    return stored
 
 
-def _write(place: Place, edits: list[Edit], *, is_new: bool) -> None:
-    flying: list[tuple[Edit, Future[Committed]]] = []
-    with place.store.pipeline() as pipeline:
+async def _write(place: Place, edits: list[Edit], *, is_new: bool) -> None:
+    flying: deque[tuple[Edit, Future[Committed]]] = deque()
+    try:
         for edit in edits:
             if len(flying) >= _IN_FLIGHT:
-                _settle(place, *flying.pop(0))
+                await _settle(place, *flying.popleft())
             ops = edit.ops if is_new else [_overwriting(op) for op in edit.ops]
-            flying.append((edit, pipeline.commit(edit.checks, ops)))
+            flying.append((edit, place.store.begin("commit", edit.checks, ops)))
         while flying:
-            _settle(place, *flying.pop(0))
+            await _settle(place, *flying.popleft())
+    finally:
+        for _, future in flying:
+            with suppress(LatchworkError):
+                await Begun(future)
 
 
-def _settle(place: Place, edit: Edit, future: Future[Committed]) -> None:
+async def _settle(place: Place, edit: Edit, future: Future[Committed]) -> None:
     try:
-        future.result()
+        await Begun(future)
     except OutcomeUnknown:  # the same once more, whether it has landed or not: nobody else writes these keys
-        place.store.commit(edit.checks, [_overwriting(op) for op in edit.ops])
+        await ask(place.store.commit, edit.checks, [_overwriting(op) for op in edit.ops])
 
 
 def _overwriting(op: Op) -> Op:
     return Put(op.key, op.value) if isinstance(op, Create) else op
 
 
-def _start(place: Place, plan_id: str, nonce: str) -> None:
+async def _start(place: Place, plan_id: str, nonce: str) -> None:
     while True:
-        entry = place.store.get(place.keys.plan(plan_id))
+        entry = await ask(place.store.get, place.keys.plan(plan_id))
         if entry is None:
             raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
         plan = _own(plan_id, entry, nonce)
@@ -183,26 +191,26 @@ def _start(place: Place, plan_id: str, nonce: str) -> None:
             return
         edit = place.edges.started(plan_id, entry, plan, now_ms())
         try:
-            place.store.commit(edit.checks, edit.ops)
+            await ask(place.store.commit, edit.checks, edit.ops)
         except OutcomeUnknown:
             continue
         except Conflict:
-            now = place.store.get(entry.key)
+            now = await ask(place.store.get, entry.key)
             if now is None or now.version == entry.version:  # our key is gone
                 raise
             continue  # the one before, whose answer was lost, has landed meanwhile
         return
 
 
-def drop_draft(place: Place, plan_id: str, nonce: str) -> None:
+async def drop_draft(place: Place, plan_id: str, nonce: str) -> None:
     """Delete what was written of a draft, if that is possible now; else it is swept.
 
     Its record says so first: a start that is on its way yet is refused by that.
     """
     try:
-        entry = place.store.get(place.keys.plan(plan_id))
+        entry = await ask(place.store.get, place.keys.plan(plan_id))
         plan = None if entry is None else PlanRecord.of(entry.value)
         if entry is not None and plan is not None and plan.state is PlanState.DRAFT and plan.nonce == nonce:
-            run(remove_now(place, plan_id, entry, plan))
+            await remove_now(place, plan_id, entry, plan)
     except LatchworkError:
         return

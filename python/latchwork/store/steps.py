@@ -22,7 +22,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.errors import LatchworkError, ReentrantCall
+from latchwork.errors import LatchworkError, OutcomeUnknown, ReentrantCall, after_unknown
 from latchwork.interrupts import Attempt, Driven, Event, once_left
 
 P = ParamSpec("P")
@@ -98,6 +98,9 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
     What it notes with ``OnInterrupt`` goes to the attempt. A call in a signal handler that is refused half-way is
     undone like one that is interrupted, once its thread has left what it is inside of.
+
+    Once a step has ended with ``OutcomeUnknown``, the protocol fails with no error that says "not applied"; see
+    ``after_unknown``. Event loops keep the same rule.
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
@@ -125,6 +128,7 @@ def _name_of(steps: Steps[object]) -> str:
 
 def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None) -> T:
     answer: Any = None
+    unknown: OutcomeUnknown | None = None
     try:
         while True:
             try:
@@ -134,12 +138,13 @@ def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None
             except BaseException as raised:
                 if getcoroutinestate(steps) != CORO_CLOSED:
                     error = raised
+                    unknown = raised if isinstance(raised, OutcomeUnknown) else unknown
                 elif isinstance(raised, StopIteration):
                     return cast("T", raised.value)
                 else:
-                    raise
+                    raise after_unknown(raised, unknown)  # noqa: B904 - it has its cause
     finally:
-        error = None  # its traceback holds this frame
+        error = unknown = None  # their tracebacks hold this frame
 
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
@@ -303,6 +308,24 @@ class Ask(Step[T]):
     def late(self) -> T:
         """No answer in time."""
         raise self.asked.late(self._call.__name__, self._args)
+
+
+class Begun(Step[T]):
+    """A call that was begun before, as one of many in flight: ``await Begun(future)``. The store keeps its time."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[T]) -> None:
+        super().__init__()
+        self._future = future
+
+    def block(self) -> T:
+        """Wait in this thread."""
+        return self._future.result()
+
+    def begin(self) -> Future[T]:
+        """Wait without blocking."""
+        return self._future
 
 
 def unknown(name: str, args: tuple[Any, ...]) -> str | None:

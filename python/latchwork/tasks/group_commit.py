@@ -178,7 +178,7 @@ class GroupCommit:
         if len(units) > 1:
             await self._one_by_one(units)
         else:
-            _fail(units[0], error)
+            _fail(units[0], _certain(units[0], error))
 
     async def _one_by_one(self, units: list[Unit]) -> None:
         """Each alone: one that cannot be written must not be what the others fail by."""
@@ -211,7 +211,12 @@ class GroupCommit:
             over = units if now >= self._ends_at else [unit for unit in units if unit.until <= now]
             self._waiting[:0] = [unit for unit in units if unit not in over]
         for unit in over:
-            _fail(unit, OutcomeUnknown(str(error)) if unit.is_doubtful else error)
+            _fail(unit, _certain(unit, error))
+
+
+def _certain(unit: Unit, error: Exception) -> Exception:
+    """The error of a unit whose last try failed so: it says nothing of the tries before."""
+    return OutcomeUnknown(str(error)) if unit.is_doubtful else error
 
 
 def _prefix_of(store: Store) -> str:

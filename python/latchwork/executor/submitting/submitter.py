@@ -165,8 +165,8 @@ class Submitter:
                 await self._trouble(batch, error, backoff)
 
     async def _trouble(self, batch: Sequence[TaskTicket], error: Exception, backoff: Backoff) -> None:
-        """What could not be stored is tried again, unless no other try mends it."""
-        if isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
+        """Retry the tasks that could not be stored, unless they certainly are not, and the error is permanent."""
+        if self._doubts or isinstance(error, (Unavailable, OutcomeUnknown, SessionLost)):
             _log.info("executor %s: %d tasks wait to be stored: %s", self._keys.name, len(batch), error)
             line = self._line
             if isinstance(error, SessionLost) and line is not None and line.session.remaining_s() > 0.0:

@@ -13,14 +13,13 @@ from dataclasses import replace
 from latchwork.errors import LatchworkError
 from latchwork.plans.errors import ChildPlanFailed
 from latchwork.plans.place import Place, now_ms
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.running.child_plan import read_spec
 from latchwork.plans.running.waking import read_child
 from latchwork.plans.states import Edit
 from latchwork.plans.writing import drop_draft, write_draft
 from latchwork.primitives import BacklogClaim, BacklogItem
 from latchwork.store import Session
-from latchwork.store.steps import called
 from latchwork.tasks import Outcome, Payloads
 from latchwork.types import At, Entry, Exists, Put
 
@@ -53,13 +52,10 @@ class Children:
         read = read_spec(spec, (plan_id, task.name), plan.depth + 1)
         child_id = f"{task.name[:40]}-{uuid.uuid4().hex[:16]}"
         there = Exists(task.entry.key)  # not under a plan that is being removed
-        entry = await called(self._write, child_id, read.plan, read.tasks, there)
+        entry = await write_draft(self._place, child_id, read.plan, read.tasks, session=self._session, checks=(there,))
         if entry is None:
             raise LatchworkError(f"the child plan {child_id!r} of task {task.name!r} was started by somebody else")
         return child_id, entry
-
-    def _write(self, child_id: str, plan: PlanRecord, tasks: dict[str, TaskRecord], there: Exists) -> Entry | None:
-        return write_draft(self._place, child_id, plan, tasks, session=self._session, checks=(there,))
 
     def begun(self, task: Task, child_id: str, draft: Entry) -> Edit:
         """The child is started, and the task waits for it. The caller adds the end of its claim."""
@@ -67,9 +63,9 @@ class Children:
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
         return Edit([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
 
-    def drop(self, child_id: str, draft: Entry) -> None:
-        """A draft that will not be started."""
-        drop_draft(self._place, child_id, PlanRecord.of(draft.value).nonce)
+    async def drop(self, child_id: str, draft: Entry) -> None:
+        """Delete a draft that will not be started."""
+        await drop_draft(self._place, child_id, PlanRecord.of(draft.value).nonce)
 
     # End
 

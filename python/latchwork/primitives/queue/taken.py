@@ -13,7 +13,7 @@ from contextlib import closing
 from enum import Enum
 from functools import partial
 
-from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
 from latchwork.interrupts import Itself
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
@@ -154,6 +154,14 @@ class Taken(GuardsWork):
 
     async def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
         self._home.check()
+        try:
+            await self._try_to_end(ops, checks, timeout_s)
+        except OwnershipLost as error:
+            if not self._is_doubtful:
+                raise
+            raise OutcomeUnknown(str(error)) from error
+
+    async def _try_to_end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
         if self._is_over or self._session.remaining_s() <= 0.0:
             raise self._lost()
         patience = Patience(self._store.clock, timeout_s)
@@ -170,7 +178,7 @@ class Taken(GuardsWork):
     def _finish(self) -> None:
         """It has come to its end, by our own doing."""
         self._is_over = True
-        self._is_ending = False
+        self._is_ending = self._is_doubtful = False
         self._end_ownership()
 
     def _be_unsure(self) -> None:
@@ -210,6 +218,8 @@ class Taken(GuardsWork):
         if standing is Standing.GONE and self._is_doubtful and self._session.remaining_s() > 0.0:
             return
         self._is_over = True
+        if standing is Standing.REMOVED:  # our end would have taken the claim along
+            self._is_doubtful = False
         self._end_ownership()
         raise self._lost(standing) from error
 
@@ -221,4 +231,6 @@ class Taken(GuardsWork):
     def _lost(self, standing: Standing = Standing.GONE) -> LockLost:
         if standing is Standing.REMOVED:
             return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
+        if self._is_doubtful:
+            return LockLost(f"{self._what} is not ours any more, and whether we had ended it cannot be found out")
         return LockLost(f"{self._what} is not ours any more, nothing was changed; whoever has it now will end it")

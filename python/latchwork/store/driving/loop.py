@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from latchwork.backends.futures import call_at_once
 from latchwork.callers import Caller, acting
+from latchwork.errors import OutcomeUnknown, after_unknown
 from latchwork.interrupts import Attempt
 from latchwork.store.driving.room import Room
 from latchwork.store.steps import Ask, Step, Steps
@@ -172,6 +173,7 @@ class Drive(Generic[T]):
         "_note",
         "_step",
         "_steps",
+        "_unknown",
     )
 
     def __init__(self, steps: Steps[T], attempt: Attempt, caller: Caller, *, clean_up_s: float | None = None) -> None:
@@ -180,6 +182,7 @@ class Drive(Generic[T]):
         self._caller = caller
         self._answer: Any = None
         self._error: BaseException | None = None
+        self._unknown: OutcomeUnknown | None = None
         self._step: Step[Any] | None = None
         self._future: Future[Any] | None = None
         self._cleaning_until = None if clean_up_s is None else time.monotonic() + clean_up_s
@@ -195,6 +198,7 @@ class Drive(Generic[T]):
                 if self._step is None:
                     ended, value = self._send()
                     if ended:
+                        self._unknown = None
                         return cast("T", value)
                 step = self._step
                 assert step is not None
@@ -216,9 +220,12 @@ class Drive(Generic[T]):
                 self._take(future, step)
         except Leave:
             raise  # who drives it on raises the error in the protocol, if that was not done yet
-        except BaseException:
-            self._error = None  # its traceback holds this frame
-            raise
+        except BaseException as error:
+            unknown, self._error, self._unknown = self._unknown, None, None  # their tracebacks hold this frame
+            try:
+                raise after_unknown(error, unknown)
+            finally:
+                unknown = None
 
     async def go_on(self) -> None:
         """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""
@@ -290,6 +297,8 @@ class Drive(Generic[T]):
                 self._answer = step.late()
         except BaseException as raised:
             self._error = raised
+            if isinstance(raised, OutcomeUnknown):
+                self._unknown = raised
 
     async def _until(self, arrivals: Arrivals, future: Future[Any], step: Step[Any]) -> None:
         """Wait until the future has ended or the step's time is over."""
