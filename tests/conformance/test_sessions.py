@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 
 import pytest
 
@@ -191,6 +192,18 @@ def test_a_ttl_that_is_no_time_is_refused(store):
     for ttl_s in (0, -1.0):
         with pytest.raises(ValueError, match="ttl_s"):
             store.open_session(ttl_s)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+@pytest.mark.parametrize("below", ["k/below", "k/far/below"])
+def test_a_commit_that_binds_a_key_and_writes_below_it_is_refused_at_once(store, was_there, below):
+    if was_there:
+        store.put("k", b"1")
+    began = time.monotonic()
+    with pytest.raises(InvalidKey, match=f"{below}.*below 'k'"):
+        store.commit([], [Put("k", b"2", store.session), Put(below, b"")])
+    assert time.monotonic() - began < 2.0  # others keep trying until the call timeout, of 10 s
+    assert store.get(below) is None
 
 
 def test_a_ttl_below_the_least_is_raised_with_a_warning(store, caplog):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork.backends.base import MAX_VALUE_BYTES, Capability
-from latchwork.errors import TransactionTooLarge, ValueTooLarge
+from latchwork.errors import InvalidKey, TransactionTooLarge, ValueTooLarge
 from latchwork.types import Absent, Delete, Op, SessionAlive, SimpleCheck
 
 
@@ -37,6 +37,7 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
 
     Raises:
         ValueError: a key is written twice, or two sessions are used.
+        InvalidKey: a key is written below one that the transaction binds to a session.
         ValueTooLarge: one value is too large.
         TransactionTooLarge: too many checks, operations or bytes.
     """
@@ -56,6 +57,8 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
     if len(sessions) > 1:
         msg = f"two sessions in one transaction ({', '.join(sorted(sessions))}); use one transaction for each"
         raise ValueError(msg)
+    if sessions:
+        _check_leaves(ops)
     for count, limit, what in (
         (len(checks), capability.max_txn_checks, "checks"),
         (len(ops), capability.max_txn_ops, "operations"),
@@ -64,3 +67,14 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
         if count > limit:
             msg = f"the transaction has {count:,} {what}, the limit of {capability.name} is {limit:,}; split it"
             raise TransactionTooLarge(msg)
+
+
+def _check_leaves(ops: Sequence[Op]) -> None:
+    """Refuse a key below a session-bound one; what the store has of either is up to the backend."""
+    written = [op for op in ops if not isinstance(op, Delete)]
+    leaves = tuple(f"{op.key}/" for op in written if op.session is not None)
+    for op in written:
+        if op.key.startswith(leaves):
+            leaf = next(leaf for leaf in leaves if op.key.startswith(leaf))[:-1]
+            msg = f"{op.key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
+            raise InvalidKey(msg)

@@ -180,6 +180,7 @@ class Store:
         Raises:
             Conflict: a check did not hold, or a key to be created exists; ``failed`` names at least one.
             TransactionTooLarge, ValueTooLarge: before any I/O.
+            InvalidKey: a key is written below one that is bound to a session, here or before.
             ValueError: a key is written twice, or two sessions are used.
         """
         return self._answers.write(self._calls.commit(checks, ops), f"commit of {len(ops)} operations")

@@ -12,7 +12,7 @@ Compares of a transaction (all must hold):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -33,7 +33,7 @@ from latchwork.backends.etcd.writing.conditions import (
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
 from latchwork.backends.outcomes import describe
-from latchwork.errors import InvalidKey, SessionLost
+from latchwork.errors import SessionLost
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
 #: Operations, each put counted twice, whose puts and the reads of what they found stand side by side; of more, each put
@@ -63,7 +63,7 @@ class Commit:
         """The transaction that was sent last.
 
         Raises:
-            InvalidKey, SessionLost, ValueError: see ``Compiler.commit``.
+            SessionLost, ValueError: see ``Compiler.commit``.
         """
         if self._txn is None:
             self._txn = self._compiler.commit(self._checks, self._ops, self._ended)
@@ -124,7 +124,6 @@ class Compiler:
             ended: sessions that were closed here.
             learned: leases of keys seen by an earlier try.
         Raises:
-            InvalidKey: within the transaction a key is written below one that it binds to a session.
             SessionLost: an operation's session was closed here.
         """
         learned = {} if learned is None else learned
@@ -187,7 +186,7 @@ class Compiler:
     def _leaf_conditions(
         self, checks: Sequence[SimpleCheck], ops: Sequence[Op], written: list[str], bound: list[str]
     ) -> list[Condition]:
-        """Session-bound keys are leaves: in this transaction, and with what is there already.
+        """Session-bound keys are leaves, also with what is there already; the store has looked at the operations.
 
         A key that a check shows to exist has no bound ancestor, because binding one would have found it.
         """
@@ -197,8 +196,6 @@ class Compiler:
         for key in written:
             if key not in known:
                 above.update(dict.fromkeys(self._ancestors(key)))
-        if bound and len(written) > 1:
-            _refuse_within(written, frozenset(bound), self._ancestors)
         for gone in deleted:
             above.pop(gone, None)
         conditions = [condition for key in above for condition in self._unbound(key)]
@@ -285,16 +282,6 @@ def _committed(specs: Sequence[_Spec], facts: Sequence[tuple[int, int]], revisio
         version = VersionKey(revision)
         entries.append(Entry(op.key, op.value, version, revision, created or revision, owner_of(spec.lease)))
     return Committed(revision if entries or deleted else 0, tuple(entries), tuple(deleted))
-
-
-def _refuse_within(written: Sequence[str], bound: frozenset[str], above: Callable[[str], Sequence[str]]) -> None:
-    for parent in dict.fromkeys(key.rpartition("/")[0] for key in written):
-        for leaf in above(f"{parent}/"):
-            if leaf in bound:
-                key = next(each for each in written if each.startswith(f"{parent}/"))
-                raise InvalidKey(
-                    f"{key!r} is below {leaf!r}, which the same transaction binds to a session; move one of them"
-                )
 
 
 def _remember(cache: dict[str, Any], name: str, value: Any) -> None:
