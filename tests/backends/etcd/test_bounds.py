@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.backends.etcd.writing import sequences
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import LatchworkError, SessionLost, Unavailable
+from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.types import Put
 from latchwork_testbed.proxy import Proxy
 from latchwork_testbed.servers import EtcdServer
@@ -79,3 +79,19 @@ def test_a_call_waits_for_a_login_that_others_wait_for_no_longer_than_its_own_de
         assert not patient.done()
         proxy.release()
         assert patient.result(20) is None
+
+
+def test_a_call_waits_for_earlier_writes_to_be_settled_no_longer_than_its_own_deadline(slow, root, opened):
+    backend = opened(f"etcd://{slow.endpoint}/{root}?call_timeout_s=1")
+    backend.commit([], [Put("warm", b"up")]).result(5)
+    slow.drop("answers")
+    for future in [backend.commit([], [Put(f"k{number}", b"")]) for number in range(10)]:
+        assert isinstance(future.exception(5), OutcomeUnknown)
+    slow.release()
+    slow.delay(0.25, "answers")  # each is settled by itself: 2.5 s for all
+    took_s = []
+    while backend._settling.unsettled:
+        called = SYSTEM_CLOCK.now()
+        backend.get("k", stale_ok=False).exception(15)
+        took_s.append(SYSTEM_CLOCK.now() - called)
+    assert max(took_s) < 1.8

@@ -106,7 +106,6 @@ def test_session_bound_keys_are_leaves_also_in_the_middle_of_a_transaction(backe
         [Create("a/leaf/x/y", b"", session)],
         [Put("b", b"", session)],
         [Put("b/c", b"", session)],
-        [Put("n", b"", session), Put("n/x", b"")],
     ):
         with pytest.raises(InvalidKey):
             backend.commit([], ops).result(5)

@@ -225,7 +225,20 @@ class Link:
             with self._lock:
                 if refreshing.done():
                     self._refreshing = None
-        return refreshing if deadline is None or refreshing.done() else self._in_time(refreshing, deadline)
+        if deadline is None or refreshing.done():
+            return refreshing
+        return self.in_time(refreshing, deadline, f"log in {self._url.user!r}")
+
+    def in_time(self, shared: Future[T], deadline: float, what: str) -> Future[T]:
+        """A future that ends as one that others wait for too, or with ``Unavailable`` when our deadline comes first."""
+        ours: Future[T] = Outcome()
+
+        def give_up() -> None:
+            reject(ours, Unavailable(f"etcd did not {what} in time; try again"))
+
+        chain(shared, ours)
+        self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
+        return ours
 
     def failed(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
@@ -296,17 +309,6 @@ class Link:
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
-
-    def _in_time(self, shared: Future[None], deadline: float) -> Future[None]:
-        """A future that ends as the shared one, or with ``Unavailable`` when the deadline comes first."""
-        ours: Future[None] = Outcome()
-
-        def give_up() -> None:
-            reject(ours, Unavailable(f"etcd did not log in {self._url.user!r} in time; try again"))
-
-        chain(shared, ours)
-        self.timer.call_later(max(deadline - self.clock.now(), 0.0), give_up)
-        return ours
 
     def _authenticate(self) -> Steps[None]:
         try:

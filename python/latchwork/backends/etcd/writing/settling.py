@@ -107,7 +107,7 @@ class Settling:
             if self._slots.closing:
                 raise Closed("the store was closed; open a new one")
             try:
-                yield self._recover()
+                yield self._link.in_time(self._recover(), deadline, "settle earlier writes")
             except Unavailable:
                 if self._link.clock.now() + _PROBE_S >= deadline:
                     raise
