@@ -76,8 +76,10 @@ class Terminal:
         url = self.url(words)
         if url.startswith("sqlite:///"):
             url = url.replace("sqlite:///", f"sqlite:///{self._folder}/")
-        with latchwork.connect(url) as store, store.mirror("alive") as alive:
-            alive.wait_until(lambda now: f"alive/{node}" in now and b"ready" in now[f"alive/{node}"].value, WAIT_S)
+        with latchwork.connect(url) as store, store.mirror("@jobs/alive") as alive:
+            alive.wait_until(
+                lambda now: f"@jobs/alive/{node}" in now and b"ready" in now[f"@jobs/alive/{node}"].value, WAIT_S
+            )
 
 
 class Reader:

@@ -99,6 +99,22 @@ def test_clusters_of_two_namespaces_and_of_the_root_know_nothing_of_each_other(u
         assert list(inspect(store.namespace("alive")).nodes) == ["n2"]
 
 
+@pytest.mark.parametrize("namespace", [None, "blue"])
+def test_a_run_writes_below_the_root_or_namespace_of_its_job_manager(url, namespace):
+    def count(context):
+        for item in context.work_share:
+            context.store.commit([context.fence(item)], [Put(f"counts/{item}", b"1")])
+
+    job = Job("crawl", work_pool=["a", "b"], run=count, initial_delay_s=0)
+    prefix = f"{namespace}/counts" if namespace else "counts"
+    with (
+        latchwork.connect(url) as store,
+        store.mirror(prefix) as counts,
+        JobManager(store, "n1", job, namespace=namespace),
+    ):
+        counts.wait_until(lambda found: set(found) == {f"{prefix}/a", f"{prefix}/b"}, 20)
+
+
 @pytest.mark.parametrize("key", ["@jobs/alive/n1", "blue/@jobs/leader/t1", "@locks/locks/a", "x/@anything"])
 def test_a_user_can_write_no_key_of_a_system(url, key):
     with latchwork.connect(url) as store:

@@ -85,7 +85,7 @@ class JobContext:
 
     @property
     def store(self) -> Store:
-        """The store of the cluster, for reading and for fenced writes; it is shared, do not close it.
+        """The store of the job manager, in its namespace if it has one, for reads and fenced writes. Do not close it.
 
         For the time of this run only: no call waits longer than its locks last, and once they are lost every call
         raises ``LockLost``; see ``Store.within``.

@@ -260,7 +260,8 @@ class JobManager:
             self._owned = connect(self._store_or_url)
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
-        self._store = cluster_store(store, self._namespace)
+        context_store = store.namespace(self._namespace) if self._namespace else store
+        self._store = cluster_store(context_store)
         self._settings.start(self._store)
         worker = Worker(
             self._store,
@@ -270,6 +271,7 @@ class JobManager:
             observers=self._observers,
             on_turn=self._reporter.turned,
             session=self._newest_session,
+            context_store=context_store,
         )
         # The jobs that it has and cannot run are told too, so that the cluster knows of them.
         own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}

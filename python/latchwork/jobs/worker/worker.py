@@ -62,8 +62,10 @@ class Worker:
         observers: Observers[Observer] = NOBODY,
         on_turn: OnTurn = lambda _job, _turn: None,
         session: Callable[[], Session | None] | None = None,
+        context_store: Store,
     ) -> None:
         self._store = store
+        self._context_store = context_store
         self._clock = store.clock
         self._node_id = node_id
         self._wake = threading.Event()
@@ -368,7 +370,7 @@ class Worker:
                 node_id=self._node_id,
                 remaining_s=locks.remaining_s,
                 fence=locks.fence,
-                store=self._store.within(locks.remaining_s),
+                store=self._context_store.within(locks.remaining_s),
                 clock=self._clock,
                 fire_time_s=fire_time_s,
             ),
