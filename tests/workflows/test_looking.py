@@ -5,7 +5,7 @@ from latchwork.workflows.exchange import Result
 from latchwork.workflows.master.inputs import MOST_RESULTS, Looking
 from latchwork.workflows.state import Outcome
 
-PREFIX = "workflows/shards/0"
+PREFIX = "default/shards/0"
 
 
 def result_of(task, token=9):

@@ -103,7 +103,7 @@ def test_secret_reaches_the_task_and_nothing_that_is_kept(store, logs, worker):
     assert found.outcome is Outcome.SUCCESS
     assert found.outputs == {"found": "***"}
     assert log_of(logs, found).startswith("password: ***\n")
-    assert b"hunter2" not in b"".join(entry.value for entry in store.list("workflows", recursive=True))
+    assert b"hunter2" not in b"".join(entry.value for entry in store.list(KEYS.name, recursive=True))
 
 
 def test_secret_that_is_missing_fails_the_task_and_says_where_to_put_it(store, logs, worker):
@@ -467,7 +467,7 @@ def _no_space(_self):
 
 
 def test_worker_says_what_it_is(store, logs, worker):
-    (member,) = store.list("workflows/workers/members")
+    (member,) = store.list(f"{KEYS.workers}/members")
     about = json.loads(member.value)
     assert "default" in json.dumps(about)
     assert "shell" in json.dumps(about)
@@ -484,7 +484,7 @@ def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(s
     xs = [shell(store, n, script, lane="default~db", values={"f": str(tmp_path)}) for n in range(1, 11)]
     assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
     assert max(int(line) for line in (tmp_path / "seen").read_text().split()) <= 2
-    eventually(lambda: store.children("workflows/slots/db") == ["size"], what="free slots")
+    eventually(lambda: store.children(f"{KEYS.slots}/db") == ["size"], what="free slots")
     for each in workers:
         each.close()
 
@@ -500,7 +500,7 @@ def test_group_that_is_made_larger_is_used_at_once_and_plain_tasks_pass_a_full_o
     assert store.get(KEYS.running(0, second)) is None
     store.put(KEYS.group_size("db"), b"2")
     running(store, second)
-    assert sorted(store.children("workflows/slots/db")) == ["0", "1", "size"]
+    assert sorted(store.children(f"{KEYS.slots}/db")) == ["0", "1", "size"]
     (tmp_path / "go").touch()
     assert result(store, second).outcome is Outcome.SUCCESS
     made.close()

@@ -17,7 +17,7 @@ from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.policies import groups
 from latchwork.workflows.installation import initialize, join_store
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 from latchwork.workflows.logs import open_logs
 from latchwork_testbed.postgres import PostgresServer
 from patience import Deadline
@@ -119,7 +119,7 @@ class Storm:
     def _begin(self, opened):
         """Join the pair, and write the workflows."""
         initialize(self.database, shards=4)
-        self.store = opened.enter_context(latchwork.connect(self.stage.url(ROOT)))
+        self.store = workflows_store(opened.enter_context(latchwork.connect(self.stage.url(ROOT))))
         logs = open_logs(self.folder / "logs")
         logs.mark(join_store(self.database, self.store, self.keys).id)
         with self.database.write() as connection:
