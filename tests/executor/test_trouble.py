@@ -311,7 +311,7 @@ def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it
     runners, pools, connect, store, monkeypatch
 ):
     runners(own_store=True)
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     others_end(pool)
     commit, left = mine.commit, [OutcomeUnknown("cut"), QuotaExceeded("no room")]
@@ -325,7 +325,7 @@ def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it
 
     monkeypatch.setattr(mine, "commit", lossy)
     pool.submit(mark, "once").result(PATIENCE_S)
-    assert len(starts(store, "once")) == 1
+    assert (len(starts(store, "once")), left) == (1, [])
 
 
 def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, connect, store, eventually, monkeypatch):
