@@ -30,7 +30,7 @@ class Entry:
         version: opaque; equal if and only if the key was not written in between, also when it was deleted and created
             again, or bound to another session.
         token: grows with every write to the store, shared within one commit: the fencing token.
-        created: the token of the creation.
+        created: the token of the creation. Binding the key to a session, or to another one, does not change it.
         owner: the id of the session it is bound to, else None.
     """
 

@@ -5,6 +5,7 @@ use std::fmt;
 const GET_DATA: i32 = 4;
 const END: [u8; 9] = [0xff, 0xff, 0xff, 0xff, 1, 0xff, 0xff, 0xff, 0xff];
 const OWNER_CHARS: usize = 32;
+const CREATED_CHARS: usize = 18;
 
 /// Bytes that are no answer to a multi-read of data; what was wrong with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,20 +103,46 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     found
 }
 
-/// The value in a znode's data, and the session that owns it; data that other programs wrote are taken as they are: what
-/// looks like an owner of a znode that ends with no session, or like none that we could have written, is a value.
-pub fn value_and_owner(data: &[u8], ephemeral: bool) -> (&[u8], Option<&str>) {
-    match data {
-        [b'=', value @ ..] => (value, None),
-        [b'@', rest @ ..] if ephemeral && rest.get(OWNER_CHARS) == Some(&b'=') => {
-            let owner = &rest[..OWNER_CHARS];
-            let is_hex = owner.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-            match std::str::from_utf8(owner) {
-                Ok(owner) if is_hex => (&rest[OWNER_CHARS + 1..], Some(owner)),
-                _ => (data, None),
+/// What the data of a key's znode hold.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Content<'a> {
+    /// What the caller stored.
+    pub value: &'a [u8],
+    /// The session that it is bound to.
+    pub owner: Option<&'a str>,
+    /// The key's creation, if the data of a session-bound key have it.
+    pub created: Option<i64>,
+}
+
+/// The content of a znode's data; data that other programs wrote are taken as they are: what looks like an owner of a
+/// znode that ends with no session, or like none that we could have written, is a value.
+pub fn content(data: &[u8], ephemeral: bool) -> Content<'_> {
+    if let [b'=', value @ ..] = data {
+        return Content { value, owner: None, created: None };
+    }
+    let bound = if ephemeral { bound_content(data) } else { None };
+    bound.unwrap_or(Content { value: data, owner: None, created: None })
+}
+
+fn bound_content(data: &[u8]) -> Option<Content<'_>> {
+    let rest = data.strip_prefix(b"@")?;
+    let owner = rest.get(..OWNER_CHARS)?;
+    if !owner.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let owner = Some(std::str::from_utf8(owner).ok()?);
+    match &rest[OWNER_CHARS..] {
+        [b'=', value @ ..] => Some(Content { value, owner, created: None }),
+        [b':', rest @ ..] => {
+            let end = rest.iter().take(CREATED_CHARS + 1).position(|byte| *byte == b'=')?;
+            let digits = &rest[..end];
+            if !digits.iter().all(u8::is_ascii_digit) {
+                return None;
             }
+            let created = Some(std::str::from_utf8(digits).ok()?.parse().ok()?);
+            Some(Content { value: &rest[end + 1..], owner, created })
         }
-        _ => (data, None),
+        _ => None,
     }
 }
 
@@ -212,12 +239,25 @@ mod tests {
         let mut bound = vec![b'@'];
         bound.extend([b'a'; 32]);
         bound.extend(b"=v");
-        assert_eq!(value_and_owner(&bound, true), (&b"v"[..], Some("a".repeat(32).as_str())));
-        assert_eq!(value_and_owner(&bound, false), (&bound[..], None));
-        assert_eq!(value_and_owner(b"=v", true), (&b"v"[..], None));
-        assert_eq!(value_and_owner(b"@short=v", true), (&b"@short=v"[..], None));
+        let plain = |value| Content { value, owner: None, created: None };
+        let owner = "a".repeat(32);
+        assert_eq!(content(&bound, true), Content { value: b"v", owner: Some(&owner), created: None });
+        assert_eq!(content(&bound, false), plain(&bound));
+        assert_eq!(content(b"=v", true), plain(b"v"));
+        assert_eq!(content(b"@short=v", true), plain(b"@short=v"));
         bound[9] = b'/';
-        assert_eq!(value_and_owner(&bound, true), (&bound[..], None));
+        assert_eq!(content(&bound, true), plain(&bound));
+    }
+
+    #[test]
+    fn a_bound_key_may_have_its_creation_in_its_data() {
+        let owner = "a".repeat(32);
+        let data = format!("@{owner}:123=v=w").into_bytes();
+        assert_eq!(content(&data, true), Content { value: b"v=w", owner: Some(&owner), created: Some(123) });
+        for other in [":=v", ":12", ":-1=v", ":1234567890123456789=v"] {
+            let data = format!("@{owner}{other}").into_bytes();
+            assert_eq!(content(&data, true), Content { value: &data, owner: None, created: None });
+        }
     }
 
     #[test]

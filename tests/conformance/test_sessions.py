@@ -110,6 +110,19 @@ def test_put_with_a_session_moves_a_key_from_another_session(store, other):
     assert store.get("k") is None
 
 
+def test_a_key_keeps_its_created_token_while_it_is_bound_rebound_and_overwritten(store, other):
+    first, second = store.open_session(5.0), other.open_session(5.0)
+    plain = store.put("k", b"1")
+    bound = store.put("k", b"2", session=first)
+    moved = other.commit([At(bound)], [Put("k", b"3", second)]).entries[0]
+    written = other.put("k", b"4")
+    answers = [bound, moved, written, store.get("k"), store.list("")[0], store.mirror("")["k"]]
+    assert [entry.created for entry in answers] == [plain.created] * 6
+    assert written.owner == second.id
+    other.delete("k")
+    assert store.put("k", b"5", session=first).created > written.token
+
+
 def test_a_session_bound_key_can_be_deleted_and_created_plain_again(store):
     session = store.open_session(5.0)
     store.put("k", b"", session=session)

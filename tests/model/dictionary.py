@@ -1,7 +1,7 @@
 """The store contract as a dictionary: what every call must answer and leave behind, one after the other. Pure.
 
-What a backend may choose (tokens, versions, suffixes, and `created` of a key that is bound to another session) is taken
-from its answers, after they were found to keep the rules.
+What a backend may choose (tokens, versions, suffixes) is taken from its answers, after they were found to keep the
+rules.
 """
 
 from __future__ import annotations
@@ -104,10 +104,8 @@ class Dictionary:
         assert entry.token > self.last
         if before is None:
             assert entry.created == entry.token
-        elif before.owner == entry.owner:
-            assert entry.created == before.created
         else:
-            assert entry.created in {before.created, entry.token}
+            assert entry.created == before.created
         assert before is None or entry.version != before.version
         self.entries[op.key] = entry
 

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyType};
 
 use super::record::Record;
-use crate::zookeeper::{crc32, reads, value_and_owner, Answer, Answers, Malformed, Znode};
+use crate::zookeeper::{content, crc32, reads, Answer, Answers, Malformed, Znode};
 
 impl From<Malformed> for PyErr {
     fn from(error: Malformed) -> Self {
@@ -93,8 +93,8 @@ impl ZooKeeperCodec {
         known: &mut Option<(String, Bound<'py, PyAny>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = key.py();
-        let (value, owner) = value_and_owner(found.data, found.ephemeral);
-        let owner = match owner {
+        let content = content(found.data, found.ephemeral);
+        let owner = match content.owner {
             None => py.None().into_bound(py),
             Some(name) => {
                 if known.as_ref().is_none_or(|(seen, _)| seen != name) {
@@ -104,12 +104,12 @@ impl ZooKeeperCodec {
             }
         };
         let token = found.written.into_pyobject(py)?.into_any();
-        let created =
-            if found.created == found.written { token.clone() } else { found.created.into_pyobject(py)?.into_any() };
+        let created = content.created.unwrap_or(found.created);
+        let created = if created == found.written { token.clone() } else { created.into_pyobject(py)?.into_any() };
         let data = found.version.into_pyobject(py)?.into_any();
         let born = false.into_pyobject(py)?.to_owned().into_any();
         let version = self.version.make(py, [&token, &data, gen, &created, &owner, &born])?;
-        let value = PyBytes::new(py, value).into_any();
+        let value = PyBytes::new(py, content.value).into_any();
         self.entry.make(py, [key.as_any(), &value, &version, &token, &created, &owner])
     }
 }

@@ -30,6 +30,7 @@ DATA = st.one_of(
         lambda both: b"@" + both[0].encode() + b"=" + both[1]
     ),
     st.tuples(st.just(b"a" * 32), st.binary(max_size=20)).map(lambda both: b"@" + both[0] + b"=" + both[1]),
+    st.from_regex(rb"@a{32}:[0-9]{0,20}=.{0,20}", fullmatch=True),
 )
 READS = st.one_of(
     st.tuples(DATA, STATS).map(lambda both: struct.pack("!iBi", 4, 0, 0) + wire.blob(both[0]) + both[1]),

@@ -1,6 +1,8 @@
 """Keys as znodes: where they are, what their data look like, what was seen of them.
 
-    /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: an implied parent
+    /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: a parent.
+                             "@" session ":" created "=" value once it is overwritten or bound again: binding a key
+                             creates its znode again, and `created` stays
     /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid
     /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart; data:
                              once the server's counter has come to its end, the next number
@@ -30,11 +32,11 @@ BUCKETS = 64
 BORN, KEEP = "#born", "#keep"
 UNKNOWN = -(2**40)  # no version that the server could tell
 ANY = -1  # what the server takes for "whichever": a version that is really this cannot be checked
-_PLAIN, _BOUND, _END = b"=", b"@", b"="
+_PLAIN, _BOUND, _CREATED = b"=", b"@", b":"
 #: Folders of our own below the root; other first segments that begin with "@" are latchwork's systems.
 _FOLDERS = ("@gen", "@s", "@w")
-_OWNER_CHARS = 32
-_OWNER = re.compile(rb"[0-9a-f]{%d}" % _OWNER_CHARS)
+#: What the data of a session-bound key begin with: its owner, and `created` if the znode is younger than the key.
+_BOUND_TO = re.compile(rb"@([0-9a-f]{32})(?::([0-9]{1,18}))?=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +89,26 @@ def known_key(version: Version) -> Znode:
     return Znode(True, version, version.data, 0, version.gen, version.owner is not None)
 
 
-def encode(value: bytes, owner: str | None) -> bytes:
-    """Data of a key's znode."""
-    return _PLAIN + value if owner is None else _BOUND + owner.encode() + _END + value
+def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
+    """Data of a key's znode; ``created`` is for a bound key that may be older than its znode."""
+    if owner is None:
+        return _PLAIN + value
+    older = b"" if created is None else _CREATED + str(created).encode()
+    return _BOUND + owner.encode() + older + _PLAIN + value
 
 
-def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None]:
-    """Value and owner; data that other programs wrote are taken as they are.
+def decode(data: bytes, *, ephemeral: bool) -> tuple[bytes, str | None, int | None]:
+    """Value, owner, and ``created`` if it is in the data; data that other programs wrote are taken as they are.
 
     What looks like an owner is a value if the znode ends with no session, or no session of ours has such an id.
     """
     if data[:1] == _PLAIN:
-        return data[1:], None
-    end = 1 + _OWNER_CHARS
-    if ephemeral and data[:1] == _BOUND and data[end : end + 1] == _END and _OWNER.fullmatch(data, 1, end):
-        return data[end + 1 :], data[1:end].decode("ascii")
-    return data, None
+        return data[1:], None, None
+    found = _BOUND_TO.match(data) if ephemeral else None
+    if found is None:
+        return data, None, None
+    older = found[2]
+    return data[found.end() :], found[1].decode("ascii"), None if older is None else int(older)
 
 
 def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = None) -> Entry | None:
@@ -113,8 +119,8 @@ def read_entry(key: str, found: Data, gen: int = UNKNOWN, born: int | None = Non
     data, stat = found
     if not data:
         return None
-    value, owner = decode(data, ephemeral=bool(stat.ephemeral_owner))
-    created = stat.czxid if born is None else born
+    value, owner, older = decode(data, ephemeral=bool(stat.ephemeral_owner))
+    created = next(each for each in (older, born, stat.czxid) if each is not None)
     version = Version(stat.mzxid, stat.version, gen, created, owner, born is not None)
     return Entry(key, value, version, stat.mzxid, created, owner)
 

@@ -68,7 +68,7 @@ class Membership:
         self._me = check_member(me, what)
         self._written: GroupMember | None = None
         self._incarnations: set[str] = set()
-        self._created = 0
+        self._entered_at = 0
         self._session: Session | None = None
         self._bound: Session | None = None  # our key may be there by this one, whatever we know
 
@@ -94,7 +94,7 @@ class Membership:
             return False
         return is_first or any(
             any(member.incarnation == me.incarnation for member in change.left)
-            or any(member.created > self._created for member in change.joined)
+            or any(member.created > self._entered_at for member in change.joined)
             for change in changes
         )
 
@@ -236,7 +236,7 @@ class Membership:
         self._bound = session
         try:
             done = await ask(self._store.commit, [free, *self._checks], ops)
-            self._created = done.entries[0].created
+            self._entered_at = done.token
         except Conflict as error:
             if self._checks and free not in error.failed:
                 raise

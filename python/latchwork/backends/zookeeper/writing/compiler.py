@@ -249,14 +249,15 @@ class _Compiler:
         elif op.session is None or seen.version.owner == self.session_id:
             self._overwrite(op, seen, seen.version)
         else:
+            self._guard(op.key, seen)  # it is still the key whose `created` is kept
             self._remove(op.key, node, seen, seen.version)
             if node.exists:
                 raise self._has_descendants(op.key)
-            self._make(op.key, op.value, self.session_id)
+            self._make(op.key, op.value, self.session_id, created=seen.version.created)
 
     def _overwrite(self, op: Put, seen: Znode, version: Version) -> None:
         self._guard(op.key, seen)
-        data = encode(op.value, version.owner)
+        data = encode(op.value, version.owner, version.created)
         at = self._emit("op", op.key, wire.set_data(self.layout.path(op.key), data, self.pinned.get(op.key, -1)))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
@@ -290,15 +291,17 @@ class _Compiler:
             raise NeedStates
         return HasDescendants(key)
 
-    def _make(self, key: str, value: bytes, owner: str | None, node: _Node | None = None) -> None:
-        """Create the znode, and the parents that are missing."""
+    def _make(
+        self, key: str, value: bytes, owner: str | None, node: _Node | None = None, created: int | None = None
+    ) -> None:
+        """Create the znode, and the parents that are missing; ``created`` is that of a key that was there before."""
         self._need_parents(key)
         flags = wire.PERSISTENT if owner is None else wire.EPHEMERAL
-        self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner), flags))
+        self._emit("op", key, self.layout.create(self.layout.path(key), encode(value, owner, created), flags))
         self._count(key, +1)
         if node is not None:
             node.exists = node.is_key = True
-        self.plan.entries.append(PlannedEntry(key, value, owner))
+        self.plan.entries.append(PlannedEntry(key, value, owner, created=created))
 
     def _need_parents(self, key: str) -> None:
         missing = []
