@@ -18,7 +18,6 @@ from latchwork.primitives import Backlog
 from latchwork.store import system_namespace
 from latchwork.tasks import Release, Run
 from latchwork.testing.faults import Fault, FaultyStore
-from latchwork.types import Delete
 
 ITEMS = "@executor/default/backlog/lanes/*/items/*"
 RESULTS = "@executor/default/results/*"
@@ -226,7 +225,7 @@ def test_results_whose_deletion_is_lost_are_told_once_and_leave_nothing(
 
 
 def test_a_task_that_is_taken_between_look_and_cancel_goes_on(runners, pools, connect, store, eventually, monkeypatch):
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     future = pool.submit(wait, "taken")
     pool.flush(PATIENCE_S)
@@ -244,7 +243,7 @@ def test_a_task_that_is_taken_between_look_and_cancel_goes_on(runners, pools, co
 def test_a_task_that_ends_between_look_and_interrupt_has_its_result(
     runners, pools, connect, store, eventually, monkeypatch
 ):
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     runners(own_store=True)
     pool = pools(store=mine)
     future = pool.submit(wait, "ended")
@@ -334,7 +333,7 @@ def test_a_mark_for_another_task_and_the_death_of_another_submitter_stop_nothing
 
 
 def test_a_submitter_that_dies_between_look_and_claim_has_nothing_begun(pool, store, connect, monkeypatch, eventually):
-    taking = connect()
+    taking = system_namespace(connect(), "executor")
     pool.submit(mark, "never")
     pool.flush(PATIENCE_S)
     meanwhile(taking, monkeypatch, pool._submitter._line.session.close)
@@ -349,7 +348,7 @@ def test_a_task_whose_item_is_deleted_while_it_runs_has_no_result(runners, pool,
     future = pool.submit(wait, "deleted")
     eventually(lambda: starts(store, "deleted"))
     (item,) = items(store)
-    store.commit([], [Delete(item.key)])
+    system_namespace(store, "executor").delete(item.key)
     store.put("deleted/go", b"")
     eventually(lambda: runner.stats().lost == 1)
     assert runner.stats().done == 0

@@ -11,6 +11,7 @@ from executor.conftest import PATIENCE_S
 from executor.work import mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Call
+from latchwork.store import system_namespace
 
 #: Seconds that an answer takes; twelve of them are much more than a test waits for.
 ANSWER_S = 5.0
@@ -19,7 +20,7 @@ ANSWER_S = 5.0
 @pytest.fixture
 def freeze(connect, monkeypatch):
     """A client whose calls do not answer after ``set``, and do after ``clear``; and how many of them there were."""
-    store = connect()
+    store = system_namespace(connect(), "executor")
     is_frozen, thawed, calls = threading.Event(), threading.Event(), []
 
     def slow(name):

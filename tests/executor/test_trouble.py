@@ -295,7 +295,7 @@ def is_full(store, monkeypatch, key, unless="nothing"):
 
 def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(runners, pools, connect, store, monkeypatch):
     runners(own_store=True)
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     others_end(pool)
     give_room = is_full(mine, monkeypatch, "/items/")
@@ -329,7 +329,7 @@ def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it
 
 
 def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, connect, store, eventually, monkeypatch):
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     with Runner(mine, node_id="n1", functions=WORK, max_attempts=50) as runner:
         runner.wait_ready(PATIENCE_S)
         give_room = is_full(mine, monkeypatch, "/results/")
@@ -342,7 +342,7 @@ def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, conne
 
 
 def test_a_task_whose_result_can_never_be_stored_is_a_dead_letter_and_says_why(pool, connect, store, monkeypatch):
-    mine = connect()
+    mine = system_namespace(connect(), "executor")
     with Runner(mine, node_id="n1", functions=WORK, max_attempts=1) as runner:
         runner.wait_ready(PATIENCE_S)
         is_full(mine, monkeypatch, "/results/", unless="/dead/")

@@ -45,7 +45,7 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim(LANE, "s", "one"), store.session
     body, taken = write_body({"nonce": "ours"}), BacklogItem.of(item).taken().to_bytes()
-    doubts = Doubts(store, "a test", "test-doubts")
+    doubts = Doubts(store, "a test")
     doubt = Doubt(key, item.key, "ours", session, item)
     doubts.note(doubt)
     lands_between(
@@ -64,7 +64,7 @@ def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, 
     """Else it stays as long as its session, and who puts the item anew has it taken by nobody."""
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim(LANE, "s", "one"), store.session
-    doubts = Doubts(store, "a test", "test-doubts")
+    doubts = Doubts(store, "a test")
     doubt = Doubt(key, item.key, "ours", session, item)
     store.commit([], [Put(item.key, b"{}"), Create(key, write_body({"nonce": "ours"}), session)])
     store.delete(item.key)
