@@ -11,14 +11,14 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from latchwork.errors import Closed, ForkedProcess, LatchworkError
+from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.items import ref_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import BacklogClaim
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef, Blobs
-from latchwork.types import At, Check
+from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class LargeOutcomes:
             found = self._written.pop(claim, None)
         if found is not None:
             backoff = Backoff(longest_s=_LONGEST_S)
-            self._store.cleanup.add(partial(self._clear, found, claim.fence.checks[0], backoff))
+            self._store.cleanup.add(partial(self._clear, found, claim.fence, backoff))
 
-    async def _clear(self, written: _Written, ours: Check, backoff: Backoff) -> float | None:
+    async def _clear(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
         """Look once whether a result names it, and delete it if none will; a ``CleanupJob``."""
         try:
-            is_named = await self._is_named(written, ours)
+            is_named = await self._is_named(written, fence)
         except (Closed, ForkedProcess):
             return None
         except LatchworkError as error:
@@ -82,10 +82,11 @@ class LargeOutcomes:
             self._blobs.forget(written.ref)
         return backoff.next_s() if is_named is None else None
 
-    async def _is_named(self, written: _Written, ours: Check) -> bool | None:
+    async def _is_named(self, written: _Written, fence: Fence) -> bool | None:
         """Whether a result names it; None while one may come yet. The claim is asked for first."""
-        claim = await ask(self._store.get, ours.key)  # type: ignore[union-attr]
-        if claim is not None and At(claim) == ours:
-            return None
-        result = await ask(self._store.get, written.result_key)
-        return result is not None and ref_of(result.value) == written.ref
+        try:
+            await ask(self._store.commit, [fence], [])
+        except Conflict:  # and it never holds again
+            result = await ask(self._store.get, written.result_key)
+            return result is not None and ref_of(result.value) == written.ref
+        return None
