@@ -239,7 +239,7 @@ def test_a_run_that_a_defect_has_ended_is_told_with_the_reason(stage, monkeypatc
             hand.end(claim)
             stage.until(run, "failure")
     (told,) = alerts(stage)
-    assert told.details["why"] == "RuntimeError: a defect"
+    assert told.details["why"] == f"run {run} cannot go on: RuntimeError: a defect"
 
 
 def test_rows_of_a_query_are_told_once_by_the_channel_of_the_task_with_their_place(stage):

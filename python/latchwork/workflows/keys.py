@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latchwork.errors import InvalidKey
-from latchwork.records import short
+from latchwork.records import MOST_WHOLE, short
 from latchwork.store import Store, system_namespace
 
 #: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.
@@ -167,7 +167,7 @@ def attempt_of(x: str) -> tuple[int, int]:
         InvalidKey: nobody of ours made this name.
     """
     found = _X.fullmatch(x)
-    if found is None:
+    if found is None or int(found[1]) > MOST_WHOLE:
         raise InvalidKey(f"{short(x)} is no name of an attempt")
     return int(found[1]), int(found[2])
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from latchwork.store import Store
-from latchwork.workflows.database import Shard, runs
-from latchwork.workflows.database.runs import Stored
+from latchwork.workflows.database import Shard
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import check_pair
 from latchwork.workflows.keys import Keys
@@ -41,8 +40,8 @@ class Owning:
         marked = int(high.value) if high is not None and high.value.isdigit() else 0
         return marked, None if pair is None else pair.value
 
-    def take(self, connection: sa.Connection, node: str, marked: int, pair: bytes | None) -> dict[int, Stored]:
-        """Be the owner, in a transaction; what is going on, by instance.
+    def take(self, connection: sa.Connection, node: str, marked: int, pair: bytes | None) -> None:
+        """Be the owner, in a transaction.
 
         Raises:
             NotOwner: another has the shard.
@@ -66,7 +65,6 @@ class Owning:
                 f"made {seq}: it was restored from a backup. What ended since then runs again: agree to that with "
                 "`latchwork workflows adopt-store`"
             )
-        return runs.load(connection, runs.active(connection, shard))
 
     def _refuse_store(self, error: NotOwner) -> None:
         self._check_owner()

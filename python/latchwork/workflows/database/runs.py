@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from latchwork.workflows.database.tables import IS_ACTIVE, event, instance, task
 from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.state import Instance, InstanceState, Task, TaskState, base_of, element, index_of
-from latchwork.workflows.state.records import OVER
+from latchwork.workflows.state.records import DONE, FAILED, OVER
 
 _NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
+#: A task in one of these is not killed with its instance.
+_ENDED = sorted(each.value for each in DONE | FAILED | {TaskState.WAITING})
 #: Of the variables that SQLite takes in one statement.
 _TOGETHER = 500
 # Statements of every turn are made once: to make one anew costs several times what it costs to execute it.
@@ -231,6 +233,50 @@ def _save_instance(connection: sa.Connection, before: Stored, after: Instance, n
         more = {"ended_at": None, "started_at": now}
     if more or values != _values(before.known):
         connection.execute(_UPDATES[tuple(more)], {"_id": before.id, **values, **more})
+
+
+def end(connection: sa.Connection, number: int, now: float) -> None:
+    """End an instance as a failure, and kill its open tasks, whatever else its rows hold."""
+    mine = sa.update(instance).where(instance.c.id == number)
+    ended = {"state": InstanceState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
+    connection.execute(mine.values(**ended, ended_at=now))
+    of_run = sa.select(instance.c.run).where(instance.c.id == number).scalar_subquery()
+    open_ = sa.and_(task.c.instance == number, task.c.run == of_run, task.c.state.not_in(_ENDED))
+    killed = {"state": TaskState.KILLED.value, "wake_at": None, "until": None, "changed_at": now}
+    connection.execute(sa.update(task).where(open_).values(**killed))
+    connection.execute(_TELL, [{"at": now, "instance": number, "task": "", "kind": "failure", "details": None}])
+
+
+def outline(connection: sa.Connection, number: int, *, shard: int) -> Stored | None:
+    """What can be read of an instance that ``load`` cannot read: no parameters and outputs, and no unknown states."""
+    plain = [each for each in instance.c if not isinstance(each.type, sa.JSON)]
+    chosen = sa.select(*plain).where(instance.c.id == number, instance.c.shard == shard)
+    row = connection.execute(chosen).first()
+    if row is None:
+        return None
+    of_run = sa.and_(task.c.instance == number, task.c.run == row.run)
+    columns = (task.c.id, task.c.name, task.c.map_index, task.c.state, task.c.n, task.c.queue_key)
+    rows = connection.execute(sa.select(*columns).where(of_run).order_by(task.c.id)).all()
+    states, names = {each.value: each for each in TaskState}, {each.value: each for each in InstanceState}
+    tasks = {}
+    for each in rows:
+        state = states.get(each.state, TaskState.KILLED)
+        held = state is TaskState.RUNNING and each.queue_key is None
+        tasks[element(each.name, each.map_index)] = Task(state, each.n, held=held)
+    return Stored(
+        row.id,
+        row.code,
+        row.version,
+        row.priority,
+        row.schedule_time,
+        {},
+        Instance(names.get(row.state, InstanceState.RUNNING), tasks, row.run, dry=row.dry, fresh=row.fresh),
+        {element(each.name, each.map_index): each.id for each in rows},
+        {element(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
+        parent=row.parent_task,
+        depth=row.depth,
+        backfill=row.backfill,
+    )
 
 
 def _values(known: Instance) -> dict[str, Any]:

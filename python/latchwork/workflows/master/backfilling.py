@@ -6,12 +6,15 @@ date has ended and nobody knows that the next is to start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
+from latchwork.words import reason
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.policies import backfills
@@ -22,6 +25,8 @@ from latchwork.workflows.master.orders import Malformed, dates_of
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.state import Event, Start, Stop
 from latchwork.workflows.state.backfilling import STOPPABLE, BackfillState, next_step
+
+_log = logging.getLogger(__name__)
 
 #: So many instances of a backfill are begun, or stopped, in one transaction.
 MOST_AT_ONCE = 100
@@ -44,6 +49,10 @@ class Writer(Protocol):
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
         """An event more, for people."""
+        ...
+
+    def alone(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """Do something, and give an error that follows from it alone to ``failed``."""
         ...
 
 
@@ -123,14 +132,22 @@ class Backfills:
         Returns:
             Whether a command was written for what was too much for one transaction.
         """
-        goes_on = False
+        going_on: set[int] = set()
         for number in sorted(self._asked | _touched(written, before)):
-            leading = _Leading(self._connection, self._shard, number, self._now)
-            while (now := leading.round()) is not None:
-                for instance in now.instances:
-                    self._happens(number, instance, now.event)
-            goes_on = goes_on or leading.goes_on
-        return goes_on
+            self._writer.alone(partial(self._lead, number, going_on), partial(self._end, number))
+        return bool(going_on)
+
+    def _lead(self, number: int, going_on: set[int]) -> None:
+        leading = _Leading(self._connection, self._shard, number, self._now)
+        while (now := leading.round()) is not None:
+            for instance in now.instances:
+                self._happens(number, instance, now.event)
+        if leading.goes_on:
+            going_on.add(number)
+
+    def _end(self, number: int, error: Exception) -> None:
+        _log.error("backfill %d of shard %d cannot go on: %s", number, self._shard, reason(error), exc_info=error)
+        backfills.set_state(self._connection, number, BackfillState.FAILURE, self._now)
 
     def _happens(self, number: int, instance: int, event: Event) -> None:
         if isinstance(event, Start):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -26,7 +26,8 @@ from latchwork.workflows.definitions.model import PRIORITIES
 from latchwork.workflows.definitions.templates import fill
 from latchwork.workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
 from latchwork.workflows.definitions.values import gathered, items_of, values_of
-from latchwork.workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.master.blame import why_of
 from latchwork.workflows.master.orders import Wanted
 from latchwork.workflows.master.parcels import Choice, run_of
 from latchwork.workflows.master.plans import Plans
@@ -92,6 +93,14 @@ class Writer(Protocol):
         """Whether a run that is a part of others waits for its turn."""
         ...
 
+    def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """Do something, and give an error that follows from it alone to ``failed``."""
+        ...
+
+    def of_run(self, instance: int, do: Callable[[], object]) -> None:
+        """Do something for a run; an error that follows from it ends the run."""
+        ...
+
 
 class Holding:
     """What follows in one transaction. For one thread."""
@@ -102,7 +111,7 @@ class Holding:
         self._plans = plans
         self._now = now
         self._writer = writer
-        self._todo: deque[tuple[int, Call | None]] = deque()
+        self.todo: list[tuple[int, Call | None]] = []
         self._why: dict[tuple[int, str], str] = {}
         self._over: set[int] = set()
         self._ended: dict[int, set[str]] = {}
@@ -117,7 +126,7 @@ class Holding:
 
     def saved(self, before: Stored, made: Stored, after: Instance) -> None:
         """An instance was written: what it asks is to be done, and who waits for it may be told."""
-        self._todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
+        self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
         was = before.known.tasks if before.known.run == after.run else {}
         rows: list[AttemptRow] = []
         for name, task in after.tasks.items():
@@ -138,32 +147,36 @@ class Holding:
         if after.state in OVER:
             self._over.add(made.code)
             if made.parent is not None:
-                self._todo.append((made.id, None))
+                self.todo.append((made.id, None))
 
     def abandoned(self, stored: Stored) -> None:
         """An instance was ended by a defect: its children end, and it waits for nobody."""
         families.forget_all(self._connection, stored.id)
         for name, task in stored.known.tasks.items():
             if task.held or task.state is TaskState.PAUSED:
-                self._todo.append((stored.id, Call("stop", name)))
+                self.todo.append((stored.id, Call("stop", name)))
 
     def follow(self) -> None:
         """All that follows, and what follows from that."""
-        while self._todo:
-            instance, call = self._todo.popleft()
-            stored = self._writer.stored(instance)
-            if stored is None:
-                continue
-            if call is None:
-                self._tell_parent(stored)
-            elif call.kind == "forget":
-                families.forget(self._connection, stored.ids[call.task])
-            elif call.kind in self._kinds:
-                task = stored.known.tasks[call.task]
-                if task.held:
-                    self._try(call.kind, stored, call.task, task)
-            else:
-                self._ask_child(stored, call)
+        while self.todo:
+            instance, call = self.todo.pop(0)
+            self._writer.of_run(instance, partial(self._follow_one, instance, call))
+
+    def _follow_one(self, instance: int, call: Call | None) -> None:
+        stored = self._writer.stored(instance)
+        if stored is None:
+            return
+        if call is None:
+            self._tell_parent(stored)
+        elif call.kind == "forget":
+            families.forget(self._connection, stored.ids[call.task])
+        elif call.kind in self._kinds:
+            task = stored.known.tasks[call.task]
+            if task.held:
+                do = partial(self._kinds[call.kind], stored, call.task, task)
+                self._writer.prepared(do, partial(self._cannot, stored, call.task, task))
+        else:
+            self._ask_child(stored, call)
 
     def finish(self) -> set[int]:
         """Who waits for what has ended gets a command; the shards that have one."""
@@ -172,13 +185,8 @@ class Holding:
             ask(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
         return {shard for shard, _ in found}
 
-    def _try(self, kind: str, stored: Stored, name: str, task: Task) -> None:
-        try:
-            self._kinds[kind](stored, name, task)
-        except KeyError as error:
-            self._fail(stored, name, task, f"nothing has the name {error.args[0]!r}, which a parameter refers to")
-        except (ValueError, NotAllowed, UnknownWorkflow, WrongState) as error:
-            self._fail(stored, name, task, str(error))
+    def _cannot(self, stored: Stored, name: str, task: Task, error: Exception) -> None:
+        self._fail(stored, name, task, why_of(error))
 
     def _fail(self, stored: Stored, name: str, task: Task, why: str) -> None:
         self._why[stored.id, name] = why
@@ -256,7 +264,7 @@ class Holding:
         elif event is not None:
             self._writer.step(child.id, [event], {})
         elif child.known.state in OVER:
-            self._todo.append((child.id, None))
+            self.todo.append((child.id, None))
 
     def _with_above(self, stored: Stored) -> list[int]:
         return [stored.id, *families.above(self._connection, stored.parent)]
@@ -273,7 +281,10 @@ class Holding:
             if task.state in FAILED and event is not None and getattr(event, "outcome", None) is Outcome.SUCCESS:
                 self._writer.step(parent.id, [ChildForced(place.name, run)], {})
         elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
-            self._succeed(parent, place.name, task, self._outputs_of(child))
+            self._writer.prepared(
+                lambda: self._succeed(parent, place.name, task, self._outputs_of(child)),
+                partial(self._cannot, parent, place.name, task),
+            )
         elif event is not None:
             if isinstance(event, Ended):
                 self._why[parent.id, place.name] = f"run {child.id}, its child, is {child.known.state.value}"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from latchwork.errors import ValueTooLarge
 from latchwork.workflows.database import Database, settings
 from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.definitions.logical import chosen
 from latchwork.workflows.definitions.specs import spec_of
 from latchwork.workflows.definitions.templates import CONNECTION, names_in
 from latchwork.workflows.definitions.values import Run, values_of
+from latchwork.workflows.master.blame import is_of_run, why_of
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.master.sending import Parcel, Place
@@ -54,24 +55,23 @@ class Parcels:
         self._runs: dict[int, tuple[Version, Run]] = {}
 
     def read(self, connection: sa.Connection, written: Iterable[Stored]) -> None:
-        """Read what items of these will be made of, in the transaction that wrote them: ``make`` needs none then."""
-        self._runs = {}
-        self._read(connection, [each for each in written if any(map(_is_queued, each.known.tasks.values()))])
+        """Read what items of these will be made of, in the transaction that wrote them: ``make`` needs none then.
 
-    def _read(self, connection: sa.Connection, runs: Iterable[Stored]) -> dict[int, str]:
-        """Of those that cannot be read, the reason."""
-        failed: dict[int, str] = {}
+        What cannot be read here is left to ``make``.
+        """
+        self._runs = {}
         parameters: dict[str, Mapping[str, Any]] = {}
-        for stored in runs:
-            try:
-                version = self._plans.get(connection, stored.code, stored.version)
-                project = version.definition.project
-                if project not in parameters:
-                    parameters[project] = settings.parameters(connection, project)
-                self._runs[stored.id] = version, run_of(connection, version, stored, parameters[project])
-            except ValueError as error:
-                failed[stored.id] = str(error)
-        return failed
+        for stored in written:
+            if any(map(_is_queued, stored.known.tasks.values())):
+                with suppress(ValueError):
+                    self._read(connection, stored, parameters)
+
+    def _read(self, connection: sa.Connection, stored: Stored, parameters: dict[str, Mapping[str, Any]]) -> None:
+        version = self._plans.get(connection, stored.code, stored.version)
+        project = version.definition.project
+        if project not in parameters:
+            parameters[project] = settings.parameters(connection, project)
+        self._runs[stored.id] = version, run_of(connection, version, stored, parameters[project])
 
     def make(self, book: Book, attempts: Collection[Attempt]) -> tuple[list[Parcel], list[tuple[Attempt, str]]]:
         """What to put, and which attempts nobody can be given, with the reasons."""
@@ -81,10 +81,10 @@ class Parcels:
         for attempt in (each for each in attempts if each.instance not in unread):
             try:
                 made.append(self._parcel(book.instances[attempt.instance], attempt))
-            except KeyError as error:
-                failed.append((attempt, f"nothing has the name {error.args[0]!r}, which a parameter refers to"))
-            except (ValueError, ValueTooLarge) as error:
-                failed.append((attempt, str(error)))
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                failed.append((attempt, why_of(error)))
         self._runs = {}
         return made, failed
 
@@ -118,7 +118,9 @@ class Parcels:
                 stored = book.instances[attempt.instance]
                 try:
                     plan = self._plans.get(connection, stored.code, stored.version).plan
-                except ValueError:
+                except Exception as error:
+                    if not is_of_run(error):
+                        raise
                     found.append(attempt)
                 else:
                     found += [attempt] if plan.kind(attempt.name) == "switch" else []
@@ -129,17 +131,27 @@ class Parcels:
         task = version.tasks[attempt.name]
         try:
             return Choice(tuple(chosen(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs)))
-        except KeyError as error:
-            return Choice(why=f"nothing has the name {error.args[0]!r}, which a parameter refers to")
-        except ValueError as error:
-            return Choice(why=str(error))
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            return Choice(why=why_of(error))
 
     def _read_rest(self, book: Book, instances: set[int]) -> dict[int, str]:
         rest = [book.instances[each] for each in sorted(instances - self._runs.keys())]
         if not rest:
             return {}
+        failed: dict[int, str] = {}
+        parameters: dict[str, Mapping[str, Any]] = {}
         with self._database.read() as connection:
-            return self._read(connection, rest)
+            for stored in rest:
+                try:
+                    with connection.begin_nested():  # PostgreSQL takes nothing more after an error
+                        self._read(connection, stored, parameters)
+                except Exception as error:
+                    if not is_of_run(error):
+                        raise
+                    failed[stored.id] = why_of(error)
+        return failed
 
     def _parcel(self, stored: Stored, attempt: Attempt) -> Parcel:
         version, run = self._runs[stored.id]

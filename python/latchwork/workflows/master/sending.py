@@ -232,12 +232,6 @@ class Sending:
             told.append(x)
         return told
 
-    def abandon(self, attempts: Sequence[str]) -> None:
-        """Have attempts ended, and not taken, whose items nobody knows any more."""
-        ops = [Put(self._keys.cancel(x), cancel_of(time.time())) for x in attempts]
-        for start in range(0, len(ops), _MOST_OPS):
-            self._commit([], ops[start : start + _MOST_OPS])
-
     # Mending
 
     def items(self) -> dict[str, Place]:

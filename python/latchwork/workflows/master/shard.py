@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,19 +20,21 @@ from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.workflows.database import Database, Shard, attempts, consuming, schedules
+from latchwork.words import reason
+from latchwork.workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork.workflows.database.database import DatabaseUnavailable
+from latchwork.workflows.database.runs import Stored
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.keys import Keys, Order
+from latchwork.workflows.master.blame import NeedsCare, is_of_run, why_of
 from latchwork.workflows.master.book import Attempt, Book
 from latchwork.workflows.master.inputs import Looking, Lull, Seen, missing, replaced, told
 from latchwork.workflows.master.mending import mend
 from latchwork.workflows.master.parcels import Parcels
 from latchwork.workflows.master.plans import Plans
 from latchwork.workflows.master.policies.group_sizes import GroupSizes
-from latchwork.workflows.master.sending import PASSING, Place, Sending
+from latchwork.workflows.master.sending import PASSING, Parcel, Place, Sending
 from latchwork.workflows.master.taking_turns import next_turns
-from latchwork.workflows.master.telling import tell_takeover
 from latchwork.workflows.master.writing import Writing, Written
 from latchwork.workflows.owning import Owning
 from latchwork.workflows.state import Ended, Event, Outcome, Removed
@@ -46,6 +49,8 @@ MOST_PUTS = 200
 _NOTE_S = 5.0
 #: Seconds until a turn that did not get through is tried again.
 _AGAIN_S = 0.5
+#: After one of these a turn is done again carefully: the database is asked run by run which of them it refuses.
+_MAY_BE_OF_A_RUN = (NeedsCare, sa.exc.SQLAlchemyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +107,13 @@ class ShardRun:
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._marked = 0
         self._noted_at = -1e18
-        self._abandoned: list[str] = []
+        self._abandoned: dict[str, Place] = {}
         self._pokes: set[int] = set()
         self._parcels = Parcels(tools.database, tools.plans, shard)
         self._sizes = GroupSizes(shard, self._sending)
         self._looking, self._lull = Looking(self._prefix), Lull()
-        self._schedules: list[schedules.ScheduleRow] = []
+        self._fires: list[tuple[schedules.ScheduleRow, float]] = []
+        self._broken: set[schedules.ScheduleRow] = set()
         self._next_fire: float | None = None
         self._turns: list[int] = []
         self._polled_at = -1e18
@@ -150,11 +156,11 @@ class ShardRun:
             except PASSING as error:
                 self._doubt(error)
                 wait_s = _AGAIN_S
-            except sa.exc.SQLAlchemyError as error:
-                self._doubt(error)
-                if self._is_careful:
+            except Exception as error:
+                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or is_of_run(error)):
                     raise
-                self._is_careful = True  # once more, one instance after the other
+                self._doubt(error)
+                self._is_careful = True  # once more, one run after the other
                 wait_s = 0.0
             if wait_s > 0.0 and not self._stopping:
                 self._clock.wait(self._news, wait_s)
@@ -176,10 +182,10 @@ class ShardRun:
         written = self._write(found, now, is_asked=is_asked)
         if written is not None:
             self._took(written)
-        self._is_careful = False
         self._do()
         if self._mends and self._is_known:
             self._mend()
+        self._is_careful = False
         if written is not None and (written.fired or written.more):
             self._polled_at = -1e18
         self.turns += 1
@@ -194,19 +200,43 @@ class ShardRun:
         found = self._owning.look()
         with self._transaction() as connection:
             former = self._guard.former(connection)
-            known = self._owning.take(connection, self._tools.node, *found)
-            owners, token, now = (former, self._tools.node), self._guard.token, self._tools.now()
-            plans = self._tools.plans
-            tell_takeover(connection, plans, known.values(), shard=self._id, token=token, owners=owners, now=now)
-        self._book = Book(known.values())
+            self._owning.take(connection, self._tools.node, *found)
+            writing = self._writing(connection, Book())
+            known = self._read(connection, writing)
+            owners = former, self._tools.node
+            writing.tell_takeover(known, token=self._guard.token, owners=owners)
+            writing.finish()
+        self._book = Book(known)
+        self._took(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
         self._sizes.forget()
         self._looking.forget()
         self._is_known = True
         self._polled_at = -1e18
 
+    def _read(self, connection: sa.Connection, writing: Writing) -> list[Stored]:
+        """What goes on; carefully, those that cannot be read have ended."""
+        ids = runs.active(connection, self._id)
+        if not self._is_careful:
+            return list(runs.load(connection, ids).values())
+        return [stored for each in ids if (stored := writing.check(each)) is not None]
+
     def _transaction(self) -> Any:
         return self._tools.database.write()
+
+    def _writing(
+        self, connection: sa.Connection, book: Book, *, now: float | None = None, is_careful: bool = False
+    ) -> Writing:
+        tools = self._tools
+        return Writing(
+            connection,
+            self._id,
+            book,
+            plans=tools.plans,
+            order=tools.order,
+            now=tools.now() if now is None else now,
+            is_careful=is_careful or self._is_careful,
+        )
 
     def _is_polled(self, found: Seen, now: float) -> bool:
         """Whether to ask the database for commands and schedules."""
@@ -239,34 +269,28 @@ class ShardRun:
             stored = self._book.instances.get(attempt.instance)
             if stored is not None:
                 what.tell(attempt, Removed(attempt.name, attempt.n, stored.known.run))
-        tools = self._tools
         with self._transaction() as connection:
             seq = self._guard.guard(connection)
             self._note(connection)
-            writing = Writing(
-                connection,
-                self._id,
-                self._book,
-                plans=tools.plans,
-                order=tools.order,
-                now=now,
-                is_careful=self._is_careful,
-            )
+            writing = self._writing(connection, self._book, now=now)
             writing.take_in(what)
             writing.wake(each for each in due if each not in what.events)
             if has_commands:
-                writing.fire(self._schedules)
+                writing.fire((row, at) for row, at in self._fires if at <= now)
                 writing.do_commands()
                 writing.begin(self._turns)
             writing.finish()
-            self._parcels.read(connection, writing.written.instances.values())
+            if not self._is_careful:
+                self._parcels.read(connection, writing.written.instances.values())
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
             self._claims.pop(x, None)
         self._lull.end()
         self._looking.took(writing.written.ended)
-        self._tidy = ([*self._tidy[0], *writing.written.ended], [*self._tidy[1], *found.strange], seq)
+        # What was seen before a doubt is seen again.
+        ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
+        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.strange])), seq)
         return writing.written
 
     def _note(self, connection: sa.Connection) -> None:
@@ -277,27 +301,67 @@ class ShardRun:
 
     def _lost(self, found: Seen) -> dict[Attempt, bool]:
         """Attempts that ran, of which nothing is there, and whether their workers died."""
-        result = {}
-        for attempt in missing(self._book, found):
+        result: dict[Attempt, bool] = {}
+
+        def look(attempt: Attempt) -> None:
             died = self._sending.has_died(self._place(attempt))
             if died is not None:
                 result[attempt] = died
-        for attempt in replaced(self._book, found, self._claims):
+
+        def heard(attempt: Attempt) -> None:
             result[attempt] = not found.running[attempt.x].running.given_back
-        return result
+
+        asks = [(each, look) for each in missing(self._book, found)]
+        asks += [(each, heard) for each in replaced(self._book, found, self._claims)]
+        self._each_run((each.instance, partial(ask, each)) for each, ask in asks)
+        return {each: died for each, died in result.items() if each.instance in self._book.instances}
+
+    def _each_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
+        """Do something for each of these runs; an error that follows from one ends that one."""
+        errors: dict[int, Exception] = {}
+        for instance, do in todo:
+            try:
+                do()
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                errors[instance] = error
+        if errors:
+            self._write_carefully(lambda writing: writing.end_all(errors))
+
+    def _write_carefully(self, do: Callable[[Writing], object]) -> None:
+        """A transaction for runs that something is wrong with."""
+        with self._transaction() as connection:
+            self._guard.guard(connection)
+            writing = self._writing(connection, self._book, is_careful=True)
+            do(writing)
+            writing.finish()
+        self._took(writing.written)
 
     def _ask(self, now: float) -> bool:
         """Whether there are commands, or schedules that have to start something."""
         with self._tools.database.read() as connection:
-            self._schedules = schedules.rows(connection, self._id)
+            rows = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
             self._sizes.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
             self._turns = next_turns(connection, self._tools.plans, waiting)
-        going = (each.next_fire(now) for each in self._schedules if each.online and each.enabled)
-        self._next_fire = min((at for at in going if at is not None), default=None)
+        self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_of(each, now)]
+        self._next_fire = min((at for _, at in self._fires), default=None)
         self._tools.told(True)
         return has_commands or bool(self._turns) or self._is_due(now)
+
+    def _next_of(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
+        """The next fire time of a schedule, if it has one that can be computed, and that started what it should."""
+        if row in self._broken:
+            return []
+        try:
+            at = row.next_fire(now)
+        except Exception as error:
+            _log.error("the schedule of %s.%s has no fire time: %s", row.project, row.name, reason(error))
+            self._broken.add(row)
+            return []
+        return [] if at is None else [(row, at)]
 
     def _took(self, written: Written) -> None:
         """What was committed is what we know."""
@@ -307,10 +371,11 @@ class ShardRun:
         if len(self._claims) > 2 * len(self._book.running) + 1000:
             self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
         self._cancelled &= self._book.running.keys()
-        self._abandoned += written.abandoned
+        self._abandoned.update(written.abandoned)
         if written.mends:
             self._mends, self._is_known = True, False
         self._pokes |= written.pokes
+        self._broken |= {row for row, _ in self._fires if row.code in written.broken}
 
     # Doing
 
@@ -326,12 +391,21 @@ class ShardRun:
             self._sending.tidy(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        for instance in list(self._book.to_settle):
-            self._settle(instance)
-        if self._abandoned:
-            self._sending.abandon(self._abandoned)
-            self._abandoned = []
+        self._each_run((each, partial(self._settle, each)) for each in list(self._book.to_settle))
+        while self._abandoned:
+            self._abandon(*next(iter(self._abandoned.items())))
         self._choose()
+
+    def _abandon(self, x: str, place: Place) -> None:
+        """Take back what an ended run has queued, and have workers end what they have of it."""
+        try:
+            if not self._sending.take_back({x: place}):
+                self._sending.cancel({x: place})
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            _log.error("attempt %s of a run that has ended is left to its worker: %s", x, reason(error))
+        del self._abandoned[x]
 
     def _put(self) -> None:
         waiting = list(self._book.to_put.values())[:MOST_PUTS]
@@ -339,10 +413,13 @@ class ShardRun:
             return
         self._is_busy = len(self._book.to_put) > MOST_PUTS
         made, failed = self._parcels.make(self._book, waiting)
-        for x in self._sending.put(made):
+        done, refused = self._sent(made)
+        for x in done:
             self._book.to_put.pop(x, None)
+        failed += [(each, refused[each.x]) for each in waiting if each.x in refused]
         if failed:
-            self._fail(failed)
+            self._write_carefully(partial(self._fail, failed))
+            self._is_busy = True
 
     def _choose(self) -> None:
         """Decide switches, and write their choices. What is not written is in the next book again."""
@@ -355,34 +432,36 @@ class ShardRun:
         made = {attempt: choice for attempt, choice in choices.items() if choice is not None}
         self._is_busy |= bool(made or self._book.to_choose)
         if made:
-            tools = self._tools
             with self._transaction() as connection:
                 self._guard.guard(connection)
-                writing = Writing(
-                    connection,
-                    self._id,
-                    self._book,
-                    plans=tools.plans,
-                    order=tools.order,
-                    now=tools.now(),
-                    is_careful=self._is_careful,
-                )
+                writing = self._writing(connection, self._book)
                 writing.choose(made)
                 writing.finish()
             self._took(writing.written)
 
-    def _fail(self, failed: Iterable[tuple[Attempt, str]]) -> None:
-        tools = self._tools
-        with self._transaction() as connection:
-            self._guard.guard(connection)
-            writing = Writing(connection, self._id, self._book, plans=tools.plans, order=tools.order, now=tools.now())
-            for attempt, why in failed:
-                run = self._book.instances[attempt.instance].known.run
-                event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
-                writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
-            writing.finish()
-        self._took(writing.written)
-        self._is_busy = True
+    def _sent(self, made: list[Parcel]) -> tuple[list[str], dict[str, str]]:
+        """Put items; the attempts that need not be looked at again, and why others can never be put."""
+        try:
+            return self._sending.put(made), {}
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+        done: list[str] = []
+        refused: dict[str, str] = {}
+        for each in made:
+            try:
+                done += self._sending.put([each])
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                refused[each.place.item.x] = why_of(error)
+        return done, refused
+
+    def _fail(self, failed: Iterable[tuple[Attempt, str]], writing: Writing) -> None:
+        for attempt, why in failed:
+            run = self._book.instances[attempt.instance].known.run
+            event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
+            writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
 
     def _mend(self) -> None:
         """Drop what nobody waits for; of tasks that are gone the first shard drops what is left."""

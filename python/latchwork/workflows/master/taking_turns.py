@@ -10,7 +10,8 @@ from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.policies import limits, serials
 from latchwork.workflows.database.runs import Stored
-from latchwork.workflows.errors import UnknownWorkflow, WrongState
+from latchwork.workflows.errors import WrongState
+from latchwork.workflows.master.blame import is_of_run
 from latchwork.workflows.master.plans import Plans, Version
 from latchwork.workflows.state.records import OVER, InstanceState
 from latchwork.workflows.state.serial import GOING, Other, Turn, places, verdict
@@ -150,7 +151,9 @@ def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored
         try:
             given = plans.get(connection, stored.code, stored.version).definition
             most = places(given.serial, given.max_runs)
-        except (ValueError, UnknownWorkflow):
+        except Exception as error:
+            if not is_of_run(error):
+                raise
             most = None  # it fails when it begins
         of = (stored.code, most)
         if of not in first:

@@ -72,7 +72,8 @@ class Recalling:
         self._connection = connection
         self._plans = plans
         self._now = now
-        self._made: dict[str, Known] = {}
+        #: What is to be kept, by key. Written at the end of the transaction: so rows are locked in one order.
+        self.made: dict[str, Known] = {}
 
     def note(self, stored: Stored, name: str, result: Result) -> None:
         """A task has succeeded: its outputs are kept, if they may be."""
@@ -84,11 +85,7 @@ class Recalling:
             return
         if spec.cache_s is not None:
             known = Known(stored.id, self._now, self._now + spec.cache_s, result.outputs)
-            self._made[result.cache_key] = known
-
-    def finish(self) -> None:
-        """Write what is to be kept, at the end: so rows are locked in one order."""
-        caches.keep(self._connection, self._made)
+            self.made[result.cache_key] = known
 
     def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> Recalled:
         """The instance, after tasks that would be queued now have the outputs that are known.
