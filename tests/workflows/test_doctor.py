@@ -6,7 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.workflows.care import Doctor
-from latchwork.workflows.database.tables import command, task
+from latchwork.workflows.database.schedules import ScheduleRow
+from latchwork.workflows.database.tables import command, shard, task
 from latchwork.workflows.installation import join_store
 from latchwork.workflows.keys import Item
 from latchwork.workflows.master import Master
@@ -144,6 +145,27 @@ def test_a_schedule_that_nobody_starts_is_found(joined):
     joined.apply(a_workflow(schedule={"cron": "* * * * *"}))
     assert kinds(joined) == []
     assert kinds(joined, LATER) == ["late schedule"]
+
+
+def test_a_command_that_no_master_does_is_named_with_its_run_and_not_said_to_be_mended(joined, monkeypatch):
+    version = joined.apply(a_workflow(tasks={"a": []}, schedule={"cron": "* * * * *"}))
+    with joined.master():
+        run = joined.start(version)
+    joined.send("start", code=version.code, version=1)
+    joined.send("pause", run)
+
+    def never(_row, _now):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(ScheduleRow, "next_fire", never)
+    found = {each.subject: each for each in findings(joined, LATER)}
+    assert {"2 (start of default.flow)", f"3 (pause of run {run})", "default.flow"} <= found.keys()
+    assert not any(each.can_mend for each in found.values() if each.kind in {"open command", "broken schedule"})
+    assert "no master has shard 0" in found["2 (start of default.flow)"].why
+    with joined.database.write() as connection:
+        connection.execute(sa.update(shard).values(owner="node-1"))
+    (found,) = (each for each in findings(joined, LATER) if each.subject == f"3 (pause of run {run})")
+    assert "node-1 has not done it: read its log for shard 0" in found.why
 
 
 def test_a_key_that_nobody_of_ours_wrote_is_told_and_left(joined):

@@ -66,6 +66,15 @@ class RunRef:
         """
         return self._client.done(self.command, timeout_s)
 
+    def stop(self) -> None:
+        """Stop the run, or, before a master has made it, see to it that none does.
+
+        Raises:
+            WrongState: it was refused, or has ended.
+        """
+        with told():
+            runs_desk.stop_command(self._client._parts, self._client._who, self.command)  # noqa: SLF001 - its own
+
     def wait(self, timeout_s: float | None = None) -> RunSeen:
         """The run, once it is over. Errors as for ``id``."""
         return self._client.wait(self.id(timeout_s), timeout_s)

@@ -72,6 +72,12 @@ def get_command(*, request: Request, who: Who, command_id: m.Id) -> m.CommandDoc
     return m.CommandDocument(**{each: getattr(row, each) for each in m.CommandDocument.model_fields})
 
 
+@router.post("/commands/{command_id}:stop", status_code=204)
+def stop_command(*, request: Request, who: Who, command_id: m.Id) -> None:
+    """Stop what a command starts: before a master has made the run, none does; later the run is stopped."""
+    desk.stop_command(parts_of(request), who, command_id)
+
+
 @router.get("/instances")
 def list_instances(
     *,

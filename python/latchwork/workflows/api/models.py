@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.records import MOST_DEPTH, MOST_MOMENT_S, MOST_WHOLE
+from latchwork.records import MOST_MOMENT_S, MOST_WHOLE
 from latchwork.workflows.definitions.model import Definition, Name, Priority
+from latchwork.workflows.definitions.plain import plain_problems
 
 MOST_ID = MOST_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]
@@ -31,22 +32,14 @@ RunState = Literal[
 RoleWord = Literal["viewer", "operator", "editor", "admin"]
 
 
-def plain_json(value: Any, depth: int = 0) -> Any:
-    """JSON that every database and every browser can hold: no halves of characters, not too deep, no NUL."""
-    if depth > MOST_DEPTH:
-        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-    if isinstance(value, str):
-        if "\x00" in value or any("\ud800" <= each <= "\udfff" for each in value):
-            raise ValueError("text holds a NUL, or half of a character")
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            plain_json(key, depth + 1)
-            plain_json(each, depth + 1)
-    elif isinstance(value, list):
-        for each in value:
-            plain_json(each, depth + 1)
-    elif (isinstance(value, float) and value != value) or value in {float("inf"), float("-inf")}:  # noqa: PLR0124
-        raise ValueError("a number is not finite")
+def plain_json(value: Any) -> Any:
+    """The value itself, if every database and every browser can hold it.
+
+    Raises:
+        ValueError: it cannot be held.
+    """
+    for path, why in plain_problems(value):
+        raise ValueError(f"{path}: {why}" if path else why)
     return value
 
 

@@ -19,12 +19,14 @@ from latchwork.jobs import inspect
 from latchwork.schedules import Cron
 from latchwork.store import Store
 from latchwork.types import Entry
+from latchwork.words import reason
 from latchwork.workflows.database import Database, schedules
 from latchwork.workflows.database.alerts import views
 from latchwork.workflows.database.alerts.deliveries import STUCK_S
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.policies import groups, limits
-from latchwork.workflows.database.tables import command, instance, task
+from latchwork.workflows.database.tables import command, definition, instance, task
+from latchwork.workflows.database.tables import shard as shard_
 from latchwork.workflows.database.views.missing import missing
 from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.exchange import Result
@@ -93,7 +95,9 @@ class Facts:
         data: attempts with a second part of their spec.
         strange: keys that nobody of ours wrote.
         held: what the database has in hands, by attempt.
-        commands: the oldest open ones: id, type, shard, when.
+        commands: the oldest open ones: id, what of which run or workflow, shard, when.
+        owners: the newest master of each shard.
+        broken: schedules whose fire times cannot be computed: name, why.
         late: schedules that owe a fire time: name, shard, since when.
         masters: those that live.
         unnamed: channels that workflows name and nobody has made, each with these workflows.
@@ -110,6 +114,8 @@ class Facts:
     strange: list[str] = field(default_factory=list)
     held: dict[str, Held] = field(default_factory=dict)
     commands: list[tuple[int, str, int, float]] = field(default_factory=list)
+    owners: Mapping[int, str] = field(default_factory=dict)
+    broken: list[tuple[str, str]] = field(default_factory=list)
     late: list[tuple[str, int, float]] = field(default_factory=list)
     masters: Sequence[str] = ()
     unnamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -124,9 +130,15 @@ def judge(facts: Facts, now: float) -> list[Finding]:
     for x, (shard, ended_at) in facts.results.items():
         if ended_at < now - PASSES_S:
             found.append(Finding("old result", x, shard, f"it ended {now - ended_at:.0f} s ago, and no master took it"))
-    for number, kind, shard, at in facts.commands:
+    for number, what, shard, at in facts.commands:
         if at < now - PASSES_S:
-            found.append(Finding("open command", f"{number} ({kind})", shard, f"asked {now - at:.0f} s ago"))
+            owner = facts.owners.get(shard)
+            who = f"{owner} has not done it: read its log for shard {shard}, and start it again"
+            why = f"asked {now - at:.0f} s ago, and {who if owner else f'no master has shard {shard}: start one'}"
+            found.append(Finding("open command", f"{number} ({what})", shard, why, can_mend=False))
+    for name, wrong in facts.broken:
+        why = f"it has no fire time, and its master leaves it out: {wrong}; apply the workflow with another schedule"
+        found.append(Finding("broken schedule", name, None, why, can_mend=False))
     for name, shard, at in facts.late:
         if at < now - PASSES_S:
             found.append(Finding("late schedule", name, shard, f"its fire time was {now - at:.0f} s ago"))
@@ -315,9 +327,8 @@ class Doctor:
         now = self._now()
         with self._database.read() as connection:
             facts.held = _held(connection)
-            columns = (command.c.id, command.c.type, command.c.shard, command.c.created_at)
-            asked = sa.select(*columns).where(command.c.done_at.is_(None)).order_by(command.c.id).limit(1000)
-            facts.commands = [tuple(row) for row in connection.execute(asked)]
+            facts.commands = _commands(connection)
+            facts.owners = dict(connection.execute(sa.select(shard_.c.id, shard_.c.owner)).all())
             rows = schedules.rows(connection)
             there = {each.name for each in views.channels(connection)}
             facts.unnamed = {name: of for name, of in views.named(connection).items() if name not in there}
@@ -326,10 +337,28 @@ class Doctor:
             of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
             facts.groups = {**groups.sizes(connection), **of_projects}
         for each in rows:
-            owed = each.next_fire(now) if each.online and each.enabled else None
-            if owed is not None and owed < now:
-                since = Cron(each.cron, tz=each.tz).fire_after(max(each.cursor, each.starts_at or 0.0))
-                facts.late.append((f"{each.project}.{each.name}", each.shard, since))
+            name = f"{each.project}.{each.name}"
+            try:
+                owed = each.next_fire(now) if each.online and each.enabled else None
+                if owed is not None and owed < now:
+                    since = Cron(each.cron, tz=each.tz).fire_after(max(each.cursor, each.starts_at or 0.0))
+                    facts.late.append((name, each.shard, since))
+            except Exception as error:
+                facts.broken.append((name, reason(error)))
+
+
+def _commands(connection: sa.Connection) -> list[tuple[int, str, int, float]]:
+    columns = (command.c.id, command.c.type, command.c.instance, command.c.args, command.c.shard, command.c.created_at)
+    asked = sa.select(*columns).where(command.c.done_at.is_(None)).order_by(command.c.id).limit(1000)
+    names = {
+        row.code: f"{row.project}.{row.name}"
+        for row in connection.execute(sa.select(definition.c.code, definition.c.project, definition.c.name))
+    }
+    found = []
+    for row in connection.execute(asked):
+        of = f"run {row.instance}" if row.instance is not None else names.get((row.args or {}).get("code"), "")
+        found.append((row.id, f"{row.type} of {of}" if of else row.type, row.shard, row.created_at))
+    return found
 
 
 def _held(connection: sa.Connection) -> dict[str, Held]:

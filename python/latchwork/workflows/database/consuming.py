@@ -51,13 +51,16 @@ _COLUMNS = (
     command.c.done_at,
     command.c.error,
 )
+_STARTS = [each.value for each in (CommandType.START, CommandType.TIMER, CommandType.BACKFILL)]
+_RESTARTS = [each.value for each in (CommandType.RESUME, CommandType.RECOVER, CommandType.RERUN)]
 _OPEN = sa.and_(command.c.shard == sa.bindparam("shard"), command.c.done_at.is_(None))
 _OPEN_OF = sa.select(*_COLUMNS).where(_OPEN).order_by(command.c.id).limit(sa.bindparam("most"))
+_OPEN_OF = _OPEN_OF.with_for_update(key_share=True)
 _ANY_OPEN = sa.select(command.c.id).where(_OPEN).limit(1)
 
 
 def open_of(connection: sa.Connection, shard: int, most: int) -> list[CommandRow]:
-    """The open commands of a shard, the oldest first."""
+    """The open commands of a shard, the oldest first; nobody withdraws them before the end of the transaction."""
     return [CommandRow(*row) for row in connection.execute(_OPEN_OF, {"shard": shard, "most": most})]
 
 
@@ -91,6 +94,19 @@ def done(
     if backfill is not None:
         values["backfill"] = backfill
     connection.execute(sa.update(command).where(command.c.id == number).values(**values))
+
+
+def withdraw(connection: sa.Connection, number: int, now: float, *, by: str) -> bool:
+    """End a command that starts something, if no master has done it: none will."""
+    mine = sa.and_(command.c.id == number, command.c.done_at.is_(None), command.c.type.in_(_STARTS))
+    ended = {"done_at": now, "error": f"it was stopped before it began, by {by}"}
+    return bool(connection.execute(sa.update(command).where(mine).values(**ended)).rowcount)
+
+
+def is_restarting(connection: sa.Connection, number: int) -> bool:
+    """Whether an open command asks that a run goes on again."""
+    mine = sa.and_(command.c.instance == number, command.c.done_at.is_(None), command.c.type.in_(_RESTARTS))
+    return connection.execute(sa.select(command.c.id).where(mine).limit(1)).first() is not None
 
 
 def find(connection: sa.Connection, number: int) -> CommandRow:

@@ -12,7 +12,7 @@ from latchwork.workflows.database.policies import groups
 from latchwork.workflows.database.tables import definition, definition_version, schedule
 from latchwork.workflows.definitions.model import Definition, ScheduleSpec
 from latchwork.workflows.definitions.validate import Checked
-from latchwork.workflows.errors import UnknownWorkflow
+from latchwork.workflows.errors import UnknownWorkflow, WrongState
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,17 @@ def find(connection: sa.Connection, key: str) -> Found:
         if row is not None:
             return Found(row.code, row.version, row.online, project_)
     raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
+
+
+def check_online(connection: sa.Connection, code: int) -> None:
+    """Let pass what may be started.
+
+    Raises:
+        WrongState: the workflow was set offline.
+    """
+    row = connection.execute(sa.select(definition).where(definition.c.code == code)).first()
+    if row is not None and not row.online:
+        raise WrongState(f"{row.project}.{row.name} was set offline before it began; set it online, and start it again")
 
 
 def load(connection: sa.Connection, code: int, version: int) -> Definition:

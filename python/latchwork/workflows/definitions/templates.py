@@ -28,6 +28,7 @@ SECRET = "secret:"  # noqa: S105 - it is none
 CONNECTION = "connection:"
 _WITH_KIND = re.compile(r"(?:secret|connection):[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHIFT = re.compile(r"([+-]\d{1,6})([smhdw])")
+_MOST_SHIFT = timedelta(days=36_525)  # a hundred years
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A value with its references filled in has at most so many characters and values.
 MOST_FILLED = 1_000_000
@@ -83,7 +84,10 @@ def _time(inner: str) -> Reference:
     if amount is None:
         raise ValueError(f"'{shift.strip()}' is no shift of a time; write one such as -1d, +6h or -30m")
     unit = amount.group(2)
-    return Reference("", form, timedelta(**{_UNITS[unit]: int(amount.group(1))}), is_elapsed=unit in "smh")
+    moved = timedelta(**{_UNITS[unit]: int(amount.group(1))})
+    if abs(moved) > _MOST_SHIFT:
+        raise ValueError(f"'{shift.strip()}' moves a time too far; at most {_MOST_SHIFT.days:,} days are possible")
+    return Reference("", form, moved, is_elapsed=unit in "smh")
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -195,7 +199,10 @@ def _filled(text: str, known: Mapping[str, Any], schedule_time: datetime, quote:
 def _value(reference: Reference, known: Mapping[str, Any], schedule_time: datetime) -> Any:
     if reference.name:
         return known[reference.name]
-    return _moved(schedule_time, reference).strftime(reference.format)
+    try:
+        return _moved(schedule_time, reference).strftime(reference.format)
+    except (ArithmeticError, ValueError) as error:
+        raise ValueError(f"the schedule time {schedule_time} moved by {reference.shift} is no time: {error}") from None
 
 
 def _moved(moment: datetime, reference: Reference) -> datetime:

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from latchwork.records import MOST_MOMENT_S
 from latchwork.schedules import Cron
 from latchwork.workflows.definitions import logical
 from latchwork.workflows.definitions.caching import names_secret
 from latchwork.workflows.definitions.forms import read
 from latchwork.workflows.definitions.graph import ancestors, in_order
 from latchwork.workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
+from latchwork.workflows.definitions.plain import plain_problems
 from latchwork.workflows.definitions.settings import naming
 from latchwork.workflows.definitions.settings.naming import Settings
 from latchwork.workflows.definitions.templates import CONNECTION, SECRET, Reference, references
@@ -64,6 +66,8 @@ def checked(given: object, types: TaskTypes, settings: Settings | None = None) -
         definition = given if isinstance(given, Definition) else Definition.model_validate(given)
     except ValidationError as error:
         raise DefinitionInvalid([_of_pydantic(each) for each in error.errors()]) from None
+    if unstorable := list(_unstorable(definition)):
+        raise DefinitionInvalid(unstorable)
     names = list(_names(definition))
     problems = [*_sizes(definition), *names, *_variables(definition)]
     for index, task in enumerate(definition.tasks):
@@ -145,6 +149,14 @@ def _join(path: str, more: str) -> str:
     return f"{path}.{more}" if path and more and not more.startswith("[") else path + more
 
 
+def _unstorable(definition: Definition) -> Iterator[Problem]:
+    """Values that are no JSON, or that no database or process can hold."""
+    yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
+    for index, task in enumerate(definition.tasks):
+        for part in ("params", "env", "map"):
+            yield from (Problem(*each) for each in plain_problems(getattr(task, part), f"tasks[{index}].{part}"))
+
+
 def _sizes(definition: Definition) -> Iterator[Problem]:
     if not definition.tasks:
         yield Problem("tasks", "there are none; a workflow has at least one")
@@ -212,6 +224,11 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem("schedule.tz" if "time zone" in str(error) else "schedule.cron", str(error))
         return
+    for field in ("start", "end"):
+        given = getattr(spec, field)
+        if given is not None and not 0 <= _moment(given) <= MOST_MOMENT_S:
+            yield Problem(f"schedule.{field}", f"{given} is too far away; give a time between 1970 and 2970")
+            return
     start = spec.start or datetime.now(timezone.utc)
     if spec.start and spec.end and _moment(spec.end) <= _moment(spec.start):
         yield Problem("schedule.end", "it is not after schedule.start; put the later moment last")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
+from latchwork.checks import is_number
+from latchwork.records import MOST_MOMENT_S
 from latchwork.web import Identity, Problem, Role
 from latchwork.workflows.database import families, runs
 from latchwork.workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw, was_asked
+from latchwork.workflows.database.consuming import is_restarting, withdraw
 from latchwork.workflows.database.definitions import load as load_definition
 from latchwork.workflows.database.history import told
 from latchwork.workflows.database.views import catalog, instances
 from latchwork.workflows.definitions.graph import in_order
 from latchwork.workflows.definitions.model import PRIORITIES, Definition, plan_of
+from latchwork.workflows.definitions.plain import MOST_PARAMS_BYTES, plain_problems
 from latchwork.workflows.desk.parts import Parts, need, seen
 from latchwork.workflows.errors import UnknownWorkflow, WrongState
 from latchwork.workflows.state import (
@@ -127,7 +132,7 @@ def start(
 
 
 def check_start(body: Definition, given: Start) -> None:
-    """Refuse parameters, tasks and priorities that the workflow does not have.
+    """Refuse what the workflow does not have, and values that no run can have.
 
     Raises:
         Problem: 422, naming each field.
@@ -137,6 +142,7 @@ def check_start(body: Definition, given: Start) -> None:
         for each in given.params
         if each not in body.params
     ]
+    problems += _value_problems(given)
     known = {each.name for each in body.tasks}
     problems += [
         (f"start_from[{place}]", f"{body.key} has no task {each!r}")
@@ -144,10 +150,20 @@ def check_start(body: Definition, given: Start) -> None:
         if each not in known
     ]
     if given.priority is not None and given.priority not in PRIORITIES:
-        problems.append(("priority", f"{given.priority[:40]!r} is none of {', '.join(PRIORITIES)}"))
+        problems.append(("priority", f"{str(given.priority)[:40]!r} is none of {', '.join(PRIORITIES)}"))
     if problems:
         path, message = problems[0]
         raise Problem(422, f"{path}: {message}", errors=problems)
+
+
+def _value_problems(given: Start) -> Iterator[tuple[str, str]]:
+    wrong = list(plain_problems(given.params, "params"))
+    yield from wrong
+    if not wrong and len(json.dumps(given.params).encode()) > MOST_PARAMS_BYTES:
+        yield "params", f"they take more than {MOST_PARAMS_BYTES:,} bytes; hand large things over in files"
+    at = given.schedule_time
+    if at is not None and not (is_number(at, 0) and at <= MOST_MOMENT_S):
+        yield "schedule_time", f"{at!r:.40} is no time of a run; give seconds since 1970, at most {MOST_MOMENT_S:.0f}"
 
 
 def act(
@@ -194,6 +210,29 @@ def act(
     return _asked(parts, who, row, kind, events[kind], args, unique_key)
 
 
+def stop_command(parts: Parts, who: Identity, number: int) -> None:
+    """Stop what a command asks to be started: no master does it any more, or the run that it has led to is stopped.
+
+    Raises:
+        Problem: 403, 404; 409 if it asked for no run, or was refused, or its run has ended.
+    """
+    with parts.database.write() as connection:
+        row = instances.find_command(connection, number)
+        code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
+        workflow = catalog.by_code(connection, code) if isinstance(code, int) else None
+        of = seen(who, workflow, f"command {number} that starts something")
+        need(who, Role.OPERATOR, of.project)
+        if withdraw(connection, number, time.time(), by=who.name):
+            details = {"workflow": of.name, "command": number}
+            told(connection, "start withdrawn", by=who.name, project=of.project, details=details)
+            return
+        row = instances.find_command(connection, number)
+    if row is None or row.instance is None:
+        why = None if row is None else row.error
+        raise Problem(409, f"command {number} has led to no run: {why or 'it asked for none'}", possible=[])
+    act(parts, who, row.instance, "stop")
+
+
 def force(parts: Parts, who: Identity, task_id: int, action: str, *, unique_key: str | None = None) -> Asked:
     """Ask something of a task: one of ``FORCES``.
 
@@ -216,7 +255,8 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
     parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
 ) -> Asked:
     with parts.database.write() as connection:
-        if not was_asked(connection, row.project, unique_key):
+        is_restarted = kind is CommandType.STOP and is_restarting(connection, row.id)
+        if not was_asked(connection, row.project, unique_key) and not is_restarted:
             _check_state(connection, row, kind, event)
         asked = ask(
             connection,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from latchwork.words import reason
+from latchwork.workflows.database import definitions
 from latchwork.workflows.database.commands import CommandType, ask
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.database.policies import backfills
@@ -89,6 +90,7 @@ class Backfills:
 
     def _create(self, row: CommandRow) -> int:
         wanted = dates_of(row)
+        definitions.check_online(self._connection, wanted.code)
         definition = self._plans.get(self._connection, wanted.code, wanted.version).definition
         priority = PRIORITIES.index(wanted.priority or definition.priority)
         same: dict[str, Any] = {"shard": self._shard, "code": wanted.code, "version": wanted.version}

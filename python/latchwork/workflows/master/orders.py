@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from latchwork.checks import is_number
+from latchwork.records import MOST_MOMENT_S
 from latchwork.workflows.database.consuming import CommandRow
 from latchwork.workflows.definitions.model import PRIORITIES, Priority
 from latchwork.workflows.definitions.moments import MOST_MOMENTS, MOST_PARALLEL
@@ -95,7 +97,7 @@ def dates_of(row: CommandRow) -> Dates:
     start = start_of(row)
     moments, parallel, direction = args.get("moments"), args.get("parallel"), args.get("order")
     good = isinstance(moments, list) and 0 < len(moments) <= MOST_MOMENTS and direction in {"asc", "desc"}
-    good = good and all(type(each) in {int, float} and each >= 0 for each in moments or ())
+    good = good and all(_is_time(each) for each in moments or ())
     if not good or len(set(moments or ())) < len(moments or ()):
         raise Malformed(f"command {row.id} names no moments, or no order")
     if type(parallel) is not int or not 1 <= parallel <= MOST_PARALLEL:
@@ -124,7 +126,7 @@ def start_of(row: CommandRow) -> Wanted:
     code, version, priority = args.get("code"), args.get("version"), args.get("priority")
     params, at = args.get("params") or {}, args.get("schedule_time")
     at = row.created_at if at is None else at
-    good = type(code) is int and type(version) is int and isinstance(params, dict) and isinstance(at, (int, float))
+    good = type(code) is int and type(version) is int and isinstance(params, dict) and _is_time(at)
     if not good or priority not in {None, *PRIORITIES}:
         raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
     event = Start(
@@ -160,6 +162,10 @@ _PLAIN: dict[str, Callable[[], Event]] = {
     "stop": Stop,
     "wake": Wake,
 }
+
+
+def _is_time(value: object) -> bool:
+    return is_number(value, 0) and value <= MOST_MOMENT_S
 
 
 def _names(row: CommandRow, field: str) -> tuple[str, ...]:

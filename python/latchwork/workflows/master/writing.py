@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.words import reason
-from latchwork.workflows.database import attempts, consuming, families, runs, schedules
+from latchwork.workflows.database import attempts, consuming, definitions, families, runs, schedules
 from latchwork.workflows.database.attempts import AttemptRow
 from latchwork.workflows.database.commands import CommandType
 from latchwork.workflows.database.consuming import CommandRow
@@ -427,6 +427,7 @@ class Writing:
 
     def _start(self, row: CommandRow) -> int:
         wanted = orders.start_of(row)
+        definitions.check_online(self._connection, wanted.code)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         waits = self._turns.has_to_wait(version, dry=wanted.event.dry)
         made = self.make(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)

@@ -1,0 +1,40 @@
+"""Values that every part of the system can hold: JSON without halves of characters, NULs, or too much depth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from latchwork.checks import is_number
+from latchwork.records import MOST_DEPTH
+
+#: Parameters of a start take so many bytes at most: each of its tasks gets them.
+MOST_PARAMS_BYTES = 900_000
+
+
+def plain_problems(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """What is wrong with a value, each with its path."""
+    if depth > MOST_DEPTH:
+        yield path, f"it is nested more than {MOST_DEPTH} deep"
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            name = str(key).encode("ascii", "replace").decode()[:100]
+            if not isinstance(key, str) or _problem(key):
+                yield path, f"{name!r} is no name that JSON has"
+            else:
+                yield from plain_problems(each, f"{path}.{name}" if path else name, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            yield from plain_problems(each, f"{path}[{index}]", depth + 1)
+    elif wrong := _problem(value):
+        yield path, wrong
+
+
+def _problem(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, str):
+        is_wrong = "\0" in value or any("\ud800" <= each <= "\udfff" for each in value)
+        return "text holds a NUL, or half of a character" if is_wrong else ""
+    if isinstance(value, (int, float)):
+        return "" if is_number(value) else "a number is not finite, or has more digits than a float"
+    return f"a {type(value).__name__} is nothing that JSON has"
