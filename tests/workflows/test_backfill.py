@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import WaitTimeout
 from latchwork.workflows import DateRange, WrongState
+from latchwork.workflows.database import runs
 from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.tables import backfill, command, instance
 from latchwork.workflows.definitions.model import ScheduleSpec
@@ -230,16 +231,16 @@ def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
 
 def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkeypatch):
     stage.apply(a_workflow(tasks=ONE_TASK))
-    with stage.master() as run:
-        get, tried = run._tools.plans.get, []
+    save, seen = runs.save, {}
 
-        def refusing(*given):
-            tried.append(given)
-            if len(tried) == 3:  # the command, the first date, and now the second
-                raise ValueError("a definition from another time")
-            return get(*given)
+    def refusing(connection, before, *given, **more):
+        seen.setdefault(before.id, len(seen))
+        if seen[before.id] == 1:
+            raise ValueError("a definition from another time")
+        return save(connection, before, *given, **more)
 
-        monkeypatch.setattr(run._tools.plans, "get", refusing)
+    with stage.master():
+        monkeypatch.setattr(runs, "save", refusing)
         found = client.backfill("flow", OCTOBER, dry_run=True).wait(60)
     assert found.counts == {"success": 2, "failure": 1}
     assert found.state is BackfillState.FAILURE

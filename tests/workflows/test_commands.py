@@ -55,7 +55,7 @@ def test_what_cannot_be_done_says_why_and_holds_nothing_up(stage):
         eventually(lambda: stage.command(good).instance)
     found = [stage.command(each).error for each in bad]
     for error, words in zip(
-        found, ("no version 1", "no task 'z'", "is no start", "no instance 12345", "does not know"), strict=True
+        found, ("no version 1", "no task 'z'", "is no start", "no run 12345", "does not know"), strict=True
     ):
         assert words in error
     assert stage.instances() == 1
