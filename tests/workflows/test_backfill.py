@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import WaitTimeout
 from latchwork.workflows import DateRange, WrongState
-from latchwork.workflows.database import runs
+from latchwork.workflows.database import runs as rows
 from latchwork.workflows.database.policies import backfills
 from latchwork.workflows.database.tables import backfill, command, instance
 from latchwork.workflows.definitions.model import ScheduleSpec
@@ -231,7 +231,7 @@ def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
 
 def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkeypatch):
     stage.apply(a_workflow(tasks=ONE_TASK))
-    save, seen = runs.save, {}
+    save, seen = rows.save, {}
 
     def refusing(connection, before, *given, **more):
         seen.setdefault(before.id, len(seen))
@@ -240,7 +240,7 @@ def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkey
         return save(connection, before, *given, **more)
 
     with stage.master():
-        monkeypatch.setattr(runs, "save", refusing)
+        monkeypatch.setattr(rows, "save", refusing)
         found = client.backfill("flow", OCTOBER, dry_run=True).wait(60)
     assert found.counts == {"success": 2, "failure": 1}
     assert found.state is BackfillState.FAILURE
