@@ -84,6 +84,7 @@ API = {
     "GET /api/v1/schedules:preview": IN,
     "GET /api/v1/task-types": (401, 403, *(200,) * 6),
     "GET /api/v1/commands/{command_id}": VIEW,
+    "POST /api/v1/commands/{command_id}:stop": of("operator", 204),
     "GET /api/v1/instances": IN,
     "GET /api/v1/instances/{instance_id}": VIEW,
     "GET /api/v1/instances/{instance_id}/why": VIEW,
@@ -283,6 +284,10 @@ def filled(route, world, seeds, name):
     if "{token_id}" in path:
         other = seeds.accounts.new_token("admin", "x", by="test")[0]
         path = path.replace("{token_id}", str(other))
+    if path.endswith("{command_id}:stop"):
+        with seeds.database.write() as connection:
+            opened = "UPDATE command SET done_at = NULL, error = NULL WHERE id = "
+            connection.exec_driver_sql(opened + str(world["started"]))
     if "{command_id}" in path:
         path = path.replace("{command_id}", str(world["started"]))
     found = re.fullmatch(r"/api/v1/(connection|environment|parameter)s/{name}(:test)?", path)
