@@ -183,7 +183,7 @@ def nothing_left(store, name):
     deadline = time.monotonic() + PATIENCE_S
     while True:
         bound = [entry.key for entry in store.list(name, recursive=True) if entry.owner is not None]
-        lock = store.get(f"locks/{name}")
+        lock = store.get(f"@locks/locks/{name}")
         if not bound and (lock is None or b'"owner": null' in lock.value):
             return
         assert time.monotonic() < deadline, f"left behind: {bound} {lock}"

@@ -26,7 +26,7 @@ def url(request, cli):
 def all_run(url, wait_until):
     def look():
         with latchwork.connect(url) as store:
-            return len(store.list("locks/report")) == 4
+            return len(store.list("@jobs/locks/report")) == 4
 
     wait_until(look, "every item has a lock")
 

@@ -281,6 +281,7 @@ def test_a_store_that_is_away_for_longer_than_every_ttl_loses_no_task_that_is_to
 
 def is_full(store, monkeypatch, key, unless="nothing"):
     """Refuse writes below a key, as a server without room does, but some; returns what gives room again."""
+    store = system_namespace(store, "executor")
     commit, room = store.commit, []
 
     def refused(checks, ops):

@@ -11,11 +11,24 @@ import pytest
 import latchwork
 from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import lock_states
+from latchwork.store import system_namespace
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
 WRITES = ("put", "create", "create_sequential", "delete", "delete_tree", "commit")
+
+
+@pytest.fixture
+def connect(connect):
+    """Open a client, and give the namespace in which locks have their keys."""
+    return lambda *args, **options: system_namespace(connect(*args, **options), "locks")
+
+
+@pytest.fixture
+def store(store):
+    """The namespace in which locks have their keys."""
+    return system_namespace(store, "locks")
 
 
 def owners(store):
@@ -328,7 +341,7 @@ def test_a_renewal_that_fails_is_told_with_the_time_that_is_left(connect, keeper
 
 
 def test_the_time_of_a_hold_counts_from_before_its_owner_was_sent(connect, keepers):
-    slow = Fault("slow_answer", op="create", key="owners/*", delay_s=1.0)
+    slow = Fault("slow_answer", op="create", key="@locks/owners/*", delay_s=1.0)
     with FaultyStore(connect(), [slow]) as store, keepers(ttl_s=60.0, store=store) as keeper:
         keeper.acquire("job/1", 30.0)
         assert 0.0 < keeper.remaining_s() <= 59.0

@@ -11,10 +11,17 @@ import pytest
 
 from latchwork.errors import Closed, Conflict, InvalidKey, LatchworkError, LockLost, Unavailable, WaitTimeout
 from latchwork.primitives import LockKeeper, PersistentLock
+from latchwork.store import system_namespace
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
 
 TTL_S = 1.0
+
+
+def take_over(store):
+    """Remove the owner of the locks, as a takeover does."""
+    locks = system_namespace(store, "locks")
+    locks.delete(locks.list("owners")[0].key)
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_a_with_whose_lock_was_lost_does_not_release_the_next_holders(connect, s
     thread.start()
     with pytest.raises(LockLost), lock:
         event = lock.lost
-        store.delete(store.list("owners")[0].key)  # what a takeover does
+        take_over(store)
         assert event.wait(5)
         lost.set()
         assert taken.wait(10)
@@ -105,7 +112,7 @@ def test_several_locks_share_a_keeper_and_its_one_owner(connect, store):
         locks = [PersistentLock(keeper._store, f"orders-{number}", keeper=keeper) for number in range(3)]
         for lock in locks:
             lock.acquire(5.0)
-        assert len(store.list("owners")) == 1
+        assert len(store.list("@locks/owners")) == 1
         locks[0].close()
         assert sorted(keeper.held()) == ["orders-1", "orders-2"]
 
@@ -115,7 +122,7 @@ def test_a_lock_that_is_lost_tells_its_listeners_and_its_release_says_so(locks, 
     lock.on_lost(lambda: told.append("lost"))
     lock.acquire(5.0)
     lost = lock.lost
-    store.delete(store.list("owners")[0].key)  # what a takeover does
+    take_over(store)
     eventually(lambda: told)
     assert lost.is_set()
     assert not lock.is_held

@@ -151,8 +151,8 @@ def wait_until_quiet(store, owners):
     while time.monotonic() < since + 3 * INTERVAL_S:
         assert time.monotonic() < deadline, "the cluster does not come to rest"
         entries = store.list("", recursive=True)
-        count = sum(entry.key.startswith("owners/") and not entry.key.endswith("/alive") for entry in entries)
-        newest = max((entry.token for entry in entries if not entry.key.startswith("owners/")), default=0)
+        count = sum(entry.key.startswith("@locks/owners/") and not entry.key.endswith("/alive") for entry in entries)
+        newest = max((entry.token for entry in entries if not entry.key.startswith("@locks/owners/")), default=0)
         if newest != seen or count != owners:
             seen, since = newest, time.monotonic()
         time.sleep(0.2)

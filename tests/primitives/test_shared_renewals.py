@@ -11,6 +11,7 @@ import pytest
 from latchwork.errors import Conflict
 from latchwork.primitives import LockKeeper
 from latchwork.primitives.persistent.protocol import OwnerRecord, grace_s
+from latchwork.store import system_namespace
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Put
 
@@ -20,6 +21,18 @@ TTL_S = 2.0
 LONG_TTL_S = 4.0
 OWNER = "owners/{}".format
 SIGN = "owners/{}/alive".format
+
+
+@pytest.fixture
+def connect(connect):
+    """Open a client, and give the namespace in which locks have their keys."""
+    return lambda *args, **options: system_namespace(connect(*args, **options), "locks")
+
+
+@pytest.fixture
+def store(store):
+    """The namespace in which locks have their keys."""
+    return system_namespace(store, "locks")
 
 
 @pytest.fixture

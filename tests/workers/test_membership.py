@@ -13,7 +13,7 @@ from workers.conftest import Killed, KilledAt, die
 
 
 def keys_of(store, job=""):
-    return [entry.key for entry in store.list("workers", recursive=True) if job in entry.key.split("/") or not job]
+    return [entry.key for entry in store.list("default", recursive=True) if job in entry.key.split("/") or not job]
 
 
 def test_who_has_joined_stays_known_and_who_runs_lives(team):
@@ -158,10 +158,10 @@ def test_workers_that_wait_write_nothing_but_the_renewals_of_their_sessions(conn
     all_at_once(lambda one: one.initialize(60.0), members)
     waiting = in_thread(lambda: members[0].barrier("never"))
     time.sleep(0.5)
-    before = [(entry.key, entry.version) for entry in store.list("workers", recursive=True)]
+    before = [(entry.key, entry.version) for entry in store.list("default", recursive=True)]
     begun = [len(each.calls) for each in stores]
     time.sleep(1.5)
-    assert [(entry.key, entry.version) for entry in store.list("workers", recursive=True)] == before
+    assert [(entry.key, entry.version) for entry in store.list("default", recursive=True)] == before
     made = {call.op for each, count in zip(stores, begun, strict=True) for call in each.calls[count:]}
     assert made <= {"renew", "keepalive", "event"}
     for each in members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import latchwork
 from latchwork.errors import InvalidKey, WaitTimeout
 from latchwork.testing.faults import FaultyStore
 from latchwork.workers import JobAlreadyRunning, JobTerminated, Worker, WrongRun, find, submit, sweep
@@ -134,8 +135,10 @@ def test_status_names_who_is_missing(worker, store):
     ],
 )
 def test_bad_input_is_refused_before_any_io(call):
+    with latchwork.connect("memory://closed") as store:
+        pass
     with pytest.raises((ValueError, InvalidKey)):
-        call(None)
+        call(store)
 
 
 def killed_anywhere(connect, do, count=30):
@@ -196,5 +199,5 @@ def test_wherever_one_dies_that_terminates_a_job_the_next_one_removes_it(connect
         if handle is not None:
             handle.terminate()
         sweep(store)
-        left = [entry.key for entry in store.list("workers", recursive=True) if f"job{number}" in entry.key.split("/")]
+        left = [entry.key for entry in store.list("default", recursive=True) if f"job{number}" in entry.key.split("/")]
         assert left == [f"default/ended/job{number}"]

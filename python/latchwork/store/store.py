@@ -47,6 +47,7 @@ class Store:
         self._answers = core.answers if limit is None else core.answers.under(limit)
         self._calls = Calls(core.waiting, scope, core.check_call) if limit is None else self._calls_in_flight()
         self._calls_apart = Calls(core.apart, scope, core.check_call, limit)
+        self._systems: dict[str, Store] = {}
 
     def __repr__(self) -> str:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
@@ -404,5 +405,10 @@ def system_namespace(store: Store, name: str) -> Store:
         store: the caller's store, or a namespace of it.
         name: one of ``latchwork.store.keys.SYSTEMS``.
     """
+    # The same object for each store object: parts that threads share are found by it.
+    return store._systems.get(name) or store._systems.setdefault(name, _system_of(store, name))  # noqa: SLF001
+
+
+def _system_of(store: Store, name: str) -> Store:
     scope = store._scope.system(name)  # noqa: SLF001 - of this module
     return store if scope is store._scope else _Namespace(store._core, scope, store._limit)  # noqa: SLF001
