@@ -22,6 +22,7 @@ from latchwork import aio
 from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
 from latchwork.callers import Caller, current
+from latchwork.store import system_namespace
 from latchwork.store.calls import Calls
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
@@ -247,6 +248,12 @@ class Face:
 
     def __repr__(self):
         return repr(self.__dict__["twin"]._of)
+
+
+def system_of(store, name):
+    """The namespace of a system of latchwork, behind a face if the store is."""
+    found = system_namespace(raw(store), name)
+    return store.__dict__["loop"].face(found) if isinstance(store, Face) else found
 
 
 def raw(value):

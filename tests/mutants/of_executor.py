@@ -203,8 +203,8 @@ DEFECTS = (
         "Runner",
         "a large outcome is deleted while its result may come",
         "executor/running/large.py",
-        "        if claim is not None and At(claim) == ours:\n",
-        "        if False:\n",
+        "            await ask(self._store.commit, [ours], [])\n",
+        "            raise Conflict('planted')\n",
         of("executor/sweeping", "a_large_outcome_stays_as_long_as_its_result_may_come", on="memory"),
     ),
     Defect(

@@ -11,8 +11,8 @@ import pytest
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import PersistentLock
 from latchwork.primitives.persistent.protocol import FREE, LockRecord, Take, plan_adoption
-from latchwork.store import system_namespace
 from latchwork.types import At, Entry, Exists, Put
+from through_loop import system_of
 
 #: So long that nothing here waits for it: what is had is had by adoption.
 TTL_S = 60.0
@@ -21,13 +21,13 @@ TTL_S = 60.0
 @pytest.fixture
 def connect(connect):
     """Open a client, and give the namespace in which locks have their keys."""
-    return lambda *args, **options: system_namespace(connect(*args, **options), "locks")
+    return lambda *args, **options: system_of(connect(*args, **options), "locks")
 
 
 @pytest.fixture
 def store(store):
     """The namespace in which locks have their keys."""
-    return system_namespace(store, "locks")
+    return system_of(store, "locks")
 
 
 def dead(keepers, names, *, ttl_s=TTL_S):

@@ -11,9 +11,9 @@ import pytest
 import latchwork
 from latchwork.errors import Closed, Conflict, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import lock_states
-from latchwork.store import system_namespace
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Put
+from through_loop import system_of
 
 TTL_S = 1.0
 WRITES = ("put", "create", "create_sequential", "delete", "delete_tree", "commit")
@@ -22,13 +22,13 @@ WRITES = ("put", "create", "create_sequential", "delete", "delete_tree", "commit
 @pytest.fixture
 def connect(connect):
     """Open a client, and give the namespace in which locks have their keys."""
-    return lambda *args, **options: system_namespace(connect(*args, **options), "locks")
+    return lambda *args, **options: system_of(connect(*args, **options), "locks")
 
 
 @pytest.fixture
 def store(store):
     """The namespace in which locks have their keys."""
-    return system_namespace(store, "locks")
+    return system_of(store, "locks")
 
 
 def owners(store):

@@ -11,9 +11,9 @@ import pytest
 from latchwork.errors import Conflict
 from latchwork.primitives import LockKeeper
 from latchwork.primitives.persistent.protocol import OwnerRecord, grace_s
-from latchwork.store import system_namespace
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Put
+from through_loop import system_of
 
 #: Whole seconds, which every server grants as they are.
 TTL_S = 2.0
@@ -26,13 +26,13 @@ SIGN = "owners/{}/alive".format
 @pytest.fixture
 def connect(connect):
     """Open a client, and give the namespace in which locks have their keys."""
-    return lambda *args, **options: system_namespace(connect(*args, **options), "locks")
+    return lambda *args, **options: system_of(connect(*args, **options), "locks")
 
 
 @pytest.fixture
 def store(store):
     """The namespace in which locks have their keys."""
-    return system_namespace(store, "locks")
+    return system_of(store, "locks")
 
 
 @pytest.fixture

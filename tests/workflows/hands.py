@@ -18,7 +18,7 @@ from latchwork.workflows.database.tables import attempt, command, event, instanc
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.exchange import Head, Result, Running, Spec
 from latchwork.workflows.installation import initialize
-from latchwork.workflows.keys import Item, Keys
+from latchwork.workflows.keys import Item, Keys, workflows_store
 from latchwork.workflows.master.shard import ShardRun, Tools
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
@@ -39,9 +39,9 @@ class Hand:
     """A worker, driven by the test."""
 
     def __init__(self, store, keys=None, name="hand"):
-        self.store, self.keys, self.name = store, keys or Keys(), name
+        self.store, self.keys, self.name = workflows_store(store), keys or Keys(), name
         self.session = store.open_session(30.0)  # a machine that is busy elsewhere loses none
-        self.backlog = Backlog(store, self.keys.backlog, session=self.session, max_attempts=1000)
+        self.backlog = Backlog(self.store, self.keys.backlog, session=self.session, max_attempts=1000)
 
     def take(self, *, limit=20, lanes=("default",)):
         """What is free, by the name of the task."""
@@ -105,7 +105,7 @@ class Stage:
 
     def __init__(self, url, store):
         self.database = Database(url)
-        self.store, self.keys = store, Keys()
+        self.opened, self.store, self.keys = store, workflows_store(store), Keys()
         self.hands = []
         self.threads = {}
 
@@ -257,7 +257,7 @@ class Stage:
 
     def left(self):
         """What is in the store, but for marks and empty shelves."""
-        ours = [entry.key for entry in self.store.list("workflows", recursive=True)]
+        ours = [entry.key for entry in self.store.list("default", recursive=True)]
         return [
             key
             for key in ours

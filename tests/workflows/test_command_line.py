@@ -14,7 +14,7 @@ from latchwork.cli.main import application
 from latchwork.words import counted
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
-from latchwork.workflows.keys import Item
+from latchwork.workflows.keys import Item, workflows_store
 from latchwork.workflows.serve import Serve, ServeOptions
 from latchwork.workflows.worker import WorkerOptions
 from patience import eventually
@@ -361,8 +361,9 @@ def test_a_client_waits_follows_and_asks(served, nightly):
 def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
     told = flows("doctor")
     assert (told.code, told.out) == (0, "nothing is wrong\n")
-    item = "workflows/backlog/lanes/nobodys/items/s1/" + Item(987654, 1, 0).id
-    with latchwork.connect(served.home.store) as store:
+    item = "default/backlog/lanes/nobodys/items/s1/" + Item(987654, 1, 0).id
+    with latchwork.connect(served.home.store) as opened:
+        store = workflows_store(opened)
         store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')
         found = flows("doctor", "--json")
         assert (found.code, found.json["ok"]) == (1, False)

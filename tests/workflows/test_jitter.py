@@ -14,6 +14,7 @@ import pytest
 import latchwork
 from latchwork.primitives import Backlog
 from latchwork.testing import FaultyStore
+from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.state import Outcome
 from patience import eventually
 
@@ -74,7 +75,8 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
 
 
 def test_worker_that_waits_lets_its_tasks_go_on_through_a_short_cut(tmp_path, path):
-    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
+    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
+        store = workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=20.0)
@@ -92,7 +94,8 @@ def test_worker_that_waits_lets_its_tasks_go_on_through_a_short_cut(tmp_path, pa
 
 
 def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attempt_used_up(tmp_path, path):
-    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
+    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
+        store = workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=30.0, on_disconnect="stop", disconnect_grace_s=0.2)
@@ -115,7 +118,8 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
 
 def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_path, path):
     """DolphinScheduler #8110, #16759: a worker that had lost its session went on, while others ran its tasks again."""
-    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
+    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
+        store = workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=TTL_S, stop_grace_s=60.0)
@@ -141,7 +145,8 @@ def test_worker_without_a_store_ends_its_tasks_before_its_session_can_end(tmp_pa
 
 
 def test_end_of_a_task_that_the_store_learns_late_is_learnt_once(tmp_path):
-    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as store:
+    with latchwork.connect(f"memory://jitter-{tmp_path.name}") as opened:
+        store = workflows_store(opened)
         working.begun(store, tmp_path)
         faulty = FaultyStore(latchwork.connect(f"memory://jitter-{tmp_path.name}"))
         worker = working.worker(faulty, tmp_path, session_ttl_s=30.0)

@@ -11,7 +11,7 @@ import pytest
 import latchwork
 from latchwork.workflows.client import WorkflowClient
 from latchwork.workflows.home import Home
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 from latchwork.workflows.serve import Serve, ServeOptions
 from latchwork.workflows.worker import WorkerOptions
 from patience import eventually
@@ -115,10 +115,11 @@ def test_limits_are_set_shown_with_who_waits_and_removed(served, typed):
     set_ = typed("limits default --max-running-tasks 3 --admission precompute --json")
     assert set_ == {"project": "default", "max_running_tasks": 3, "admission": "precompute"}
     keys = Keys()
-    with latchwork.connect(served.home.store) as store:
-        store.put(keys.slot("@default", 2), b"nobody")
+    with latchwork.connect(served.home.store) as opened:
+        store = workflows_store(opened)
+        store.put(keys.slot("=default", 2), b"nobody")
         (row,) = typed("limits default --json")["limits"]
-        store.delete(keys.slot("@default", 2))
+        store.delete(keys.slot("=default", 2))
     assert (row["max_running_tasks"], row["running"], row["waiting"], row["queue"]) == (3, 1, 0, [])
     assert row["holders"][0]["task"] is None
     assert typed("limits").splitlines()[0].split() == [

@@ -6,7 +6,7 @@ from latchwork.types import Create
 from latchwork.workflows import WrongState
 from latchwork.workflows.database.policies import limits
 from latchwork.workflows.errors import UnknownWorkflow
-from latchwork.workflows.keys import lane_of, project_group, slots_of
+from latchwork.workflows.keys import lane_of, project_group, slots_of, workflows_store
 from latchwork.workflows.looking import BadRequest
 from latchwork.workflows.state import InstanceState
 from latchwork.workflows.state.serial import Other, Turn, verdict
@@ -15,7 +15,7 @@ from patience import eventually
 from workflows.hands import a_workflow
 
 #: Where the tasks of the project `default` wait while it has a limit.
-LANES = ("default", "default~@default")
+LANES = ("default", "default~=default")
 ONE, TWO, ENDS = (
     Other(number, 0, state)
     for number, state in enumerate((InstanceState.RUNNING, InstanceState.PAUSED, InstanceState.READY_STOP), 1)
@@ -64,11 +64,11 @@ def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_d
     with stage.master():
         before = stage.start(version)
         client.set_limit("default", 2)
-        eventually(lambda: stage.store.get(stage.keys.group_size("@default")))
+        eventually(lambda: stage.store.get(stage.keys.group_size("=default")))
         made = stage.start(version)
         eventually(lambda: len(stage.items()) == 4)
         lanes = sorted(each.split("/lanes/")[1].split("/")[0] for each in stage.items())
-        assert lanes == ["default", "default~@default", "default~few", "default~few~@default"]
+        assert lanes == ["default", "default~=default", "default~few", "default~few~=default"]
         assert client.limits()[0]._asdict() == {
             "project": "default",
             "max_running_tasks": 2,
@@ -80,7 +80,7 @@ def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_d
         client.done(client.force_start(stage.rows(made)["b"]))  # which needs no slot
         eventually(lambda: hand.backlog.size("default") == 2)
         client.remove_limit("default")
-        eventually(lambda: stage.store.get(stage.keys.group_size("@default")).value == b"10000")
+        eventually(lambda: stage.store.get(stage.keys.group_size("=default")).value == b"10000")
         assert stage.state(before) == stage.state(made) == "running"
 
 
@@ -88,31 +88,32 @@ def test_a_task_of_a_group_and_a_limited_project_takes_a_slot_of_each_or_none(st
     from latchwork.workflows.keys import Keys
 
     keys = Keys()
+    store = workflows_store(store)
     store.put(keys.group_size("few"), b"2")
-    store.put(keys.group_size("@p"), b"1")
+    store.put(keys.group_size("=p"), b"1")
     session = store.open_session(10.0)
     groups = TaskGroups(store, keys, ["default"], lambda: None, session)
     groups.begin(5.0)
     eventually(lambda: len(groups.lanes()) == 4)
-    checks, ops = groups.take("default~few~@p", "1.1")
+    checks, ops = groups.take("default~few~=p", "1.1")
     assert len(checks) == 2
-    assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("@p", 0)}
+    assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("=p", 0)}
     store.commit(checks, ops)
     groups.taken("1.1")
     eventually(lambda: sorted(groups.lanes()) == ["default", "default~few"])
-    assert groups.take("default~few~@p", "2.1") is None
-    assert groups.take("default~@p", "2.1") is None
+    assert groups.take("default~few~=p", "2.1") is None
+    assert groups.take("default~=p", "2.1") is None
     assert groups.take("default~few", "2.1") is not None
     store.commit([], groups.release("1.1"))
     groups.given_up("1.1")
-    eventually(lambda: "default~@p" in groups.lanes())
+    eventually(lambda: "default~=p" in groups.lanes())
     groups.close()
     session.close()
 
 
 def test_a_lane_names_what_a_task_of_it_needs():
-    assert lane_of("w", "g", "p") == "w~g~@p"
-    assert slots_of("w~g~@p") == ("g", "@p")
+    assert lane_of("w", "g", "p") == "w~g~=p"
+    assert slots_of("w~g~=p") == ("g", "=p")
     assert slots_of("w") == ()
     assert len(project_group("p" * 100)) == 33
 

@@ -192,7 +192,7 @@ def test_a_store_that_knows_nothing_of_the_database_is_refused_until_it_is_adopt
     with stage.master():
         made = stage.start(version)
         stage.until_task(made, a="submitted")
-    stage.store.delete_tree("workflows")
+    stage.store.delete_tree("default")
     with pytest.raises(StoreMismatch, match="emptied"):
         join_store(stage.database, stage.store, stage.keys)
     stage.store.put(stage.keys.id, b"another")

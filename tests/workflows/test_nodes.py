@@ -175,7 +175,7 @@ def test_a_node_is_refused_before_it_joins_where_something_is_wrong(stage, store
     with pytest.raises(NotInitialized, match="workflows init"):
         Master(empty, store).start()
     empty.close()
-    store.put(stage.keys.id, b"another")
+    stage.store.put(stage.keys.id, b"another")
     one = Master(stage.database, store)
     with pytest.raises(StoreMismatch, match="another database"):
         one.start()

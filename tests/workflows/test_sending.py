@@ -10,7 +10,8 @@ from workflows.hands import Hand
 
 
 @pytest.fixture
-def owner(store, stage):
+def owner(stage):
+    store = stage.store
     lock = store.create("lock", b"")
     made = Sending(store, stage.keys, 0, store.fence(lock.created, At(lock)))
     yield made

@@ -18,7 +18,7 @@ from latchwork.workflows.database.database import DatabaseUnavailable
 from latchwork.workflows.database.tables import event
 from latchwork.workflows.errors import NotOwner, StoreMismatch
 from latchwork.workflows.installation import adopt_store, join_store
-from latchwork.workflows.keys import Keys
+from latchwork.workflows.keys import Keys, workflows_store
 from patience import eventually
 from trials.fault import locked
 from workflows.hands import Hand, Stage, a_workflow, stage_in_memory
@@ -155,11 +155,11 @@ def test_a_store_that_is_away_from_a_master_for_a_while_loses_nothing(faulty):
     hand = Hand(faulty.plain)
     with faulty.master():
         made, claim = half_way(faulty, hand)
-        faulty.store.cut_off()
+        faulty.opened.cut_off()
         hand.end(claim)
         time.sleep(1.0)
         assert faulty.states(made)["a"] == "running"
-        faulty.store.reconnect()
+        faulty.opened.reconnect()
         run_out(faulty, hand, made)
     hand.die()
 
@@ -171,11 +171,11 @@ def test_a_database_and_a_store_that_are_away_at_once_lose_nothing(faulty, path,
     with faulty.master():
         made, claim = half_way(faulty, hand)
         with locked(path):
-            faulty.store.cut_off()
+            faulty.opened.cut_off()
             hand.end(claim)
             time.sleep(1.0)
         time.sleep(0.5)  # one comes back before the other
-        faulty.store.reconnect()
+        faulty.opened.reconnect()
         run_out(faulty, hand, made)
     hand.die()
 
@@ -270,7 +270,7 @@ def test_a_store_that_is_restored_is_refused_until_it_is_adopted_and_nothing_run
         each.unlink()
     shutil.copy(tmp_path / "b", tmp_path / "store.db")
     with latchwork.connect(url) as restored:
-        stage.store = restored
+        stage.store = workflows_store(restored)
         with pytest.raises(StoreMismatch, match="store was restored"), stage.master() as run:
             eventually(lambda: stage.is_over(run))  # though the lock has the very token that it had before
         adopt_store(stage.database, restored, stage.keys)

@@ -17,6 +17,7 @@ from latchwork.types import Put
 from latchwork.workflows.definitions.builder import shell, workflow
 from latchwork.workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
 from latchwork.workflows.definitions.validate import validate
+from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import TaskTypes
 from patience import eventually
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.threads
 @pytest.fixture
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
-        yield opened
+        yield workflows_store(opened)
 
 
 def problems(type_, **params):

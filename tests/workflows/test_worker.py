@@ -15,6 +15,7 @@ import latchwork
 from latchwork.primitives import Backlog
 from latchwork.types import Put
 from latchwork.workflows.bundles import pack
+from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.logs import LogStoreMismatch, open_logs
 from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import Command, TaskTypes
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.threads
 @pytest.fixture
 def store():
     with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
-        yield opened
+        yield workflows_store(opened)
 
 
 def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, logs, worker, tmp_path):

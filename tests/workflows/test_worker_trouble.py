@@ -15,6 +15,7 @@ import pytest
 import latchwork
 from latchwork.primitives import Backlog
 from latchwork.types import Put
+from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.state import Outcome
 from patience import eventually
 
@@ -66,7 +67,7 @@ def is_gone(pid):
 @pytest.fixture
 def store(tmp_path):
     with latchwork.connect(f"sqlite:///{tmp_path}/store.db") as opened:
-        yield opened
+        yield workflows_store(opened)
 
 
 # Forked away

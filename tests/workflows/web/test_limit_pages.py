@@ -56,7 +56,7 @@ def held(seeds, taken):
         found = {(row.instance, row.name): row.id for row in rows}
         limits.put(connection, limits.Limit("billing", 5, "fail"))
     taken["few"] = [f"{found[run, 'g0']}.1", f"{found[other, 'hidden']}.1"]
-    taken["@billing"] = [f"{found[other, 'hidden']}.1"]
+    taken["=billing"] = [f"{found[other, 'hidden']}.1"]
     return run, found
 
 
