@@ -57,6 +57,7 @@ FIRST = (
     "install_zookeeper39",
     "install_postgres",
     "install_chromium",
+    "install_nginx",
 )
 
 

@@ -47,6 +47,11 @@ def known(state, instance=RUNS, **more):
         (known(TaskState.SUBMITTED, crew=Crew(1, 0, 4, 0)), "whose worker does not know the task type 'shell'"),
         (known(TaskState.SUBMITTED, crew=Crew(2, 0, 4, 0)), "none of whose 2 workers knows the task type 'shell'"),
         (known(TaskState.SUBMITTED, crew=CREW), "it waits for a worker of the group 'default' to take it"),
+        (known(TaskState.SUBMITTED, crew=Crew(2, 2, 8, 3, 1)), "it waits for a worker of the group 'default' to take"),
+        (
+            known(TaskState.SUBMITTED, crew=Crew(1, 1, 4, 0, 1)),
+            "whose worker runs no tasks without a tenant: name a `tenant` in the workflow that they list",
+        ),
         (
             known(TaskState.SUBMITTED, crew=Crew(2, 2, 8, 8)),
             "all 8 slots of the 2 workers of the group 'default' are busy",
@@ -84,6 +89,28 @@ def known(state, instance=RUNS, **more):
 )
 def test_a_task_says_what_holds_it_up_and_what_would_change_that(given, said):
     assert said in why("a", given, FLOW, 100.0)
+
+
+def test_a_tenant_that_no_worker_lists_is_named_with_what_to_start():
+    flow = a_workflow(tasks={"a": []}, tenant="etl").definition
+    told = why("a", known(TaskState.SUBMITTED, crew=Crew(3, 2, 8, 0, 2)), flow, 0.0)
+    assert told == (
+        "It is queued for the worker group 'default', whose 2 workers run no tasks as the user 'etl': start a worker "
+        "there as root with --group default --tenants etl."
+    )
+
+
+def test_workers_are_asked_for_the_tenant_of_the_workflow(stage, client):
+    stage.hand()
+    labels = {"groups": "default", "slots": "2", "types": "shell", "tenants": "web,-"}
+    session = stage.hands[0].session
+    with stage.master(), Group(stage.store, stage.keys.workers, member_id="w-1", labels=labels, session=session):
+        flows = {each: a_workflow(f"flow-{each}", tasks={"a": []}, tenant=each) for each in ("etl", "web", None)}
+        runs = {each: stage.start(stage.apply(flow)) for each, flow in flows.items()}
+        eventually(lambda: len(stage.items()) == 3)
+        told = {each: client.why(run)["a"] for each, run in runs.items()}
+    assert "runs no tasks as the user 'etl'" in told["etl"]
+    assert all("to take it" in told[each] for each in ("web", None))
 
 
 def test_a_task_far_behind_a_failure_names_it():

@@ -103,6 +103,7 @@ def _seen(member: GroupMember, running: Sequence[str]) -> WorkerSeen:
         labels.get("version", ""),
         labels.get("state", "running"),
         tuple(sorted(running)),
+        _list(labels.get("tenants", "")),
     )
 
 

@@ -6,12 +6,16 @@ The same parts run one by one on a fleet, with PostgreSQL and etcd or ZooKeeper;
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_network
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from latchwork.store import connect
-from latchwork.web import HttpServer, listening
+from latchwork.web import HttpServer, listening, tls_context
 from latchwork.workflows.cluster import StoreCluster
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.accounts import DatabaseAccounts
@@ -20,13 +24,19 @@ from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys, Order
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master, Retention
-from latchwork.workflows.site import LOCAL, admin_link, check_reach, make_site
+from latchwork.workflows.site import LOCAL, admin_link, check_reach, is_local, make_site
 from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
+#: Proxies that are believed when none are named.
+LOOPBACK = ("127.0.0.0/8", "::1")
 #: Seconds that a worker has to join.
 _READY_S = 60.0
+_PLAIN = (
+    "--host %s serves plain HTTP to other machines: passwords, cookies and tokens can be read on the network. Give "
+    "--tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy with HTTPS and give --proxy-headers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,13 @@ class ServeOptions:
         has_master: whether instances are advanced here.
         keep: how long runs and what belongs to them are kept.
         makes_database: whether a database is made, or brought to this version, where it is not; else it is refused.
+        tls_cert: PEM file with the certificate chain, for HTTPS. None: plain HTTP.
+        tls_key: PEM file with the key of that certificate, without a passphrase.
+        proxy_headers: whether trusted proxies are believed about the address and the scheme of their clients.
+        trusted_proxies: addresses and networks of these proxies. Default this machine.
+
+    Raises:
+        ValueError: one of ``tls_cert`` and ``tls_key`` is missing, or a trusted proxy is no address or network.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +71,21 @@ class ServeOptions:
     has_master: bool = True
     keep: Retention = field(default_factory=Retention)
     makes_database: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    proxy_headers: bool = False
+    trusted_proxies: tuple[str, ...] = LOOPBACK
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) is not (self.tls_key is None):
+            raise ValueError("give both --tls-cert and --tls-key for HTTPS, or none of them for plain HTTP")
+        for each in self.trusted_proxies:
+            try:
+                ip_network(each)
+            except ValueError:
+                raise ValueError(
+                    f"--trusted-proxy {each[:100]!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/24"
+                ) from None
 
 
 class Serve:
@@ -62,7 +94,7 @@ class Serve:
     Construction does no I/O. Opened and closed by one thread.
 
     Attributes:
-        url: of the pages, once it is open; empty without pages.
+        url: of the pages, as browsers may ask for them, once it is open; empty without pages.
     """
 
     def __init__(self, home: Home, options: ServeOptions | None = None) -> None:
@@ -95,6 +127,7 @@ class Serve:
 
     def _open(self, stack: ExitStack) -> None:
         home, options = self.home, self.options
+        tls = self._tls()
         # First: a second server of one address would take tasks from the other for a moment, and end them.
         taken = stack.enter_context(listening(options.host, options.port)) if options.has_pages else None
         home.make()
@@ -128,12 +161,29 @@ class Serve:
             known = logs if options.makes_database or home.has_logs else None
             app = make_site(database, logs=known, cluster=cluster, hosts=options.names, cookie=cookie)
             check_reach(app, options.host)
-            server = HttpServer(app, taken=taken)
+            if tls is None and not options.proxy_headers and not is_local(options.host):
+                _log.warning(_PLAIN, options.host)
+            trusted = options.trusted_proxies if options.proxy_headers else ()
+            server = HttpServer(app, taken=taken, trusted_proxies=trusted, tls=tls)
             server.start()
             stack.callback(server.close)
-            self.url = server.url
-            self._link = lambda: admin_link(app, server.url)
+            self.url = self._url_of(server)
+            self._link = lambda: admin_link(app, self.url)
             self._can_sign_in = DatabaseAccounts(database).has_password
+
+    def _tls(self) -> ssl.SSLContext | None:
+        certificate, key = self.options.tls_cert, self.options.tls_key
+        return None if certificate is None or key is None else tls_context(certificate, key)
+
+    def _url_of(self, server: HttpServer) -> str:
+        """The address for browsers: by the first name that they may use, unless they may use that of the socket."""
+        parts, names = urlsplit(server.url), self.options.names
+        own = parts.netloc.rpartition(":")[0]
+        if "*" in names or own in names:
+            return server.url
+        if self.options.proxy_headers and self.options.tls_cert is None:
+            return f"https://{names[0]}"
+        return f"{parts.scheme}://{names[0]}:{server.port}"
 
     def admin_link(self) -> str:
         """An address that signs a browser in as an administrator, once, within an hour."""

@@ -88,7 +88,7 @@ def check_reach(app: FastAPI, host: str) -> None:
         LatchworkError: nobody has one, and this host is not this machine alone.
     """
     accounts: DatabaseAccounts = app.state.parts.accounts
-    if not _is_local(host) and not accounts.has_password():
+    if not is_local(host) and not accounts.has_password():
         raise LatchworkError(
             f"--host {host} lets other machines ask, and no account has a password yet: give one to somebody with "
             "`latchwork workflows users set NAME --role admin --password`, or serve on 127.0.0.1 first, and set one on "
@@ -96,7 +96,8 @@ def check_reach(app: FastAPI, host: str) -> None:
         )
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

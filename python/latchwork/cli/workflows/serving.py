@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say
 from latchwork.cli.workflows.nodes import (
     Groups,
@@ -24,6 +26,9 @@ from latchwork.cli.workflows.nodes import (
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, home_of, opened_database
 from latchwork.cli.workflows.telling import log_to_stderr, until_signal
 
+if TYPE_CHECKING:
+    from latchwork.workflows import ServeOptions
+
 Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Where the pages listen.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of the pages; 0 takes a free one.")]
 Names = Annotated[
@@ -36,18 +41,55 @@ Names = Annotated[
         "machine's own]",
     ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="FILE",
+        show_default=False,
+        help="PEM file with the certificate chain, to serve HTTPS; needs --tls-key.  [unless given: plain HTTP]",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-key", metavar="FILE", show_default=False, help="PEM file with the key of --tls-cert, no passphrase."
+    ),
+]
+ProxyHeaders = Annotated[
+    bool,
+    typer.Option(
+        "--proxy-headers",
+        help="Believe X-Forwarded-For and X-Forwarded-Proto of the trusted proxies, and of no other client.",
+    ),
+]
+TrustedProxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        show_default=False,
+        help="The address or network of a proxy for --proxy-headers; may be given several times.  [unless given: this "
+        "machine]",
+    ),
+]
 
 
 @node(
     "latchwork workflows serve",
     "latchwork workflows serve --port 9000 --slots 8",
-    "latchwork workflows serve --home ./flows --host 0.0.0.0 --name flows.example.org",
+    "latchwork workflows serve --host 0.0.0.0 --name flows.example.org --tls-cert cert.pem --tls-key key.pem",
+    "latchwork workflows serve --name flows.example.org --proxy-headers",
 )
 def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8770,
     names: Names = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    proxy_headers: ProxyHeaders = False,
+    trusted_proxies: TrustedProxies = None,
     slots: Slots = None,
     groups: Groups = None,
     session_ttl_s: SessionTtl = 30.0,
@@ -67,14 +109,15 @@ def serve(
     did not end runs again at the next start.
     """
     where = home_of(home, database, store, logs)
-    from latchwork.workflows import Serve, ServeOptions
+    from latchwork.workflows import Serve
     from latchwork.workflows.master import Retention
 
     log_to_stderr()
     more = {"session_ttl_s": session_ttl_s, "work_dir": work_dir, "tenants": tuple(tenants or ())}
     runs = worker_options(slots, groups, **more)
     keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
-    options = ServeOptions(host, port, order_of(order), worker=runs, keep=keep, **_names(names))
+    pages = _pages(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _options(host=host, port=port, order=order_of(order), worker=runs, keep=keep, **pages)
     stop = until_signal()
     with Serve(where, options) as served:
         say(f"workflows of {where.folder} at {served.url}")
@@ -86,13 +129,17 @@ def serve(
 
 @node(
     "latchwork workflows api --database postgresql+psycopg://flows@db/flows --store etcd://e1:2379/flows "
-    "--logs s3://bucket/flows --host 0.0.0.0 --name flows.example.org",
+    "--logs s3://bucket/flows --host 10.0.0.5 --name flows.example.org --proxy-headers --trusted-proxy 10.0.0.7",
 )
 def api(
     *,
     host: Host = "127.0.0.1",
     port: Port = 8770,
     names: Names = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    proxy_headers: ProxyHeaders = False,
+    trusted_proxies: TrustedProxies = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -104,15 +151,17 @@ def api(
     `latchwork workflows users`.
     """
     where = home_of(home, database, store, logs)
-    from latchwork.workflows import Serve, ServeOptions, installation_of
+    from latchwork.workflows import Serve, installation_of
 
+    only: dict[str, Any] = {"worker": None, "has_master": False, "makes_database": False}
+    pages = _pages(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
+    options = _options(host=host, port=port, **only, **pages)
     with opened_database(where) as opened:  # first: a file that is not there would be made
         installation_of(opened)
         place = opened.url
     log_to_stderr()
-    only: dict[str, Any] = {"worker": None, "has_master": False, "makes_database": False}
     stop = until_signal()
-    with Serve(where, ServeOptions(host, port, **only, **_names(names))) as served:
+    with Serve(where, options) as served:
         say(f"pages of {place} at {served.url}")
         if not served.can_sign_in():
             say("nobody can sign in yet: `latchwork workflows users set NAME --role admin --password`")
@@ -120,5 +169,37 @@ def api(
         stop.wait()
 
 
-def _names(names: list[str] | None) -> dict[str, Any]:
-    return {"names": tuple(names)} if names else {}
+def _pages(
+    names: list[str] | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    proxy_headers: bool,
+    trusted_proxies: list[str] | None,
+) -> dict[str, Any]:
+    """Return how browsers reach the pages, as fields of ``ServeOptions``.
+
+    Raises:
+        UsageError: proxies are named that are not believed.
+    """
+    if trusted_proxies and not proxy_headers:
+        raise UsageError("--trusted-proxy needs --proxy-headers: without it, no proxy is believed")
+    found: dict[str, Any] = {"tls_cert": tls_cert, "tls_key": tls_key, "proxy_headers": proxy_headers}
+    if names:
+        found["names"] = tuple(names)
+    if trusted_proxies:
+        found["trusted_proxies"] = tuple(trusted_proxies)
+    return found
+
+
+def _options(**fields: Any) -> ServeOptions:
+    """Return the options.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    from latchwork.workflows import ServeOptions
+
+    try:
+        return ServeOptions(**fields)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

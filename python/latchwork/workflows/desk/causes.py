@@ -76,7 +76,9 @@ def reasons(  # noqa: PLR0917 - one run, as it was read
             InstanceState(row.state),
             others,
             read.owner,
-            crew=None if workers is None else _crew(workers, spec.worker_group or body.worker_group, spec.type),
+            crew=None
+            if workers is None
+            else _crew(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
             limits=read.limits,
             full=[read.full[each] for each in _lane(task) if each in read.full],
             held=read.held.get(task.name),
@@ -180,10 +182,12 @@ def _said(holder: SlotTask) -> str:
     return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
 
 
-def _crew(workers: Sequence[WorkerSeen], group: str, kind: str) -> Crew:
+def _crew(workers: Sequence[WorkerSeen], group: str, kind: str, tenant: str | None) -> Crew:
     mine = [each for each in workers if group in each.groups]
-    knowing = sum(not each.types or kind in each.types for each in mine)
-    return Crew(len(mine), knowing, sum(each.slots for each in mine), sum(each.busy for each in mine))
+    knowing = [each for each in mine if not each.types or kind in each.types]
+    refusing = sum(bool(each.tenants) and (tenant or "-") not in each.tenants for each in knowing)
+    slots, busy = sum(each.slots for each in mine), sum(each.busy for each in mine)
+    return Crew(len(mine), len(knowing), slots, busy, refusing)
 
 
 def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]) -> list[Cause]:

@@ -36,6 +36,7 @@ class WorkerSeen(NamedTuple):
         version: of latchwork.
         state: such as ``running`` or ``draining``.
         attempts: that it has now, as ``<task>.<n>``, sorted.
+        tenants: users that tasks may name there; ``-``: tasks may name none. Empty: not known.
     """
 
     name: str
@@ -47,6 +48,7 @@ class WorkerSeen(NamedTuple):
     version: str = ""
     state: str = "running"
     attempts: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
 
 
 class Line(NamedTuple):

@@ -32,12 +32,14 @@ class Crew(NamedTuple):
         knowing: how many of these know the type of the task.
         slots: how many tasks they take at a time, together.
         busy: how many they have.
+        refusing: how many of those that know the type run no task of its tenant.
     """
 
     workers: int
     knowing: int
     slots: int
     busy: int
+    refusing: int = 0
 
 
 class Ahead(NamedTuple):
@@ -148,7 +150,7 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
         return _later(known, max(0.0, known.wake_at - now))
     if state is TaskState.SUBMITTED:
         left = "" if known.until is None else f" If none does in {max(0.0, known.until - now):.0f} s, it has failed."
-        return _queued(task, task.worker_group or definition.worker_group, known) + left
+        return _queued(task, definition, known) + left
     return _waits(task.after, known)
 
 
@@ -193,7 +195,8 @@ def _in_line(ahead: Ahead | None) -> str:
     return f"It is queued behind {'more than ' if ahead.is_more else ''}{counted(ahead.tasks, 'task')}"
 
 
-def _queued(task: TaskSpec, group: str, known: Known) -> str:
+def _queued(task: TaskSpec, definition: Definition, known: Known) -> str:
+    group = task.worker_group or definition.worker_group
     task_group, crew, is_queued = task.task_group, known.crew, _in_line(known.ahead)
     if task_group and task_group not in known.limits:
         make = f"make it with `latchwork workflows groups set {task_group} --size N`"
@@ -203,6 +206,8 @@ def _queued(task: TaskSpec, group: str, known: Known) -> str:
     if crew is not None and not crew.knowing:
         them = "whose worker does not know" if crew.workers == 1 else f"none of whose {crew.workers} workers knows"
         return f"It is queued for the worker group {group!r}, {them} the task type {task.type!r}: install it there."
+    if crew is not None and crew.refusing == crew.knowing:
+        return f"It is queued for the worker group {group!r}, {_refused(definition.tenant, crew.knowing, group)}"
     if known.full:
         return f"{is_queued}; {' and '.join(map(_taken, known.full))}."
     if crew is not None and crew.busy >= crew.slots > 0:
@@ -210,6 +215,13 @@ def _queued(task: TaskSpec, group: str, known: Known) -> str:
         return f"{is_queued}; {slots} of the {counted(crew.workers, 'worker')} of the group {group!r} {verb} busy."
     limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
     return f"{is_queued}; it waits for a worker of the group {group!r}{limit} to take it."
+
+
+def _refused(tenant: str | None, workers: int, group: str) -> str:
+    them = "whose worker runs no tasks" if workers == 1 else f"whose {workers} workers run no tasks"
+    if tenant is None:
+        return f"{them} without a tenant: name a `tenant` in the workflow that they list with --tenants."
+    return f"{them} as the user {tenant!r}: start a worker there as root with --group {group} --tenants {tenant}."
 
 
 def _taken(full: Full) -> str:

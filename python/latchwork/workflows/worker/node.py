@@ -31,6 +31,7 @@ from latchwork.workflows.secrets import Secrets
 from latchwork.workflows.types import TaskTypes
 from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.shift import Shift
+from latchwork.workflows.worker.tenants import runs_as_root
 from latchwork.workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class Worker:
             if self._stop.is_set():
                 raise Closed(f"worker {self.name!r} was closed; make another one")
             if self._background is None:
+                if runs_as_root(self.options.tenants):
+                    _log.warning(
+                        "worker %s: tasks without a tenant run as root; list the users of tasks with --tenants, or run "
+                        "the worker as another user",
+                        self.name,
+                    )
                 self._background = Background(self._live, f"latchwork-flows-worker-{self.name}")
 
     def _unless_started(self) -> None:

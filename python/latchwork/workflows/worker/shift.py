@@ -28,7 +28,7 @@ from latchwork.workflows.worker.options import WorkerOptions
 from latchwork.workflows.worker.performing import Performing
 from latchwork.workflows.worker.preparing import Preparing
 from latchwork.workflows.worker.task_groups import TaskGroups
-from latchwork.workflows.worker.tenants import own_user
+from latchwork.workflows.worker.tenants import own_user, tenants_label
 from latchwork.workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 _log = logging.getLogger(__name__)
@@ -233,11 +233,13 @@ class Shift:
 
 def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
     """What others see of us."""
+    tenants = tenants_label(options.tenants)
     return {
         "groups": ",".join(options.groups)[:_LABEL_CHARS],
         "slots": str(options.slots),
         "types": ",".join(sorted(types))[:_LABEL_CHARS],
         "user": own_user(),
+        **({"tenants": tenants} if len(tenants) <= _LABEL_CHARS else {}),
         "logs": logs.url[:500],
         "version": _version(),
     }

@@ -41,6 +41,23 @@ def may_become(tenant: str | None, allowed: Collection[str]) -> bool:
     return tenant in allowed or (tenant is None and (not allowed or own_user() in allowed))
 
 
+def runs_as_root(allowed: Collection[str]) -> bool:
+    """Whether tasks without a tenant run as root here, which no list of users has asked for."""
+    return os.geteuid() == 0 and not allowed
+
+
+def tenants_label(allowed: Collection[str]) -> str:
+    """Return the users that tasks may name here, separated by commas; ``-`` stands for tasks without a tenant.
+
+    Args:
+        allowed: the users on the list of this worker.
+    """
+    named = sorted({own_user(), *allowed})
+    return ",".join(
+        [*(each for each in named if may_become(each, allowed)), *(["-"] if may_become(None, allowed) else [])]
+    )
+
+
 def user_of(tenant: str | None, allowed: Collection[str]) -> str | None:
     """The user to change to; None for none.
 
