@@ -239,7 +239,9 @@ mod tests {
         let mut bound = vec![b'@'];
         bound.extend([b'a'; 32]);
         bound.extend(b"=v");
-        let plain = |value| Content { value, owner: None, created: None };
+        fn plain(value: &[u8]) -> Content<'_> {
+            Content { value, owner: None, created: None }
+        }
         let owner = "a".repeat(32);
         assert_eq!(content(&bound, true), Content { value: b"v", owner: Some(&owner), created: None });
         assert_eq!(content(&bound, false), plain(&bound));
