@@ -444,8 +444,8 @@ def test_a_worker_whose_function_raises_anything_fails_its_job(store, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_provider_of_secrets_that_raises_anything_is_named(kind):
-    def provider(_name):
+    def provider(_name, _scope):
         raises(kind)
 
     with pytest.raises(SecretMissing, match=kind):
-        in_thread(Secrets(environ={}, providers=[provider]).get, "X")
+        in_thread(Secrets(environ={}, providers=[provider]).get, "X", "default")

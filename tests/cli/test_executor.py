@@ -110,7 +110,7 @@ def test_a_node_runs_what_the_shell_submits_and_answers_probes(executor, node):
     assert "mytasks:square" in runner["functions"]
     started.send_signal(signal.SIGTERM)
     assert started.wait(60) == 0
-    assert executor("status").out.startswith("executor: 0 runners")
+    assert executor("status").out.startswith("default: 0 runners")
 
 
 def test_a_task_that_runs_is_seen_and_cancelled_from_the_shell(executor, node, wait_until):

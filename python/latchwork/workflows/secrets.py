@@ -26,6 +26,7 @@ from pathlib import Path
 
 from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
+from latchwork.user_code import call_user
 from latchwork.words import printable, reason
 
 GROUP = "latchwork.workflow_secrets"
@@ -99,7 +100,7 @@ class Secrets:
             self._providers = [each.load() for each in entry_points(group=GROUP)]
         for provider in self._providers:
             try:
-                found = provider(name, scope)
+                found = call_user(provider, name, scope)
             except Exception as error:
                 raise SecretMissing(f"what provides secrets failed for {name!r}: {reason(error)}") from error
             if found is not None:
