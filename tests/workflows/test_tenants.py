@@ -1,8 +1,12 @@
 """As which users a worker runs tasks, and what it says about that."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from latchwork.workflows.worker import tenants
+import latchwork
+from latchwork.workflows.logs import open_logs
+from latchwork.workflows.worker import Worker, WorkerOptions, node, tenants
 
 
 @pytest.mark.parametrize(
@@ -22,3 +26,16 @@ def test_tasks_without_a_tenant_run_as_root_only_without_a_list(monkeypatch, uid
     found = tenants.runs_as_root(allowed)
     monkeypatch.undo()
     assert found is is_root
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_worker_that_is_root_without_a_list_warns_once_at_its_start(tmp_path, monkeypatch, caplog, is_root):
+    monkeypatch.setattr(node, "runs_as_root", lambda allowed: is_root and not allowed)
+    monkeypatch.setattr(node, "Background", lambda *_: SimpleNamespace(close=bool))
+    with latchwork.connect("memory://tenants") as store:
+        worker = Worker(store, logs=open_logs(tmp_path / "logs"), options=WorkerOptions(work_dir=tmp_path / "work"))
+        worker.start()
+        worker.start()
+    told = [each.getMessage() for each in caplog.records if "tasks without a tenant run as root" in each.getMessage()]
+    assert len(told) == is_root
+    assert all("list the users of tasks with --tenants" in each for each in told)
