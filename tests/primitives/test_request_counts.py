@@ -13,6 +13,7 @@ import pytest
 import latchwork
 from backends_table import BY_NAME, SERVERS
 from latchwork.jobs import FixedRate, Job, JobManager
+from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import Lock, LockKeeper
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
@@ -118,7 +119,7 @@ def test_an_idle_cluster_writes_once_for_each_node_every_third_of_its_ttl(server
         for number in range(nodes):
             stack.enter_context(JobManager(url, f"n{number}", job, **options))
         with latchwork.connect(url) as store:
-            wait_until_quiet(store, nodes)
+            wait_until_quiet(cluster_store(store), nodes)
             before, began = server.writes(), time.monotonic()
             time.sleep(intervals * INTERVAL_S)
             wrote, took_s = server.writes() - before, time.monotonic() - began
@@ -138,21 +139,21 @@ def test_a_work_pool_that_does_not_change_is_checked_without_a_write(server):
     url = server.url(f"pool-{uuid.uuid4().hex}")
     options = {"session_ttl_s": TTL_S, "lock_ttl_s": TTL_S, "outcome_period_s": 0.0}
     with JobManager(url, "n1", job, **options), latchwork.connect(url) as store:
-        wait_until_quiet(store, 1)
+        wait_until_quiet(cluster_store(store), 1)
         before, began, checked = server.writes(), time.monotonic(), len(checks)
         while len(checks) < checked + 30:
             time.sleep(0.1)
         assert server.writes() - before <= 2 + 2 * (time.monotonic() - began) / INTERVAL_S
 
 
-def wait_until_quiet(store, owners):
+def wait_until_quiet(cluster, owners):
     """Every node has its lock owner, and nothing but these has been written for a while."""
     seen, since, deadline = -1, time.monotonic(), time.monotonic() + 60.0
     while time.monotonic() < since + 3 * INTERVAL_S:
         assert time.monotonic() < deadline, "the cluster does not come to rest"
-        entries = store.list("", recursive=True)
-        count = sum(entry.key.startswith("@locks/owners/") and not entry.key.endswith("/alive") for entry in entries)
-        newest = max((entry.token for entry in entries if not entry.key.startswith("@locks/owners/")), default=0)
+        entries = cluster.list("", recursive=True)
+        count = sum(entry.key.startswith("owners/") and not entry.key.endswith("/alive") for entry in entries)
+        newest = max((entry.token for entry in entries if not entry.key.startswith("owners/")), default=0)
         if newest != seen or count != owners:
             seen, since = newest, time.monotonic()
         time.sleep(0.2)
