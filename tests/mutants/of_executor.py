@@ -203,7 +203,7 @@ DEFECTS = (
         "Runner",
         "a large outcome is deleted while its result may come",
         "executor/running/large.py",
-        "            await ask(self._store.commit, [ours], [])\n",
+        "            await ask(self._store.commit, [fence], [])\n",
         "            raise Conflict('planted')\n",
         of("executor/sweeping", "a_large_outcome_stays_as_long_as_its_result_may_come", on="memory"),
     ),

@@ -4,14 +4,17 @@ import os
 import pwd
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
 
+import latchwork
 from latchwork.errors import LatchworkError
 from latchwork.workflows import Home, Serve, ServeOptions
 from latchwork.workflows.bundles import BadBundle, BundleCache, pack
 from latchwork.workflows.exchange import Outcome
+from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
 
@@ -19,6 +22,12 @@ from . import working
 from .working import result, shell
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to another user, or become one")
+
+
+@pytest.fixture
+def store():
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}") as opened:
+        yield workflows_store(opened)
 
 
 @pytest.fixture

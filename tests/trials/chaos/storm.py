@@ -270,7 +270,7 @@ class Storm:
 
     def left_over(self):
         """What is in the store after all have closed, hidden keys included, but for what is kept on purpose."""
-        kept = ("results/", "fired/", "settings/", "outcomes/", *KEPT)
+        kept = ("results/", "@jobs/fired/", "@jobs/settings/", "@jobs/outcomes/", *KEPT)
         until = Deadline(3.0 * SESSION_TTL_S)
         with contextlib.closing(self.stage.raw(ROOT)) as raw:
             while True:  # a session that was lost a moment ago may need its TTL

@@ -195,7 +195,7 @@ class Storm:
         while find(self.store, JOB) is not None and not until.has_passed:
             Sweeper(self.store).sweep()  # a lease of a killed one may have outlived the last to leave
             time.sleep(0.2)
-        left = [entry.key for entry in self.store.list("workers", recursive=True)]
+        left = [entry.key for entry in self.store.list("@workers", recursive=True)]
         if left != [f"@workers/default/ended/{JOB}"]:
             self.report.violations.append(f"left behind: {left[:10]}")
         elif b'"COMPLETED"' not in self.store.get(left[0]).value:
