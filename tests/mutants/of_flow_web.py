@@ -204,8 +204,8 @@ DEFECTS = (
         "FlowPages",
         "anybody is let in from other machines",
         "workflows/site.py",
-        "    if not _is_local(host) and not accounts.has_password():\n",
-        "    if not _is_local(host) and not accounts.accounts():\n",
+        "    if not is_local(host) and not accounts.has_password():\n",
+        "    if not is_local(host) and not accounts.accounts():\n",
         of("workflows/fleet_commands", "other_machines_are_let_in_only_once_somebody_has_a_password", on="0.0.0.0"),
     ),
     Defect(
