@@ -350,7 +350,9 @@ def test_taking_a_mark_back_spares_the_share_of_one_that_was_set_at_this_moment(
                 leader_of(memory, memory, nodes).reserve({}, {"report": {"n1": ("a", "b")}})
             return found
 
-    Control(Operators()).undrain("n1")
+    control = Control(memory)
+    control._store = Operators()
+    control.undrain("n1")
     assert reserved(memory) == [reserved_key("n1", "report")]
 
 

@@ -186,7 +186,8 @@ class RawZooKeeper:
 def _stored(key: str, data: bytes, stat: Any) -> Stored:
     """A ``=`` and the value, or a ``@``, the session, a ``=`` and the value."""
     if data[:1] == b"@":
-        owner, value = data[1 : 1 + _OWNER_CHARS].decode(), data[2 + _OWNER_CHARS :]
+        owner = data[1 : 1 + _OWNER_CHARS].decode()
+        value = data[1 + _OWNER_CHARS :].partition(b"=")[2]  # before it may be when the key was made
         return Stored(key, value.decode(), stat.mzxid, owner)
     return Stored(key, data[1:].decode(), stat.mzxid, None)
 

@@ -135,7 +135,7 @@ INVALID = {
     "(" * 300 + "1" + ")" * 300: "is not an expression",
     "not " * 200 + "1": "nested more than 40 deep",
     "+".join(["1"] * 400): "nested more than 40 deep",
-    "\0": "is not an expression",
+    "\0": "text holds a NUL",
     "": "string should have at least 1 character",
     " ": "is not an expression",
 }

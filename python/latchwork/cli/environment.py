@@ -23,9 +23,8 @@ def hide_settings() -> None:
         return
     import ctypes  # takes as long as a short command
 
-    from latchwork.tasks.children import MARK
-
-    shown = MARK.encode()  # says whose child we are, and is looked for there
+    # Says whose child we are: `latchwork.tasks.children.MARK`, without loading that package.
+    shown = b"LATCHWORK_CHILD"
     with suppress(OSError, ValueError, AttributeError):
         start, end = _bounds()
         area = (ctypes.c_char * (end - start)).from_address(start)
