@@ -43,6 +43,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
 ):
     if backend_url.startswith("memory"):
         pytest.skip("needs a second process")
+    store = workflows_store(store)
     logs = working.begun(store, tmp_path)
     first = worker_process(backend_url, tmp_path, "w1", TTL_S)
     try:
