@@ -9,7 +9,7 @@ import latchwork
 from latchwork.primitives import Backlog
 from latchwork.types import Create
 from latchwork.workflows.exchange import Head, Result, Running, Spec
-from latchwork.workflows.keys import Item, Keys, shelf_of
+from latchwork.workflows.keys import Item, Keys, shelf_of, workflows_store
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
 from patience import eventually
@@ -36,7 +36,7 @@ def begun(store, folder):
     """A log store, and a store that know each other, as ``init`` makes them."""
     logs = open_logs(Path(folder) / "logs")
     logs.mark("testing")
-    store.commit([], [Create(KEYS.id, b"testing")])
+    workflows_store(store).commit([], [Create(KEYS.id, b"testing")])
     return logs
 
 
@@ -66,7 +66,7 @@ def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default",
     item, body = spec.to_bytes()
     ops = [Create(KEYS.data(about.x), body)] if body is not None else []
     shelf = shelf or shelf_of("instance", 11, 2, 2, 0.0)
-    Backlog(store, KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
+    Backlog(workflows_store(store), KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
     return about.x
 
 
@@ -76,13 +76,13 @@ def shell(store, task, script, **more):
 
 def result(store, x, shard=0, timeout_s=60.0):
     key = KEYS.result(shard, x)
-    entry = eventually(lambda: store.get(key), timeout_s, f"the result of {x}")
+    entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"the result of {x}")
     return Result.of(entry.value)
 
 
 def running(store, x, shard=0, timeout_s=60.0):
     key = KEYS.running(shard, x)
-    entry = eventually(lambda: store.get(key), timeout_s, f"a worker of {x}")
+    entry = eventually(lambda: workflows_store(store).get(key), timeout_s, f"a worker of {x}")
     return Running.of(entry.value)
 
 
