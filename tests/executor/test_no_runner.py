@@ -50,7 +50,7 @@ def test_one_control_c_is_enough_to_leave(how):
 def test_a_timeout_says_that_there_is_no_runner_and_how_to_start_one(pool, eventually):
     future = pool.submit(square, 1)
     eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
-    with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
+    with pytest.raises(TimeoutError, match='latchwork executor run --import MODULE"'):
         future.result(0.01)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
+from latchwork.executor.keys import NAME
 from latchwork.store.steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class RunnerWatch:
         """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
         if not self._is_missing:
             return ""
-        named = "" if self._name == "executor" else f" --name {self._name}"
+        named = "" if self._name == NAME else f" --name {self._name}"
         return f': no runner is there; start one with "latchwork executor run --import MODULE{named}"'
 
     async def look(self, *, is_waiting: bool) -> float | None:
