@@ -209,8 +209,16 @@ def test_a_list_that_is_longer_than_a_map_may_be_is_refused_before_it_fails():
 
 
 LAUGHS = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])
-#: Python would make lists of all of them before any value is looked at.
+#: Python would make a list of all keys for each mention before any value is looked at.
 MERGED = "\n".join(
+    [
+        "name: flow",
+        f"keys: &keys {{{', '.join(f'k{each}: 1' for each in range(1_000))}}}",
+        f"<<: [{', '.join(['*keys'] * 600)}]",
+    ]
+)
+#: Exponential with PyYAML before 6.0.4, which keeps each merged key once.
+NESTED = "\n".join(
     [
         "name: flow",
         "l0: &l0 {x: 1}",
@@ -239,6 +247,15 @@ def test_text_that_is_no_definition_is_one_clear_error(text):
     with pytest.raises(DefinitionInvalid) as caught:
         read(text)
     assert NO_DEFINITIONS[text] in str(caught.value)
+
+
+def test_merges_of_merges_are_refused_or_stay_as_small_as_they_are():
+    try:
+        found = read(NESTED)
+    except DefinitionInvalid as error:
+        found = str(error)
+    small = {"name": "flow", **{f"l{each}": {"x": 1} for each in range(12)}, "x": 1}
+    assert found == small or "merges more than 500,000 values" in found
 
 
 @given(
