@@ -6,7 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.web import Role
-from latchwork.workflows.database.policies import groups, limits
+from latchwork.workflows.database.policies import grants, groups, limits
+from latchwork.workflows.database.policies.grants import Grant
 from latchwork.workflows.database.tables import command, event, task
 from latchwork.workflows.site import make_site
 from latchwork.workflows.state import Claimed
@@ -246,7 +247,17 @@ def test_a_backfill_form_offers_those_that_wait_and_no_cache_where_there_is_one(
     seeds.accounts.set_role("stranger", "default", None, by="test")
 
 
-def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask):
+@pytest.fixture
+def granted(seeds):
+    """Project ``billing`` may start the workflows of ``default``."""
+    with seeds.database.write() as connection:
+        grants.put(connection, Grant("default", "billing", Role.OPERATOR))
+    yield
+    with seeds.database.write() as connection:
+        grants.remove(connection, "default", "billing")
+
+
+def test_a_ring_of_workflows_names_none_that_its_writer_may_not_see(seeds, ask, granted):
     def starts(name, project, other):
         task = {"name": "it", "type": "sub_process", "params": {"workflow": other}}
         return {"name": name, "project": project, "tasks": [task]}
