@@ -156,7 +156,7 @@ def test_an_idle_runner_writes_nothing(runners, pool, store, eventually):
     pool.shutdown()
 
     def versions():
-        return {(entry.key, entry.version) for entry in store.list("executor", recursive=True)}
+        return {(entry.key, entry.version) for entry in system_namespace(store, "executor").list("", recursive=True)}
 
     seen = [versions(), set()]
     while seen[0] != seen[1]:  # what a runner has left to tidy

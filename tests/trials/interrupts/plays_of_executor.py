@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from latchwork.executor import Executor, NoSuchTask, Runner
+from latchwork.store import system_namespace
 from latchwork.tasks import Functions
 from trials.interrupts.play import Play
 from trials.interrupts.plays_of_many import _until
@@ -27,7 +28,8 @@ def _threads(name: str) -> list[str]:
 
 def _left(store: Store, name: str) -> list[str]:
     """What is there beside the marks of shelves, which the next runner takes out."""
-    return [entry.key for entry in store.list(name, recursive=True) if "/shelves/" not in entry.key]
+    found = system_namespace(store, "executor").list(name, recursive=True)
+    return [entry.key for entry in found if "/shelves/" not in entry.key]
 
 
 class _Pool:
