@@ -14,8 +14,10 @@ from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
 from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.executor.running.shift import Shift
 from latchwork.primitives import Backlog
 from latchwork.store import system_namespace
+from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Release, Run
 from latchwork.testing.faults import Fault, FaultyStore
 
@@ -293,6 +295,26 @@ def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(runners, pool, sto
     eventually(lambda: runner.stats().running == 0)
     assert runner.stats().done == 0
     eventually(lambda: store.children(f"@executor/default/results/{sid}") == [] and items(store) == [])
+
+
+def test_a_task_whose_submitter_went_before_its_runner_watched_submitters_is_stopped(
+    runners, pool, store, eventually, monkeypatch
+):
+    go, follow = Signal(), Shift._follow
+
+    async def late(shift, prefix, *more):
+        if prefix.endswith("subs"):
+            await Pause(store.clock, go, None)
+        await follow(shift, prefix, *more)
+
+    monkeypatch.setattr(Shift, "_follow", late)
+    runner = runners(own_store=True)
+    pool.submit(wait, "early")
+    eventually(lambda: starts(store, "early"))
+    pool._submitter._line.session.close()
+    go.set()
+    eventually(lambda: store.children("early/stops"))
+    eventually(lambda: runner.stats().running == 0)
 
 
 def lanes_of(store, member="n1"):

@@ -16,7 +16,7 @@ from typing import Any
 from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember, TaskDied
 from latchwork.executor.items import TaskItem, may_run, other_copies, task_of, type_name
-from latchwork.executor.keys import ANY, Keys, lane_of, member_of
+from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.interrupts import mutex
@@ -231,6 +231,11 @@ class Lanes(FeederHooks):
             if len(self._gone) > _MOST_GONE:
                 del self._gone[next(iter(self._gone))]
             return [path for path, owner in self._running.values() if owner == sid]
+
+    def owners(self) -> set[str]:
+        """Return the submitters of the tasks that run here; detached tasks have none."""
+        with self._lock:
+            return {owner for _, owner in self._running.values()} - {DETACHED}
 
     def cancelled(self, item_id: str) -> str | None:
         """A task is not wanted any more: its path if it runs here; else it does not begin, should it come now."""

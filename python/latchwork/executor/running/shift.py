@@ -141,6 +141,8 @@ class Shift:
         self._view: View | None = None
         self._stop = Signal()
         self._wake = Signal()
+        #: Submitters that the watch has reported, since it began; their end is reported too.
+        self._reported: set[str] = set()
         self._threads: list[Background] = []
         self._watches: list[Watch] = []
         self._said: tuple[int, int] = (-1, -1)
@@ -172,12 +174,12 @@ class Shift:
                 self.lanes.adopt(lane)
         self.group.on_view(self._seen)
         self.feeder.start()
-        for name, prefix, see in (
-            ("subs", self._keys.subs, self._see_sub),
-            ("cancels", self._keys.cancels_at(self._node.member_id), self._see_mark),
+        for name, prefix, see, begun in (
+            ("subs", self._keys.subs, self._see_sub, self._reported.clear),
+            ("cancels", self._keys.cancels_at(self._node.member_id), self._see_mark, lambda: None),
         ):
             thread = f"latchwork-runner-{name}-{self._node.member_id}"
-            self._threads.append(Background(partial(self._follow, prefix, see), thread))
+            self._threads.append(Background(partial(self._follow, prefix, see, begun), thread))
         self._threads.append(Background(self._chores, f"latchwork-runner-{self._node.member_id}"))
 
     def drain(self, timeout_s: float | None) -> bool:
@@ -221,7 +223,8 @@ class Shift:
         self.feeder.poke()
         self._wake.set()
 
-    async def _follow(self, prefix: str, see: Callable[[Iterable[Change]], None]) -> None:
+    async def _follow(self, prefix: str, see: Callable[[Iterable[Change]], None], begun: Callable[[], None]) -> None:
+        """Call ``see`` with the changes below a prefix until the shift ends, and ``begun`` before each watch."""
         backoff = Backoff()
         while not self._stop.is_set():
             try:
@@ -229,6 +232,7 @@ class Shift:
                     self._watches.append(watch)
                     if self._stop.is_set():
                         return
+                    begun()
                     while True:
                         see(await steps_of(watch.next)(None))
                         backoff.reset()
@@ -239,15 +243,20 @@ class Shift:
                 await Pause(self._store.clock, self._stop, backoff.next_s())
 
     def _see_sub(self, batch: Iterable[Change]) -> None:
-        """Of submitters that are gone nothing runs on."""
+        """Stop the tasks of submitters that are gone."""
         for change in batch:
             sid = change.key.rpartition("/")[2]
             if change.entry is not None:
-                continue
-            self._sweep_at = min(self._sweep_at, self._store.clock.now() + 0.5)
-            for path in self.lanes.gone(sid):
-                self.feeder.stop_task(path)
-            self._wake.set()
+                self._reported.add(sid)
+            else:
+                self._reported.discard(sid)
+                self._stop_tasks_of(sid)
+
+    def _stop_tasks_of(self, sid: str) -> None:
+        self._sweep_at = min(self._sweep_at, self._store.clock.now() + 0.5)
+        for path in self.lanes.gone(sid):
+            self.feeder.stop_task(path)
+        self._wake.set()
 
     def _see_mark(self, batch: Iterable[Change]) -> None:
         """Tasks that were cancelled while they run here."""
@@ -276,6 +285,7 @@ class Shift:
                 return
             try:
                 await self._say_load()
+                await self._stop_orphans()
                 await self._drop()
                 await self._look_at_orphans()
                 await self._help()
@@ -302,6 +312,17 @@ class Shift:
         key = self._keys.load_of(self._node.member_id)
         await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
         self._said = (running, queued)
+
+    async def _stop_orphans(self) -> None:
+        """Stop tasks whose submitters went before the watch reported them: it reports nothing of those at all.
+
+        Their owners are noted before the submitters are read, and no submitter's ID is used again, so an owner that is
+        missing is gone.
+        """
+        owners = self.lanes.owners() - self._reported
+        if owners:
+            for sid in owners - set(await ask(self._store.children, self._keys.subs)):
+                self._stop_tasks_of(sid)
 
     async def _drop(self) -> None:
         """Remove tasks whose submitters turned out to be gone when we wanted to take them."""
