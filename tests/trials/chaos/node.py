@@ -97,18 +97,19 @@ class Writers:
 def run(context, log, writers):
     """Work on the share for a moment, all items at the same time, and have results written with their fences."""
     tokens = {}
-    for item in context.work_share:
-        tokens[item] = context.fence(item).token
-        log("start", job=context.job_id, item=item, token=tokens[item], fire=context.fire_time_s)
-    until = time.monotonic() + random.uniform(0.05, 0.5)
     try:
+        for item in context.work_share:
+            fence = context.fence(item)
+            log("start", job=context.job_id, item=item, token=fence.token, fire=context.fire_time_s)
+            tokens[item] = fence.token
+        until = time.monotonic() + random.uniform(0.05, 0.5)
         while time.monotonic() < until and not context.wait_stop(0.04):
             item = random.choice(context.work_share)
             with contextlib.suppress(LatchworkError):  # the lock was lost: there is no fence any more
                 writers.ask(context.fence(item), item)
     finally:
-        for item in context.work_share:
-            log("end", job=context.job_id, item=item, token=tokens[item])
+        for item, token in tokens.items():
+            log("end", job=context.job_id, item=item, token=token)
 
 
 def log_stops(log):
