@@ -206,8 +206,12 @@ def test_what_is_no_observer_is_refused(memory, cluster):
         JobManager(memory, "n1", cluster.endless(), observers=["metrics"])
 
 
-def test_health_says_what_is_wrong(memory, cluster, eventually, expire):
-    leave = threading.Event()
+def test_health_says_what_is_wrong(memory, cluster, eventually, expire, monkeypatch):
+    leave, may_open, open_session = threading.Event(), threading.Event(), memory.open_session
+    may_open.set()
+    monkeypatch.setattr(
+        memory, "open_session", lambda *args, **fields: may_open.wait(20) and open_session(*args, **fields)
+    )
     job = cluster.endless(items=["a"], run=lambda _context: leave.wait(20))
     node = JobManager(memory, "n1", job, session_ttl_s=2.0, lock_ttl_s=1.5, debounce_s=0.05, close_timeout_s=1.0)
     assert node.health().reasons == ("the node is new",)
@@ -220,8 +224,10 @@ def test_health_says_what_is_wrong(memory, cluster, eventually, expire):
         eventually(lambda: node.health().reasons == ("runs do not stop: report",))
         leave.set()
         eventually(lambda: node.health().ok)
+        may_open.clear()
         expire(node._membership.session)
         eventually(lambda: not node.health().ok)
+        may_open.set()
         eventually(lambda: node.health().ok)
     assert node.health().reasons == ("the node is closed",)
 

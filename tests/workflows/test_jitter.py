@@ -15,6 +15,7 @@ import latchwork
 from latchwork.primitives import Backlog
 from latchwork.testing import FaultyStore
 from latchwork.workflows.keys import workflows_store
+from latchwork.workflows.logs import LogMissing
 from latchwork.workflows.state import Outcome
 from patience import eventually
 
@@ -37,6 +38,13 @@ def overlaps(path):
     return [(before[-1], after[0]) for before, after in pairwise(runs) if before[-1][1] >= after[0][1]]
 
 
+def has_log(logs, ref):
+    try:
+        return bool(logs.read(ref).data)
+    except LogMissing:
+        return False
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended(
     backend_url, store, tmp_path, path, how
@@ -50,6 +58,9 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
         x = shell(store, 1, working.STEADY, values={"journal": str(path)})
         begun_runs(path)
         assert running(store, x).worker == "w1"
+        (dead,) = journal(path)
+        log = f"7/11/1/1.{dead}.log"
+        eventually(lambda: has_log(logs, log), what="the log of the first run")
         second = worker_process(backend_url, tmp_path, "w2", TTL_S)
         try:
             first.send_signal(how)
@@ -63,8 +74,7 @@ def test_task_of_a_worker_that_is_killed_or_frozen_runs_again_after_it_has_ended
         assert (found.outcome, found.worker) == (Outcome.SUCCESS, "w2")
         assert overlaps(path) == []
         assert took_s < TTL_S + 20.0
-        dead = min(journal(path))
-        part = logs.read(f"7/11/1/1.{dead}.log")
+        part = logs.read(log)
         assert (part.data, part.ended) == (f"begun by {dead}\n".encode(), False)
         if how == signal.SIGSTOP:
             first.send_signal(signal.SIGCONT)  # it wakes up, and its end is refused
