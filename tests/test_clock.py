@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -33,3 +35,41 @@ def test_a_condition_is_waited_for_longer_than_the_system_counts(timeout_s):
         teller.start()
         assert SYSTEM_CLOCK.wait_condition(condition, timeout_s)
     teller.join()
+
+
+SIGNALED = """
+import signal, sys, threading, time
+from latchwork.clock import SYSTEM_CLOCK
+
+event, condition = threading.Event(), threading.Condition()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+
+def kill_myself():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # which does not end a wait of the main thread
+    time.sleep(60)
+
+threading.Thread(target=kill_myself, daemon=True).start()
+with condition:
+    {wait}
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "SYSTEM_CLOCK.wait(event)",
+        "SYSTEM_CLOCK.wait(event, 3600.0)",
+        "SYSTEM_CLOCK.wait_condition(condition)",
+        "SYSTEM_CLOCK.wait_condition(condition, 3600.0)",
+    ],
+)
+def test_a_signal_that_ends_no_wait_is_handled_while_the_main_thread_waits(wait):
+    assert subprocess.run([sys.executable, "-c", SIGNALED.format(wait=wait)], check=False, timeout=30).returncode == 7
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.01, 1.2])
+def test_a_wait_of_the_main_thread_ends_with_its_time(timeout_s):
+    began = SYSTEM_CLOCK.now()
+    assert not SYSTEM_CLOCK.wait(threading.Event(), timeout_s)
+    assert SYSTEM_CLOCK.now() - began >= timeout_s

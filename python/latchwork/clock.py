@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 #: What Python can wait at most is 292 years from its own clock's zero; half of that leaves room for any such zero.
 _LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
+
+#: The main thread waits in slices of so many seconds. A signal that arrives right before a wait, or in another thread,
+#: does not end it: its handler runs at the end of the slice.
+SIGNALS_S = 0.5
 
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -35,7 +40,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock. Safe to share between threads.
 
-    A wait that is longer than the system can count, infinity included, is for ever, as far as anybody can tell.
+    A wait that is longer than the system can count, infinity included, is for ever, as far as anybody can tell. While
+    the main thread waits, handlers of signals run within half a second.
     """
 
     def now(self) -> float:
@@ -44,15 +50,25 @@ class SystemClock:
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait until the event is set or the time is over; True if it is set."""
-        return event.wait(_within_bounds(timeout_s))
+        return _in_slices(event.wait, timeout_s)
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
         """Wait on a held condition once; False if the time ran out."""
-        return condition.wait(_within_bounds(timeout_s))
+        return _in_slices(condition.wait, timeout_s)
 
 
-def _within_bounds(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else min(max(0.0, timeout_s), _LONGEST_WAIT_S)
+def _in_slices(wait: Callable[[float | None], bool], timeout_s: float | None) -> bool:
+    if timeout_s is not None and timeout_s <= SIGNALS_S:
+        return wait(max(0.0, timeout_s))
+    if threading.get_ident() != threading.main_thread().ident:
+        return wait(None if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S))
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = SIGNALS_S if until is None else min(until - time.monotonic(), SIGNALS_S)
+        if wait(max(0.0, left_s)):
+            return True
+        if until is not None and time.monotonic() >= until:
+            return False
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError
 
 _PR_SET_PDEATHSIG = 1
@@ -131,6 +132,12 @@ def run_while_ours(
         stop_within_s: seconds after which it is killed.
     """
     over = threading.Event()
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def wait() -> None:
+        codes.append(child.wait())
+        ended.set()
 
     def watch() -> None:
         while not over.is_set():
@@ -145,8 +152,12 @@ def run_while_ours(
         hand_on_to(child)
         watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
         watcher.start()
+        threading.Thread(target=wait, name="latchwork-child-waiter", daemon=True).start()
         try:
-            return child.wait()
+            SYSTEM_CLOCK.wait(
+                ended
+            )  # not for the process itself: a signal that comes right before would wait for its end
+            return codes[0]
         finally:
             over.set()
             watcher.join()

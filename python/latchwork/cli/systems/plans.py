@@ -21,6 +21,7 @@ from latchwork.cli.options import Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, attempted, debugging, ended_by_sigterm
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.drawing import to_dot, to_mermaid, to_svg
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.plans import (
@@ -98,18 +99,12 @@ def worker(
             try:
                 made.start()
                 print(f"runs {counted(len(list(DEFAULT)), 'function')} in {counted(slots, 'slot')}", file=sys.stderr)  # noqa: T201 - the log of the command
-                _wait_for_ever(store)
+                SYSTEM_CLOCK.wait(threading.Event())
             except KeyboardInterrupt:
                 pass
             finally:
                 for path in made.close(close_s):
                     print(f"still runs: {path}", file=sys.stderr)  # noqa: T201 - likewise
-
-
-def _wait_for_ever(store: Store) -> None:
-    never = threading.Event()
-    while True:
-        store.clock.wait(never, 3600.0)
 
 
 @command("latchwork plans list", "latchwork plans list --state failed --json")

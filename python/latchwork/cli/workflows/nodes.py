@@ -27,6 +27,7 @@ from latchwork.cli.workflows.opening import (
     opened_store,
 )
 from latchwork.cli.workflows.telling import log_to_stderr, until_signal
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.words import counted
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def master(
             _begin_logs(more["logs"], installation_of(opened).id)
         say(f"master {node.node_id} is at work")
         sys.stdout.flush()
-        stop.wait()
+        SYSTEM_CLOCK.wait(stop)
         say(f"master {node.node_id} gives its runs to others")
 
 

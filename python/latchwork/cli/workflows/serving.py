@@ -25,6 +25,7 @@ from latchwork.cli.workflows.nodes import (
 )
 from latchwork.cli.workflows.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, home_of, opened_database
 from latchwork.cli.workflows.telling import log_to_stderr, until_signal
+from latchwork.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from latchwork.workflows import ServeOptions
@@ -123,7 +124,7 @@ def serve(
         say(f"workflows of {where.folder} at {served.url}")
         say(f"sign in, once: {served.admin_link()}")
         sys.stdout.flush()
-        stop.wait()
+        SYSTEM_CLOCK.wait(stop)
         say("ending: tasks are told to end")
 
 
@@ -166,7 +167,7 @@ def api(
         if not served.can_sign_in():
             say("nobody can sign in yet: `latchwork workflows users set NAME --role admin --password`")
         sys.stdout.flush()
-        stop.wait()
+        SYSTEM_CLOCK.wait(stop)
 
 
 def _pages(
