@@ -139,7 +139,7 @@ DEFECTS = (
         "FlowAlerts",
         "a channel that refuses is asked by all that waits for it",
         SENDER,
-        "            self._rests[taken.by] = self._now() + REST_S\n            return False\n",
+        "            self._rest(taken.by, answered_at)\n            return False\n",
         "            return True\n",
         of(SENDING, "a_channel_that_refuses_one_alert_is_left_alone_with_the_others_for_a_while"),
     ),

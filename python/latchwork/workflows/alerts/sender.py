@@ -121,13 +121,14 @@ class Sender:
 
     def _look(self) -> None:
         """Hand out what is due."""
+        now = self._now()
         with self._mutex:
             busy, mine = set(self._threads), set(self._mine)
-        now = self._now()
-        self._rests = {name: until for name, until in self._rests.items() if until > now}
+            self._rests = {name: until for name, until in self._rests.items() if until > now}
+            without = busy | self._rests.keys()
         with self._database.read() as connection:
             strays = deliveries.is_any_sending(connection, mine)
-            found = deliveries.due(connection, now, without=busy | self._rests.keys())
+            found = deliveries.due(connection, now, without=without)
         if strays and self._remaining_s() > 0.0:
             self._doubt()
         by_channel: dict[str, list[int]] = {}
@@ -165,7 +166,7 @@ class Sender:
             self.stop()
         except (LatchworkError, sa.exc.SQLAlchemyError, OSError) as error:
             _log.warning("alerts by channel %s are sent later: %s", channel, reason(error))
-            self._rests[channel] = self._now() + REST_S
+            self._rest(channel, self._now())
         finally:
             with self._mutex:
                 del self._threads[channel]
@@ -181,21 +182,27 @@ class Sender:
             if taken is None:
                 return True
             answer, error = self._sent(taken)
-            self._write(taken, answer, error)
+            answered_at = self._now()
+            self._write(taken, answer, error, answered_at)
         finally:
             with self._mutex:
                 self._mine.discard(number)
         if answer in {Answer.REFUSED, Answer.DOUBT}:
-            self._rests[taken.by] = self._now() + REST_S
+            self._rest(taken.by, answered_at)
             return False
         return True
 
-    def _write(self, taken: Taken, answer: Answer, error: str) -> None:
+    def _rest(self, channel: str, since: float) -> None:
+        """Leave a channel alone for a while."""
+        with self._mutex:
+            self._rests[channel] = since + REST_S
+
+    def _write(self, taken: Taken, answer: Answer, error: str, answered_at: float) -> None:
         """Until it is written, or somebody else has it: what was sent and is forgotten is sent again."""
         while True:
             try:
                 with self._database.write() as connection:
-                    state = self._sending.answer(connection, taken.id, answer, error, self._now())
+                    state = self._sending.answer(connection, taken.id, answer, error, answered_at)
             except (LatchworkError, sa.exc.SQLAlchemyError) as trouble:
                 _log.warning("how alert delivery %d ended is written later: %s", taken.id, reason(trouble))
                 if self._clock.wait(self._stopping, _AGAIN_S):

@@ -42,7 +42,8 @@ def send(message: Message, options: WebhookOptions, at: float) -> str:
         try:
             return _sent(connection, message, options, body, at)
         except (OSError, http.client.HTTPException) as error:
-            late = f"it did not answer within {options.timeout_s:g} s" if deadline.is_over else reason(error)
+            is_late = deadline.is_over or isinstance(error, TimeoutError)  # the socket's own time may end first
+            late = f"it did not answer within {options.timeout_s:g} s" if is_late else reason(error)
             raise NotSent(Answer.DOUBT, f"nobody knows whether it was accepted: {late}") from error
         finally:
             connection.close()
