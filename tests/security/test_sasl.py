@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from kazoo.exceptions import AuthFailedError
+from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
 
 import latchwork
 from latchwork import AuthenticationFailed, InvalidURL, PermissionDenied
@@ -40,9 +42,26 @@ def test_nodes_belong_to_the_account_that_created_them(server):
 
 
 def test_a_wrong_password_is_refused_when_connecting(server):
+    latchwork.connect(url(server, "ann:ann-secret")).close()  # the server has loaded what it needs
     with pytest.raises(AuthenticationFailed, match="refused SASL for 'ann'") as caught:
         latchwork.connect(url(server, "ann:wrong-secret", connect_timeout_s=2))
     assert "wrong-secret" not in str(caught.value)
+
+
+def test_a_refusal_is_reported_though_a_later_attempt_is_under_way_at_the_deadline(monkeypatch):
+    attempts = []
+
+    def connect(handler, *_):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise AuthFailedError
+        handler.client._stopped.wait(20)
+        raise ConnectionDropped("cut off")
+
+    monkeypatch.setattr(ConnectionHandler, "_connect", connect)
+    with pytest.raises(AuthenticationFailed, match="refused SASL for 'ann'"):
+        latchwork.connect("zookeeper://ann:secret@127.0.0.1:1/app?sasl=digest-md5&connect_timeout_s=1")
+    assert len(attempts) == 2
 
 
 @pytest.mark.parametrize("account", ["ann", ""])

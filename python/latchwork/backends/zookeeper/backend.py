@@ -235,17 +235,18 @@ class ZooKeeperBackend(Backend):
             self._main.first_up.result(url.connect_timeout_s)
         except (FutureTimeout, Cut) as error:
             self._closed = True
+            refused, trouble = self._main.was_refused, self._main.trouble  # not of the attempt that is cut off here
             self._main.abandon()
             self._main.join(url.connect_timeout_s)
             self._timer.close()
-            if self._main.was_refused:
+            if refused:
                 raise AuthenticationFailed(
                     f"ZooKeeper at {url.redacted()} refused SASL for {url.user!r}; check user and password, and "
                     "that the server has SASLAuthenticationProvider and a JAAS section Server"
                 ) from error
             raise ConnectFailed(
                 f"no ZooKeeper server of {url.redacted()} answered within {url.connect_timeout_s:g} s"
-                f"{f' ({self._main.trouble})' if self._main.trouble else ''}; check the hosts, that the servers run, "
+                f"{f' ({trouble})' if trouble else ''}; check the hosts, that the servers run, "
                 "and the TLS options (tls_ca, tls_cert, tls_key)"
             ) from error
 
