@@ -1,4 +1,4 @@
-"""The first page of the design notes: each file that it names is there, and each wing is named."""
+"""The first pages of the design notes: each file that they name is there, and the map names each wing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 from test_layering import PACKAGE
 
 ROOT = PACKAGE.parents[1]
-TEXT = (ROOT / "docs" / "design" / "0000-map.md").read_text(encoding="utf-8")
+DESIGN = ROOT / "docs" / "design"
+TEXT = (DESIGN / "0000-map.md").read_text(encoding="utf-8")
 NAMED = sorted(
     span
-    for span in set(re.findall(r"`([A-Za-z0-9_./-]+)`", TEXT))
+    for span in set(
+        re.findall(r"`([A-Za-z0-9_./-]+)`", TEXT + (DESIGN / "architecture.md").read_text(encoding="utf-8"))
+    )
     if span.endswith("/") or Path(span).suffix in {".py", ".md", ".toml", ".rs"}
 )
 FOLDERS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
@@ -23,7 +26,7 @@ BASES += [ROOT / "docs", ROOT / "docs" / "reference", ROOT / "tests" / "assignme
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_file_or_folder_of_the_map_is_there(name):
+def test_a_file_or_folder_that_the_design_names_is_there(name):
     assert any((base / name).exists() for base in BASES)
 
 
