@@ -188,3 +188,22 @@ def nothing_left(store, name):
             return
         assert time.monotonic() < deadline, f"left behind: {bound} {lock}"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("last_call", ["enter", "leave"])
+def test_a_round_of_a_double_barrier_whose_members_were_cancelled_ends(backend_url, last_call):
+    async def enter_after_others():
+        async with aio.connect(backend_url) as store:
+            members = [aio.DoubleBarrier(store, "rounds", parties=2, member_id=name) for name in "abcd"]
+            if last_call == "leave":
+                await asyncio.gather(*(member.enter() for member in members[:2]))
+            calls = [asyncio.create_task(getattr(members[0], last_call)())]
+            while await members[0].members() != (["a"] if last_call == "enter" else ["b"]):
+                await asyncio.sleep(0.005)
+            calls[0].cancel()
+            await asyncio.wait(calls)
+            while await members[2].round() == 0:
+                await asyncio.sleep(0.005)
+            return await asyncio.gather(*(member.enter(PATIENCE_S) for member in members[2:]))
+
+    assert asyncio.run(asyncio.wait_for(enter_after_others(), PATIENCE_S)) == [1, 1]

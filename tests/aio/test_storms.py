@@ -10,6 +10,7 @@ import time
 import pytest
 
 from latchwork import aio
+from latchwork.errors import BarrierBroken
 
 ROUNDS = 4
 WIDTH = 40
@@ -53,6 +54,14 @@ async def barrier(store):
     await asyncio.gather(*waiting)
 
 
+async def double_barrier(store):
+    async def work():
+        async with aio.DoubleBarrier(store, "rounds", parties=2, member_id=f"m{random.random()}"):
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(work(), work())
+
+
 async def queue(store):
     mine = aio.Queue(store, "queue")
     await mine.put(b"item")
@@ -62,7 +71,7 @@ async def queue(store):
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    "play", [lock, semaphore, read, write, election, barrier, queue], ids=lambda play: play.__name__
+    "play", [lock, semaphore, read, write, election, barrier, double_barrier, queue], ids=lambda play: play.__name__
 )
 def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usable(etcd35, play):
     rnd = random.Random(5)
@@ -74,7 +83,7 @@ def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usabl
         try:
             await asyncio.wait_for(play(store), rnd.random() * span_s)
             done += 1
-        except (TimeoutError, asyncio.TimeoutError):
+        except (TimeoutError, asyncio.TimeoutError, BarrierBroken):
             pass
         new_threads.update(thread for thread in threading.enumerate() if thread not in before)
 

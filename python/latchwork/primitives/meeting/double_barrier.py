@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from functools import partial
 
-from latchwork.errors import LatchworkError
-from latchwork.primitives.meeting.meeting import Meeting
+from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.primitives.meeting.meeting import Choice, Meeting
 from latchwork.primitives.meeting.phases import Board
+from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import driven, steps_of
+from latchwork.store.steps import OnInterrupt, driven, steps_of
 from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -25,7 +27,9 @@ class DoubleBarrier(Meeting):
 
     A member is its id: one that dies inside and comes back is let in again at once, and counts once when it leaves. One
     that does not come back keeps the others from leaving until one of them loses patience: that ends the round for all,
-    and the next is usable. Construction does no I/O. Safe to share between threads, which are then one member.
+    and the next is usable. A call that is cancelled or interrupted ends the round too. Construction does no I/O.
+
+    Safe to share between threads, which are then one member.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
@@ -76,7 +80,7 @@ class DoubleBarrier(Meeting):
         Returns:
             The round: 0 for the first.
         """
-        phase = await self._meet(self._to_enter, timeout_s)
+        phase = await self._meet_or_end(self._to_enter, timeout_s)
         self._round = phase // 2
         return self._round
 
@@ -89,7 +93,7 @@ class DoubleBarrier(Meeting):
         Raises:
             LatchworkError: we have not entered.
         """
-        phase = await self._meet(self._to_leave, timeout_s)
+        phase = await self._meet_or_end(self._to_leave, timeout_s)
         self._round = None
         return phase // 2
 
@@ -111,6 +115,40 @@ class DoubleBarrier(Meeting):
         if board.phase % 2 == 0:
             return await self._here()
         return sorted(set(board.regulars) - set(await self._here()))
+
+    async def _meet_or_end(self, choose: Choice, timeout_s: float | None) -> int:
+        """Meet; if the call is cancelled or interrupted, end the round that it was for, in the background.
+
+        Nobody would leave it: if all its members were cancelled, it would keep every later round from beginning.
+        """
+        chosen: int | None = None
+
+        def choose_and_note(board: Board, last: int) -> int | None:
+            nonlocal chosen
+            chosen = choose(board, last)
+            return chosen
+
+        def end_later() -> None:
+            if chosen is not None:
+                self._store.cleanup.add(partial(self._end_round, chosen, Backoff()))
+
+        await OnInterrupt(end_later)
+        return await self._meet(choose_and_note, timeout_s)
+
+    async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
+        """Try once to end the round of a phase at which we may have arrived; a ``CleanupJob``.
+
+        An arrival that is still on its way is refused afterwards: it depends on the board, which this changes.
+        """
+        why = f"a call of {self.member_id!r} was cancelled"
+        try:
+            board = await self._break(phase, why)
+            if board.phase == phase + 1 and board.phase % 2 == 1 and self.member_id in board.regulars:
+                await self._break(board.phase, why)  # everybody had come after all
+        except (Unavailable, OutcomeUnknown) as error:
+            _log.info("%s: the round of a cancelled call has not ended yet: %s", self, error)
+            return backoff.next_s()
+        return None
 
     def _to_enter(self, board: Board, last: int) -> int | None:
         if board.phase % 2 == 0:
