@@ -19,9 +19,11 @@ ENOUGH = 5
 #: Seconds until a call is cancelled, at most. Doubled, up to the longest, until enough have got through: they compete
 #: with each other, and how long one takes depends on the machine.
 SPAN_S = 0.2
-LONGEST_SPAN_S = 10.0
+LONGEST_SPAN_S = 30.0
+#: What a storm left behind would be in the way for as long as its session, which its store renews.
+TTL_S = 30.0
 #: Seconds within which the primitive has to be usable after the storm.
-USABLE_S = 1.0
+USABLE_S = TTL_S / 3
 
 
 async def lock(store):
@@ -89,7 +91,7 @@ def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usabl
 
     async def storm():
         nonlocal before
-        async with aio.connect(etcd35.url(f"storm-{play.__name__}"), session_ttl_s=10) as store:
+        async with aio.connect(etcd35.url(f"storm-{play.__name__}"), session_ttl_s=TTL_S) as store:
             await play(store)
             before = set(threading.enumerate())
             span_s = SPAN_S

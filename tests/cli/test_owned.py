@@ -97,7 +97,7 @@ def test_a_command_that_cannot_be_started_is_127_as_in_a_shell(cli, file_url, co
 
 def test_who_is_elected_runs_its_command_and_the_next_takes_over(cli, url, wait_until):
     script = "echo $LATCHWORK_ELECTION leads; while true; do sleep 0.1; done"
-    args = ("elect", "sched", "--url", url, "--ttl-s", "3")
+    args = ("elect", "sched", "--url", url, "--ttl-s", "60")
     first = cli.start(*args, "--node-id", "n1", "--", "sh", "-c", script)
     wait_until(lambda: "sched leads" in first.log.read_text(), "the first leads")
     second = cli.start(*args, "--node-id", "n2", "--", "sh", "-c", "echo second; exit 4")
