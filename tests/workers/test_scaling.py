@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown
+from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.primitives import Barrier
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.workers import JobFull, Removed, find
 from workers.conftest import Killed, KilledAt, die
@@ -87,7 +89,7 @@ def test_an_open_barrier_is_broken_when_the_caller_dies_after_the_commit_of_its_
 
 
 def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to_it_later(
-    team, worker, store, in_thread, eventually
+    team, worker, store, in_thread, eventually, monkeypatch
 ):
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
@@ -99,8 +101,41 @@ def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to
     find(store, "train").scale(2)
     again, b = worker("a"), worker("b", replace=True)
     assert eventually(lambda: b._core._watching._shrinks)
+    breaks = b._core._watching._on_shrink
+
+    async def breaks_once_it_has_come(n):  # broken before, it would let b wait for the next one
+        if len(await ask(store.list, init)) < 2:
+            raise Unavailable("not yet")
+        await breaks(n)
+
+    monkeypatch.setattr(b._core._watching, "_on_shrink", breaks_once_it_has_come)
     with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
         b.initialize(None)
+    waiting = in_thread(lambda: b.initialize(None))
+    assert again.initialize(60.0) == 0
+    assert waiting.outcome() == 0
+
+
+def test_a_barrier_that_was_broken_by_a_scale_down_lets_who_comes_to_it_then_wait_for_the_next_one(
+    team, worker, store, in_thread, eventually, monkeypatch
+):
+    a, _, _ = team(3)
+    opened = in_thread(lambda: a.initialize(None))
+    init = f"default/jobs/train/runs/{a.run_id}/barriers/0/init"
+    assert eventually(lambda: store.list(f"{init}/arrived"))
+    die(a)
+    with pytest.raises(LatchworkError):
+        opened.outcome()
+    find(store, "train").scale(2)
+    again, b = worker("a"), worker("b", replace=True)
+    before, arrive = store.get(f"{init}/board"), Barrier._arrive
+
+    async def late(barrier, *args):
+        while (await ask(store.get, f"{init}/board")).version == before.version:
+            await Pause(store.clock, Signal(), 0.02)
+        return await arrive(barrier, *args)
+
+    monkeypatch.setattr(Barrier, "_arrive", late)
     waiting = in_thread(lambda: b.initialize(None))
     assert again.initialize(60.0) == 0
     assert waiting.outcome() == 0
