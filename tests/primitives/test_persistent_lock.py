@@ -332,12 +332,16 @@ class NoStore:
         return None
 
 
-def test_work_under_a_persistent_lock_is_told_to_stop_before_the_lock_can_run_out(store):
-    lock = PersistentLock(store, "orders", ttl_s=1.0)
-    with lock, lock.guard_work(margin_s=0.5) as work:
-        assert not work.wait(1.5)  # renewed all the time
-        lock._own._table.renew = lambda *_: Future()  # from now on no renewal is answered
-        assert work.wait(5.0)
+def test_work_under_a_persistent_lock_is_told_to_stop_before_the_lock_can_run_out(store, eventually):
+    lock = PersistentLock(store, "orders", ttl_s=2.4)
+    with lock, lock.guard_work(margin_s=0.8) as work:
+        table, renewals = lock._own._table, []
+        renew = table.renew
+        table.renew = lambda *args: renewals.append(1) or renew(*args)
+        eventually(lambda: len(renewals) == 3)  # longer than it goes on without one
+        assert not work.stopped.is_set()
+        table.renew = lambda *_: Future()  # from now on no renewal is answered
+        assert work.wait(30.0)
         assert lock.remaining_s() > 0.0
         with pytest.raises(LockLost, match="lock 'orders' ends in"):
             work.check()
