@@ -7,9 +7,10 @@ import concurrent.futures
 import pytest
 
 from executor.conftest import PATIENCE_S
-from executor.work import blob, boom, length, mark, square, wait
+from executor.work import WORK, blob, boom, length, mark, square, wait
 from latchwork.errors import InvalidKey, LatchworkError
-from latchwork.executor import Member, NoSuchTask, TaskExists
+from latchwork.executor import Executor, Member, NoSuchTask, TaskExists
+from latchwork.testing.faults import FaultyStore
 
 
 def starts(store, key):
@@ -53,6 +54,34 @@ def test_a_result_stays_until_it_is_forgotten(runners, pool, store):
     with pytest.raises(NoSuchTask):
         ref.state()
     assert store.children("@executor/default/detached") == store.children("@executor/default/outcomes") == []
+
+
+@pytest.mark.parametrize("is_put_again", [False, True], ids=["forgotten", "replaced"])
+def test_a_result_is_not_waited_for_once_it_was_forgotten_before_a_watch_reported_it(
+    runners, pool, connect, eventually, is_put_again
+):
+    ref = pool.detached(square, 3, id="short")
+    with (
+        FaultyStore(connect()) as cut,
+        Executor(cut, functions=WORK) as other,
+        concurrent.futures.ThreadPoolExecutor() as threads,
+    ):
+        result = threads.submit(other.ref("short").result, 20.0)
+        eventually(lambda: {f"@executor/default/{each}" for each in ("outcomes", "detached")} <= watched(cut, ref.id))
+        cut.cut_watches(silent_s=2.0)
+        runner = runners()
+        assert ref.result(PATIENCE_S) == 9
+        runner.close(5.0)
+        assert ref.forget()
+        if is_put_again:
+            pool.detached(square, 4, id="short")
+        assert isinstance(result.exception(PATIENCE_S), NoSuchTask)
+
+
+def watched(faulty, task_id):
+    """The folders of keys of a task whose watches have reported a state."""
+    prefixes = [call.keys[0] for call in faulty.calls if call.op == "event"]
+    return {each.rpartition("/")[0].rpartition("/")[0] for each in prefixes if each.endswith(f"/{task_id}")}
 
 
 def test_a_detached_task_that_is_not_over_is_not_forgotten(pool):

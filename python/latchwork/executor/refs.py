@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
@@ -29,7 +29,7 @@ from latchwork.records import Record
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.tasks import Blobs, Outcome, Payloads
-from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
+from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Op
 
 _PATIENCE_S = 30.0
 
@@ -153,7 +153,7 @@ class TaskRef:
             Exception: the task's own.
         """
         place, record = await self._place()
-        entry = await self._outcome(place.result_key, timeout_s)
+        entry = await self._outcome(place.result_key, record.text("nonce", ""), timeout_s)
         ref = ref_of(entry.value)
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
         function = record.text("fn", "")
@@ -163,20 +163,37 @@ class TaskRef:
         except TaskCancelled as error:
             raise CancelledError(str(error)) from None
 
-    async def _outcome(self, key: str, timeout_s: float | None) -> Entry:
-        clock = self._tasks.store.clock
+    async def _outcome(self, key: str, nonce: str, timeout_s: float | None) -> Entry:
+        """Wait for the outcome of the task whose record has this nonce.
+
+        The record is watched too: an outcome that is written and forgotten between two states of a watch is not
+        reported, and another task may have the ID by then.
+        """
+        clock, store = self._tasks.store.clock, self._tasks.store
         until = None if timeout_s is None else clock.now() + timeout_s
-        with self._tasks.store.watch(key) as watch:
+        forgotten = Signal()
+
+        def look(batch: Sequence[Change]) -> None:
+            entry = batch[-1].entry if batch else None
+            if entry is None or Record.or_empty(entry.value).text("nonce", "") != nonce:
+                forgotten.set()
+                watch.close()
+
+        with store.watch(key) as watch, store.watch(self._tasks.keys.record(self.id)) as record:
+            record.subscribe(look)
             while True:
                 left_s = None if until is None else max(0.0, until - clock.now())
                 try:
                     batch = await steps_of(watch.next)(left_s)
                 except WaitTimeout:
                     raise TimeoutError(f"task {self.id} is not over within {timeout_s:g} s") from None
+                except Closed:
+                    if forgotten.is_set():
+                        raise self._unknown() from None
+                    raise
                 found = [change.entry for change in batch if change.entry is not None]
                 if found:
                     return found[-1]
-                await self._place()  # somebody may have forgotten it
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:
@@ -217,8 +234,11 @@ class TaskRef:
     async def _place(self) -> tuple[Place, Record]:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
-            raise NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
+            raise self._unknown()
         return _place_of(self._tasks.keys, self.id, entry)
+
+    def _unknown(self) -> NoSuchTask:
+        return NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
 
 
 def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[Place, Record]:
