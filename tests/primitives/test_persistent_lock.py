@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -10,10 +11,10 @@ from concurrent.futures import Future
 import pytest
 
 from latchwork.errors import Closed, Conflict, InvalidKey, LatchworkError, LockLost, Unavailable, WaitTimeout
-from latchwork.primitives import LockKeeper, PersistentLock
+from latchwork.primitives import LockKeeper, PersistentLock, force_release
 from latchwork.store import system_namespace
 from latchwork.testing.faults import FaultyStore
-from latchwork.types import Put
+from latchwork.types import Create, Put
 
 TTL_S = 1.0
 
@@ -398,3 +399,30 @@ def test_closing_a_lock_wakes_who_waits_for_it_through_a_given_keeper(connect, i
         lock.close()
         with pytest.raises(Closed):
             waiting.outcome()
+
+
+@pytest.mark.parametrize("namespace", [None, "app"])
+def test_operations_beside_a_forced_release_write_keys_of_the_callers_store(connect, namespace):
+    root = connect()
+    store = root.namespace(namespace) if namespace else root
+    lock = PersistentLock(store, "orders", ttl_s=60.0)
+    with contextlib.suppress(LockLost), lock as fence:
+        before = force_release(store, "orders", also=lambda before: [Put("audit/1", str(before.token).encode())])
+        assert before.token == fence.token
+        assert store.get("audit/1").value == str(fence.token).encode()
+        assert root.get(f"{namespace}/audit/1" if namespace else "audit/1") is not None
+        assert lock.holder() is None
+
+
+def test_a_forced_release_with_a_refused_operation_leaves_the_lock_with_its_holder(connect):
+    store = connect().namespace("app")
+    store.put("audit/1", b"")
+    record = Create("audit/1", b"")
+    lock = PersistentLock(store, "orders", ttl_s=60.0)
+    with lock:
+        with pytest.raises(Conflict) as caught:
+            force_release(store, "orders", also=lambda _before: [record])
+        assert list(caught.value.failed) == [record]
+        with pytest.raises(InvalidKey, match="is reserved"):
+            force_release(store, "orders", also=lambda _before: [Put("@locks/locks/other", b"")])
+        assert lock.holder() is not None

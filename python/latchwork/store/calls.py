@@ -13,7 +13,7 @@ from latchwork.backends.futures import mapped
 from latchwork.backends.grammar import SUFFIX_DIGITS
 from latchwork.errors import Conflict, KeyExists
 from latchwork.store.answers import Limit
-from latchwork.store.keys import Scope
+from latchwork.store.keys import Resolved, Scope
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
 from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
@@ -110,12 +110,14 @@ class Calls:
         self._check()
         return self._backend.delete_tree(self._scope.writable_below(prefix))
 
-    def commit(self, checks: Sequence[Check], ops: Sequence[Op], *, by: Session | None = None) -> Future[Committed]:
+    def commit(
+        self, checks: Sequence[Check], ops: Sequence[Op | Resolved], *, by: Session | None = None
+    ) -> Future[Committed]:
         """All or nothing; with ``by`` as a renewal of this session, too, where the backend has that."""
         self._check()
         self._usable(by)
         parts = self._scope.checks(checks)
-        sent = [self._scope.op(op) for op in ops]
+        sent = [op.sent if isinstance(op, Resolved) else self._scope.op(op) for op in ops]
         simple = list(parts)
         check_transaction(simple, sent, self._unlimited.capabilities)
         for op in sent:
@@ -144,12 +146,13 @@ class Calls:
         return Committed(done.token, entries, tuple(self._scope.relative(key) for key in done.deleted))
 
     def _conflict(
-        self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op]
+        self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
     ) -> BaseException:
         """A conflict of the backend's, with the caller's keys and objects; any other error as it is."""
         if not isinstance(error, Conflict):
             return error
-        by_key = dict(zip([op.key for op in sent], ops, strict=True))
+        given = [op.given if isinstance(op, Resolved) else op for op in ops]
+        by_key = dict(zip([op.key for op in sent], given, strict=True))
         originals = (by_key.get(one.key) if isinstance(one, Create) else parts.get(one) for one in error.failed)  # type: ignore[call-overload]
         failed: list[object] = [one for one in dict.fromkeys(originals) if one is not None]
         told = "; ".join(_tell(one) for one in failed[:3]) or str(error)

@@ -108,6 +108,19 @@ def _fault(key: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """An operation with its key below the root, for a transaction of any namespace of its store.
+
+    Attributes:
+        sent: the operation with its key below the root.
+        given: the operation as its caller wrote it, for errors.
+    """
+
+    sent: Op
+    given: Op
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
     """Translates between keys of a namespace and keys below the URL's root."""
 

@@ -6,7 +6,7 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
 from latchwork.store.core import Core, Shared
 from latchwork.store.driving.cleanup import Cleanup
-from latchwork.store.keys import Scope
+from latchwork.store.keys import Resolved, Scope
 from latchwork.store.mirror import Mirror
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
@@ -407,6 +407,15 @@ def system_namespace(store: Store, name: str) -> Store:
     """
     # The same object for each store object: parts that threads share are found by it.
     return store._systems.get(name) or store._systems.setdefault(name, _system_of(store, name))  # noqa: SLF001
+
+
+def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
+    """A caller's operations, with keys relative to its store, for a transaction of one of its system namespaces.
+
+    Raises:
+        InvalidKey: a key is malformed, or reserved.
+    """
+    return cast("list[Op]", [Resolved(store._scope.op(op), op) for op in ops])  # noqa: SLF001 - of this module
 
 
 def _system_of(store: Store, name: str) -> Store:

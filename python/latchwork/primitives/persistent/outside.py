@@ -10,7 +10,7 @@ from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
 from latchwork.primitives.persistent.protocol import FREE, LockRecord, OwnerRecord
 from latchwork.primitives.persistent.table import LockTable, owner_of, owners_of
 from latchwork.store.steps import ask, driven
-from latchwork.store.store import Store
+from latchwork.store.store import Store, resolved
 from latchwork.types import At, Check, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -89,19 +89,20 @@ async def force_release(
     Args:
         store: where the lock is.
         name: the lock's name.
-        also: gives operations for the same transaction, from the state before: a note of who did it, and why. For the
-            systems of latchwork that keep locks in their own tree: the keys are relative to that.
+        also: returns operations for the same transaction, given the state before: a record of who did it, and why.
+            Their keys are relative to ``store``.
     Returns:
         The state before; None when it was free, and nothing was done.
     Raises:
-        Conflict: it changed hands at this very moment; look again.
+        Conflict: it changed hands at this very moment, or a key that ``also`` creates exists; look again.
+        InvalidKey: a key of ``also`` is malformed, or reserved.
     """
     table = LockTable(store)
     entry = await ask(table.store.get, table.lock_key(name))
     before = next(iter(await states_of(table, [entry] if entry is not None else [])), None)
     if entry is None or before is None or before.holder is None:
         return None
-    await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *also(before)])
+    await ask(table.store.commit, [At(entry)], [Put(entry.key, FREE), *resolved(store, also(before))])
     _log.warning("lock %r was taken from %s by hand, fencing token %d", name, before.holder, before.token)
     return before
 
