@@ -104,15 +104,22 @@ class EtcdCluster(Group[EtcdServer]):
     """A cluster of etcd servers of one version. One thread at a time.
 
     With `network` the links between its members can be cut: True makes each a host of its own in a test network, which
-    takes root; "proxies" puts proxies between them.
+    takes root; "proxies" puts proxies between them. With `tls` each member has a certificate of its own for clients.
     """
 
     SCHEME = "etcd"
 
     def __init__(
-        self, size: int = 3, *, version: str = "3.5", extra_args: Sequence[str] = (), network: NetworkForm = False
+        self,
+        size: int = 3,
+        *,
+        version: str = "3.5",
+        tls: Sequence[Tls] = (),
+        extra_args: Sequence[str] = (),
+        network: NetworkForm = False,
     ) -> None:
-        self._assemble([EtcdServer(version, extra_args=extra_args) for _ in range(size)], network)
+        own = tls or [None] * size
+        self._assemble([EtcdServer(version, tls=each, extra_args=extra_args) for each in own], network)
         for member in self.members:
             member._cluster = self.members
 

@@ -53,6 +53,8 @@ _METHODS: dict[str, tuple[str, Any]] = {
 class Channel:
     """A channel to the members of a cluster; the first that can be reached is used.
 
+    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name.
+
     Attributes:
         calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
         bears_interrupts: an interrupt of a thread that makes a blocking call does the channel no harm.
@@ -60,7 +62,7 @@ class Channel:
     """
 
     def __init__(self, hosts: Hosts, secured: grpc.ChannelCredentials | None) -> None:
-        target, extra = _target(hosts, secure=secured is not None)
+        target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
         options = (*_OPTIONS, *extra)
         if secured is None:
             self._channel = opened(lambda: grpc.insecure_channel(target, options))
@@ -109,7 +111,7 @@ def credentials(url: StoreURL) -> grpc.ChannelCredentials | None:
 
 
 def _target(hosts: list[tuple[str, int]], *, secure: bool) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """The name that gRPC has for the hosts, and channel options that go with it."""
+    """The name that gRPC has for the hosts, and channel options that go with it; one host if it is secure."""
     if len(hosts) == 1 and not _is_ip(hosts[0][0]):
         return f"dns:///{hosts[0][0]}:{hosts[0][1]}", ()
     addresses = [address for host in hosts for address in _resolve(*host)]

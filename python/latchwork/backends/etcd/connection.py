@@ -2,7 +2,8 @@
 
 Every call has a deadline. A call is tried again only here and only when repeating it is harmless; writes that need more
 care are in ``writing``. gRPC's pick_first moves on to the next member when a connection breaks; a member that stands
-but cannot serve (cut off from the others, or stopped) is left by opening a channel that tries the next one first.
+but cannot serve (cut off from the others, or stopped) is left by opening a channel that tries the next one first. With
+TLS a channel has one member, whose certificate must name it, and every failed connection is left in this way.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Link:
         self._hosts = list(url.hosts)
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
-        self._rotated_at = clock.now()
+        self._one_by_one = self._credentials is not None and len(self._hosts) > 1
+        self._rotated_at = clock.now() - _ROTATE_EVERY_S
         self._channel = Channel(self._hosts, self._credentials)
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
@@ -243,7 +245,7 @@ class Link:
     def failed(self, error: grpc.RpcError) -> None:
         """Take note that a call failed for the connection's sake, and leave a member that cannot serve."""
         self.healthy = False
-        if len(self._hosts) > 1 and rpc_errors.member_in_trouble(error):
+        if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.member_in_trouble(error)):
             self._rotate()
 
     def go_on(self, steps: Callable[[], Steps[T]]) -> Future[T]:
@@ -260,7 +262,9 @@ class Link:
 
     def watch_stream(self, requests: Iterable[Any]) -> Any:
         """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
-        return self._channel.watch(requests, metadata=(*self.metadata, ("hasleader", "true")), wait_for_ready=True)
+        metadata = (*self.metadata, ("hasleader", "true"))
+        # A stream that waits for a member that is gone would keep the watch from the next one.
+        return self._channel.watch(requests, metadata=metadata, wait_for_ready=not self._one_by_one)
 
     def connect(self, probe: Any) -> None:
         """Block until the cluster answers a linearizable read.
@@ -358,9 +362,9 @@ class Link:
         return refreshed
 
     def _refuse_tls_trouble(self, error: grpc.RpcError) -> None:
-        """Raise ``ConnectFailed`` for a TLS error: trying again does not help."""
+        """Raise ``ConnectFailed`` for a TLS error: trying again does not help, unless there is another member."""
         said = rpc_errors.details(error)
-        if any(words in said for words in _TLS_TROUBLE):
+        if not self._one_by_one and any(words in said for words in _TLS_TROUBLE):
             raise ConnectFailed(
                 f"TLS with etcd at {join_hosts(self._hosts)} could not be agreed ({said}); check tls_ca, tls_cert and "
                 "tls_key, and that the server's certificate names the host"
