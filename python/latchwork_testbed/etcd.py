@@ -118,7 +118,7 @@ class EtcdCluster(Group[EtcdServer]):
         extra_args: Sequence[str] = (),
         network: NetworkForm = False,
     ) -> None:
-        own = tls or [None] * size
+        own: Sequence[Tls | None] = tls or [None] * size
         self._assemble([EtcdServer(version, tls=each, extra_args=extra_args) for each in own], network)
         for member in self.members:
             member._cluster = self.members

@@ -77,6 +77,7 @@ class StoreURL:
         path: the file of an embedded store, or its name in memory; else None.
         options: what else was given, checked by the scheme's own validators.
         session_ttl_s: TTL asked for the primary session.
+        given_session_ttl_s: the same if the URL or an override gives it, else None.
         connect_timeout_s: an unreachable server is ``ConnectFailed`` within this time.
         call_timeout_s: every call ends within this time.
     """
@@ -91,6 +92,7 @@ class StoreURL:
     session_ttl_s: float = DURATIONS["session_ttl_s"]
     connect_timeout_s: float = DURATIONS["connect_timeout_s"]
     call_timeout_s: float = DURATIONS["call_timeout_s"]
+    given_session_ttl_s: float | None = field(default=None, compare=False)
 
     def redacted(self) -> str:
         """The URL for logs and messages: without the password, with the durations that are not the default."""
@@ -157,6 +159,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         ),
         path=where,
         options=options,
+        given_session_ttl_s=durations.get("session_ttl_s"),
         **durations,
     )
 

@@ -22,7 +22,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
@@ -36,6 +35,7 @@ from latchwork.executor.submitting.options import Call, Options, error_of, resul
 from latchwork.executor.submitting.submitter import OnSessionLost, Submitter
 from latchwork.primitives import Group
 from latchwork.store import Store
+from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import driven, run
@@ -52,6 +52,9 @@ from latchwork.tasks import (
 )
 
 _log = logging.getLogger(__name__)
+
+#: The TTL of a submitter's session unless it or the URL gives one.
+SESSION_TTL_S = 30.0
 T = TypeVar("T")
 
 
@@ -70,7 +73,8 @@ class Executor(concurrent.futures.Executor):
         allow_pickle: whether pickled results are read: who can write to the store can run code here then.
         picker: who is asked first; default whoever is free.
         priority: 0 runs before 9.
-        session_ttl_s: seconds for which nodes keep our tasks when they do not hear from us.
+        session_ttl_s: seconds for which nodes keep our tasks when they do not hear from us; None for that of the URL,
+            else 30.
         on_session_lost: ``fail`` ends the futures of stored tasks with ``SessionLost`` then; ``resubmit`` submits them
             again, so that they may run twice.
         label: what others see of us.
@@ -86,15 +90,13 @@ class Executor(concurrent.futures.Executor):
         allow_pickle: bool = False,
         picker: Picker | None = None,
         priority: int = DEFAULT_PRIORITY,
-        session_ttl_s: float = 30.0,
+        session_ttl_s: float | None = None,
         on_session_lost: OnSessionLost = "fail",
         label: str = "",
     ) -> None:
         store = executor_store(store, "an executor")
         if on_session_lost not in ("fail", "resubmit"):
             raise ValueError(f"on_session_lost must be 'fail' or 'resubmit', not {on_session_lost!r}")
-        if not is_number(session_ttl_s) or session_ttl_s <= 0:
-            raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
         self.name = validate_name(name)
         self._store = store
         self._keys = Keys(name)
@@ -105,7 +107,7 @@ class Executor(concurrent.futures.Executor):
             store,
             self._keys,
             self._payloads,
-            session_ttl_s=float(session_ttl_s),
+            session_ttl_s=ttl_s(store, session_ttl_s, SESSION_TTL_S),
             on_session_lost=on_session_lost,
             label=label,
         )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import Finally, mutex
 from latchwork.plans.keys import NAME
@@ -19,6 +18,7 @@ from latchwork.plans.running.limits import is_limited
 from latchwork.plans.running.shift import Shift, Way
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff, Mirror, Store
+from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, Signal, ask, called
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: The TTL of a worker's session unless it or the URL gives one.
+SESSION_TTL_S = 10.0
 #: Tasks of a session that was lost have so many seconds to listen, before the next shift begins.
 _END_S = 10.0
 #: Places of limited plans are looked after so often, where there are any.
@@ -53,7 +55,7 @@ class PlanWorker(Starts):
         run_in: ``thread``, or ``process``: a child for each slot, which can be stopped by force.
         context: given to tasks that have a parameter annotated ``TaskContext``, as ``context.context``.
         allow_pickle: whether pickled arguments are read: whoever can write to the store can then run code here.
-        session_ttl_s: seconds after which the tasks of a worker that died are free.
+        session_ttl_s: seconds after which the tasks of a worker that died are free; None for that of the URL, else 10.
         label: what others see of it.
         on_failure: called with plan, task and failure of each try that raised.
     """
@@ -68,7 +70,7 @@ class PlanWorker(Starts):
         run_in: RunIn = "thread",
         context: object = None,
         allow_pickle: bool = False,
-        session_ttl_s: float = 10.0,
+        session_ttl_s: float | None = None,
         label: str = "",
         on_failure: Callable[[str, str, Failure], object] | None = None,
     ) -> None:
@@ -77,11 +79,9 @@ class PlanWorker(Starts):
         self._store = self._place.store
         payloads = Payloads(allow_pickle=allow_pickle)
         Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
-        if not is_number(session_ttl_s, 0.0) or session_ttl_s <= 0.0:
-            raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {session_ttl_s!r}")
         named = label or threading.current_thread().name
         self._way = Way(slots, functions, run_in, payloads, named, context, self._failed)
-        self._ttl_s = session_ttl_s
+        self._ttl_s = ttl_s(store, session_ttl_s, SESSION_TTL_S)
         self._on_failure = on_failure
         self._mutex = mutex()
         self._stop = Signal()

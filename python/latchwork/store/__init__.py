@@ -1,7 +1,7 @@
 """The store contract above the backends: sessions, transactions, watches, mirrors."""
 
 from latchwork.store.backoff import Backoff
-from latchwork.store.connect import URL_VARIABLE, connect
+from latchwork.store.connect import URL_VARIABLE, connect, session_ttl_s
 from latchwork.store.mirror import Mirror
 from latchwork.store.observe.calls import CallInfo, StoreObserver
 from latchwork.store.observers import Observers
@@ -24,5 +24,6 @@ __all__ = [
     "Tx",
     "Watch",
     "connect",
+    "session_ttl_s",
     "system_namespace",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from latchwork.backends.url import open_backend, parse_url
+from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import InvalidURL
 from latchwork.store.core import Core
@@ -48,6 +49,25 @@ def connect(
     return Store(_open(url, overrides, clock if clock is not None else SYSTEM_CLOCK, told))
 
 
+def session_ttl_s(store: Store | str, given: float | None, default: float) -> float:
+    """Return the TTL of a session that a system opens: its option, else that of the URL, else its default.
+
+    Args:
+        store: the store of the system, or the URL of one.
+        given: the option of the system; None if it is not given.
+        default: seconds.
+    Raises:
+        ValueError: the option is no number of seconds above 0.
+        InvalidURL: the URL cannot be used.
+    """
+    if given is None:
+        found = parse_url(store).given_session_ttl_s if isinstance(store, str) else store.given_session_ttl_s
+        return default if found is None else found
+    if not is_number(given) or given <= 0:
+        raise ValueError(f"session_ttl_s must be a number of seconds above 0, not {given!r}")
+    return float(given)
+
+
 def _open(url: str, overrides: Mapping[str, object], clock: Clock, told: Observers[StoreObserver]) -> Core:
     parsed = parse_url(url, overrides)
     return Core(
@@ -55,6 +75,7 @@ def _open(url: str, overrides: Mapping[str, object], clock: Clock, told: Observe
         clock,
         parsed.redacted(),
         session_ttl_s=parsed.session_ttl_s,
+        given_session_ttl_s=parsed.given_session_ttl_s,
         call_timeout_s=parsed.call_timeout_s,
         observers=told,
         again=partial(_open, url, overrides, clock, told),

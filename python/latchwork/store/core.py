@@ -44,6 +44,7 @@ class Core:
         *,
         session_ttl_s: float,
         call_timeout_s: float,
+        given_session_ttl_s: float | None = None,
         observers: Observers[StoreObserver] = NOBODY,
         again: Callable[[], Core] | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Core:
         self.clock = clock
         self.url = url
         self.session_ttl_s = session_ttl_s
+        self.given_session_ttl_s = given_session_ttl_s
         self.call_timeout_s = call_timeout_s
         self.answers = Answers(url, clock, call_timeout_s)
         self._again = again

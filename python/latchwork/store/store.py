@@ -321,6 +321,11 @@ class Store:
         self._core.check()
         return self._core.primary()
 
+    @property
+    def given_session_ttl_s(self) -> float | None:
+        """The ``session_ttl_s`` of the URL or of ``connect``, in seconds; None if neither gives it."""
+        return self._core.given_session_ttl_s
+
     def primary_session(self) -> Session:
         """The same as ``session``, as a call: for protocols."""
         return self.session

@@ -69,6 +69,7 @@ class FaultyStore(Store):
             core.clock,
             core.url,
             session_ttl_s=core.session_ttl_s,
+            given_session_ttl_s=core.given_session_ttl_s,
             call_timeout_s=core.call_timeout_s,
         )
         super().__init__(own, store._scope)  # noqa: SLF001

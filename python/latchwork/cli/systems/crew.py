@@ -62,8 +62,13 @@ def run(
     ] = 5,
     grace_s: Annotated[float, typer.Option(min=0.0, help="Seconds between SIGTERM and SIGKILL.")] = 5.0,
     ttl_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds after which the others know that this host is dead.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            show_default=False,
+            help="Seconds after which the others know that this host is dead. Unless given: that of the URL, else 10.",
+        ),
+    ] = None,
     join_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for the end of an earlier process of the same worker.")
     ] = 60.0,

@@ -90,8 +90,14 @@ def run(
         int, typer.Option(min=1, help="A task that was taken so often, and never ended, becomes a dead letter.")
     ] = 5,
     session_ttl_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which others have our tasks when this node is dead.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            min=1.0,
+            show_default=False,
+            help="Seconds after which others have our tasks when this node is dead. "
+            "Unless given: that of the URL, else 10.",
+        ),
+    ] = None,
     drain_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
     ] = 30.0,

@@ -60,7 +60,13 @@ Tenants = Annotated[
     ),
 ]
 SessionTtl = Annotated[
-    float, typer.Option(min=1.0, help="Seconds after which tasks of a dead worker are another's, or run again.")
+    float | None,
+    typer.Option(
+        min=1.0,
+        show_default=False,
+        help="Seconds after which tasks of a dead worker are another's, or run again. "
+        "Unless given: that of the URL of the store, else 30.",
+    ),
 ]
 TakeOrder = Annotated[
     str,
@@ -241,7 +247,7 @@ def worker(
     ] = None,
     slots: Slots = None,
     groups: Groups = None,
-    session_ttl_s: SessionTtl = 30.0,
+    session_ttl_s: SessionTtl = None,
     on_disconnect: Annotated[
         str,
         typer.Option(

@@ -93,7 +93,7 @@ def serve(
     trusted_proxies: TrustedProxies = None,
     slots: Slots = None,
     groups: Groups = None,
-    session_ttl_s: SessionTtl = 30.0,
+    session_ttl_s: SessionTtl = None,
     order: TakeOrder = "instance",
     keep_days: KeepDays = 180.0,
     keep_runs: KeepRuns = 32,

@@ -21,6 +21,7 @@ from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store
 from latchwork.executor.running.lanes import Node
 from latchwork.executor.running.shift import Plan, Shift
 from latchwork.store import Backoff, Store
+from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: The TTL of a runner's session unless it or the URL gives one.
+SESSION_TTL_S = 10.0
 #: Errors that no other try mends.
 _FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied, Closed)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
@@ -100,7 +103,7 @@ class Runner:
         labels: what we say of ourselves, for targets.
         accept: called with a function's name: whether to take a task of it now. It must be quick.
         steal_after_s: seconds without work after which tasks of others' lanes are taken; None for never.
-        session_ttl_s: seconds after which others have our tasks when we are dead.
+        session_ttl_s: seconds after which others have our tasks when we are dead; None for that of the URL, else 10.
         max_attempts: a task that was taken so often, and never ended, becomes a dead letter.
         unknown_after_s: seconds after which a task that no member has the function of ends with ``UnknownFunction``.
         stop_grace_s: seconds from being told to stop to an end by force.
@@ -121,7 +124,7 @@ class Runner:
         labels: Mapping[str, str] | None = None,
         accept: Callable[[str], bool] | None = None,
         steal_after_s: float | None = 1.0,
-        session_ttl_s: float = 10.0,
+        session_ttl_s: float | None = None,
         max_attempts: int = 5,
         unknown_after_s: float = 60.0,
         stop_grace_s: float = 5.0,
@@ -134,7 +137,6 @@ class Runner:
         if type(count) is not int or count < 1:
             raise ValueError(f"slots must be a whole number from 1, not {slots!r}")
         for option, value in (
-            ("session_ttl_s", session_ttl_s),
             ("steal_after_s", 1.0 if steal_after_s is None else steal_after_s),
             ("unknown_after_s", unknown_after_s),
         ):
@@ -143,7 +145,7 @@ class Runner:
         self._store = system
         self._task_store = store
         self._keys = Keys(name)
-        self._ttl_s = float(session_ttl_s)
+        self._ttl_s = ttl_s(store, session_ttl_s, SESSION_TTL_S)
         self._payloads = Payloads(allow_pickle=allow_pickle)
         self._node = Node(self.node_id, functions, allow_pickle=allow_pickle, labels=labels or {}, accept=accept)
         self._loop = TaskLoop(self.node_id)

@@ -22,13 +22,14 @@ from latchwork.jobs.observe.observer import Observer
 from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
 from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.settings import NODE_DEFAULTS, NodeOptions, node_options
+from latchwork.jobs.options.settings import NODE_DEFAULTS, SESSION_TTL_S, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
 from latchwork.jobs.stored.cluster import cluster_store
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
 from latchwork.store import Observers, Session, Store, connect
+from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
 #: Signals are handled within this time, whichever thread of the process the system hands them to.
@@ -61,6 +62,7 @@ class JobManager:
     Raises:
         InvalidJob: a job cannot be used, or two have one id.
         ValueError: an option cannot be used; the message names it.
+        InvalidURL: the URL cannot be used.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class JobManager:
         *,
         strategy: StrategyOption | Mapping[str, StrategyOption] = "balanced",
         namespace: str | None = None,
-        session_ttl_s: float = NODE_DEFAULTS.session_ttl_s,
+        session_ttl_s: float | None = NODE_DEFAULTS.session_ttl_s,
         lock_ttl_s: float = NODE_DEFAULTS.lock_ttl_s,
         weight: float = NODE_DEFAULTS.weight,
         labels: Mapping[str, str] | None = None,
@@ -87,7 +89,7 @@ class JobManager:
         observers: Iterable[Observer] = (),
     ) -> None:
         """Check everything; nothing is started."""
-        given = {**locals(), "labels": labels or {}}
+        given = {**locals(), "labels": labels or {}, "session_ttl_s": ttl_s(store, session_ttl_s, SESSION_TTL_S)}
         self.node_id = check_id("node", node_id)
         self._jobs = check_jobs(jobs)
         self._store_or_url = store
@@ -279,7 +281,7 @@ class JobManager:
         self._membership = Membership(
             self._store,
             self._able,
-            MemberOptions(self.node_id, own.session_ttl_s, own.weight, own.labels, lacks),
+            MemberOptions(self.node_id, own.session_ttl_s or SESSION_TTL_S, own.weight, own.labels, lacks),
             lambda: self._manager_options(worker),
             self._settings,
             observers=self._observers,

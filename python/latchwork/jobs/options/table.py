@@ -170,8 +170,11 @@ class NodeRows(ManagerRows[Unset]):
 class NodeOnly:
     """Options of a node that only its code sets."""
 
-    session_ttl_s: float = seconds(
-        10.0, "after which a dead node's items are given to others; the server may grant more", least=0.1
+    session_ttl_s: float | None = seconds(
+        None,
+        "after which a dead node's items are given to others; the server may grant more",
+        least=0.1,
+        none="that of the URL, else 10",
     )
     lock_ttl_s: float = seconds(
         10.0, "that the items of a dead node stay locked; runs are told to stop when a quarter is left", least=0.3

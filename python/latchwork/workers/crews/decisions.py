@@ -31,7 +31,7 @@ class Order:
         address: where others reach worker 0 if it is one of ours.
         max_restarts: how often the process of one worker is started again before the job fails.
         grace_s: seconds between SIGTERM and SIGKILL.
-        ttl_s: of each worker's session, in seconds.
+        ttl_s: of each worker's session, in seconds; None for that of the URL, else 10.
         join_s: seconds to wait for the end of a namesake, and for a turn, when a worker joins.
         logs: the folder in which each worker's output goes to a file; None for the output of this process.
         run: refuse any other run of the job.
@@ -44,7 +44,7 @@ class Order:
     per_host: int | None = None
     max_restarts: int = 5
     grace_s: float = 5.0
-    ttl_s: float = 10.0
+    ttl_s: float | None = None
     join_s: float = 60.0
     logs: Path | None = None
     run: str | None = None

@@ -13,6 +13,7 @@ from functools import partial
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.store.backoff import Backoff
+from latchwork.store.connect import session_ttl_s
 from latchwork.store.session import Session
 from latchwork.store.store import Store
 from latchwork.tasks.children import DEVNULL, STDOUT, Child, ChildEnd, Leash
@@ -23,6 +24,8 @@ from latchwork.workers.worker import Worker
 
 #: A process is told to stop when this part of the TTL is left.
 _MARGIN_PART = 0.25
+#: The TTL of a worker's session unless its order or the URL gives one.
+SESSION_TTL_S = 10.0
 #: How often it is looked whether worker 0, that came back just now, has told its port.
 _LOOK_S = 0.1
 #: The store was out of reach, or for too long.
@@ -111,7 +114,8 @@ class Slot:
         if self._session is None or self._session.remaining_s() <= 0.0:
             if self._session is not None:
                 self._session.close()
-            self._session, replaces = self._store.open_session(self._order.ttl_s), False
+            ttl_s = session_ttl_s(self._store, self._order.ttl_s, SESSION_TTL_S)
+            self._session, replaces = self._store.open_session(ttl_s), False
         worker = Worker(
             self._store,
             self._job,

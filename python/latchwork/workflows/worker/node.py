@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
 from latchwork.interrupts import Finally
-from latchwork.store import Backoff, Store
+from latchwork.store import Backoff, Store, session_ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask, called
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: The TTL of a worker's session unless it or the URL gives one.
+SESSION_TTL_S = 30.0
 #: Errors after which a worker does not begin anew.
 _FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied)
 #: Seconds after which a signal is seen at the latest.
@@ -268,7 +270,8 @@ class Worker:
 
     async def _work(self, backoff: Backoff) -> None:
         """One shift."""
-        session = await ask(self._store.open_session, self.options.session_ttl_s)
+        ttl_s = session_ttl_s(self._store, self.options.session_ttl_s, SESSION_TTL_S)
+        session = await ask(self._store.open_session, ttl_s)
         shift = Shift(
             self._store,
             self._keys,

@@ -24,7 +24,8 @@ class WorkerOptions:
     Attributes:
         groups: the worker groups whose tasks it takes, the first one first.
         slots: tasks at a time.
-        session_ttl_s: seconds after which others have its tasks when it is dead or cut off.
+        session_ttl_s: seconds after which others have its tasks when it is dead or cut off; None for that of the URL of
+            the store, else 30.
         on_disconnect: ``wait`` lets tasks go on while its session surely lasts; ``stop`` ends them once the store was
             out of reach for ``disconnect_grace_s``.
         disconnect_grace_s: seconds.
@@ -42,7 +43,7 @@ class WorkerOptions:
 
     groups: tuple[str, ...] = ("default",)
     slots: int = field(default_factory=lambda: max(2, 2 * (os.cpu_count() or 1)))
-    session_ttl_s: float = 30.0
+    session_ttl_s: float | None = None
     on_disconnect: Literal["wait", "stop"] = "wait"
     disconnect_grace_s: float = 2.0
     stop_grace_s: float = 5.0
@@ -60,7 +61,8 @@ class WorkerOptions:
         if self.on_disconnect not in ("wait", "stop"):
             raise ValueError(f"on_disconnect must be 'wait' or 'stop', not {self.on_disconnect!r}")
         for name in ("session_ttl_s", "most_log_bytes"):
-            if not is_number(getattr(self, name)) or getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if value is not None and (not is_number(value) or value <= 0):
                 raise ValueError(f"{name} must be a number above 0, not {getattr(self, name)!r}")
         for name in ("disconnect_grace_s", "stop_grace_s", "drain_s"):
             if not is_number(getattr(self, name), 0.0):
