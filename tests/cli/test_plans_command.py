@@ -126,3 +126,10 @@ def test_a_worker_says_what_it_cannot_import(cli):
     (cli.folder / "empty.py").write_text("")
     cli("plans", "worker", "--import", "nothing", "--url", URL).refused(2, "there is no module 'nothing'")
     cli("plans", "worker", "--import", "empty", "--url", URL).refused(2, "empty has no function of @task")
+
+
+def test_a_plan_whose_record_is_damaged_is_removed(command, store, made):
+    system_namespace(store, "plans").put("default/plans/w47", b"no record")
+    command("show", "w47").refused(2, "the record of plan 'w47' is damaged; remove the plan")
+    assert command("rm", "w47").out == "w47: removing\n"
+    command("show", "w47").refused(2, "there is no plan 'w47'")

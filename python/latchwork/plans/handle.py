@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from latchwork.drawing import Edge, Graph, Node
-from latchwork.errors import Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
+from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout
 from latchwork.plans.builder import Ref, check_task, checked_call, free_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.running.removing import remove_damaged
 from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.store import Backoff
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
@@ -243,12 +244,17 @@ class PlanHandle:
 
     @driven
     async def remove(self) -> None:
-        """Delete it with all its results, whatever it does; a worker does that. Its id is free when it is gone."""
+        """Delete it with all its results, whatever it does. Its id is free when it is gone.
+
+        A worker deletes it. This call itself deletes a plan whose record is damaged, and needs no worker for that.
+        """
         states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
         try:
             await self._change(PlanState.REMOVING, states, self._removing)
         except NoSuchPlan:
             return
+        except BadRecord:
+            await remove_damaged(self._place, self.id)
 
     def _removing(self, entry: Entry, plan: PlanRecord) -> Edit:
         return self._place.edges.removing(self.id, entry, plan)

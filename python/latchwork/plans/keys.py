@@ -29,6 +29,8 @@ NAME = "default"
 LANE = "plans"
 CONTROL_SHELF = "0"
 MOST_PLAN, MOST_TASK = 60, 50
+#: Characters of its task's name that the id of a child plan begins with.
+MOST_CHILD_NAME = 40
 #: So many tasks share a shelf of the backlog.
 SHELF_TASKS = 500
 _TODO_SHELVES = 64

@@ -43,12 +43,15 @@ class Place:
 
         Raises:
             NoSuchPlan: there is none.
-            BadRecord: its key holds something else.
+            BadRecord: its record is damaged.
         """
         entry = await ask(self.store.get, self.keys.plan(plan_id))
         if entry is None:
             raise NoSuchPlan(f"there is no plan {plan_id!r} below {self.keys.name!r}; list them with plans.list()")
-        return entry, PlanRecord.of(entry.value)
+        try:
+            return entry, PlanRecord.of(entry.value)
+        except BadRecord as error:
+            raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
     def items_of(self, shelf: str) -> str:
         """The prefix of the items of a shelf."""

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -23,7 +23,7 @@ from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.drawing import to_dot, to_mermaid, to_svg
-from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.errors import BadRecord, LatchworkError, WaitTimeout
 from latchwork.plans import (
     NoResult,
     NoSuchPlan,
@@ -313,7 +313,8 @@ def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json =
     """Remove a plan with all its results, whatever it does. A worker does it; this does not wait for that."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
-        handle.state()
+        with suppress(BadRecord):
+            handle.state()
         handle.remove()
     told(f"{plan}: removing", {"plan": plan, "state": PlanState.REMOVING.value}, as_json=as_json)
 

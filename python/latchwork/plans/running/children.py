@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from latchwork.errors import LatchworkError
 from latchwork.plans.errors import ChildPlanFailed
+from latchwork.plans.keys import MOST_CHILD_NAME
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.running.child_plan import read_spec
@@ -50,7 +51,7 @@ class Children:
             LatchworkError, ValueError: it cannot be.
         """
         read = read_spec(spec, (plan_id, task.name), plan.depth + 1)
-        child_id = f"{task.name[:40]}-{uuid.uuid4().hex[:16]}"
+        child_id = f"{task.name[:MOST_CHILD_NAME]}-{uuid.uuid4().hex[:16]}"
         there = Exists(task.entry.key)  # not under a plan that is being removed
         entry = await write_draft(self._place, child_id, read.plan, read.tasks, session=self._session, checks=(there,))
         if entry is None:

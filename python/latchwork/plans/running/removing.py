@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import CONTROL_SHELF, LANE, SHELF_TASKS, item_id, shelf_of, split_id
-from latchwork.plans.place import Place
+from latchwork.plans.keys import CONTROL_SHELF, LANE, MOST_CHILD_NAME, SHELF_TASKS, item_id, shelf_of, split_id
+from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.running.waking import read_child, wake
 from latchwork.plans.states import MOST_WRITES, Edit
@@ -73,11 +73,17 @@ async def _remove_child(place: Place, child_id: str) -> None:
         await place.commit(edit)
 
 
-async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Callable[[], object]) -> None:
-    """Its items, taken or not: shelf by shelf, as its tasks have numbers. Items of control end themselves."""
+async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
+    """The shelves in which its tasks may have items: by their numbers, or all if it is unknown when it was started."""
+    if not plan.started_ms:
+        return list(await ask(place.store.children, place.items_of(CONTROL_SHELF).removesuffix(f"/{CONTROL_SHELF}")))
     count = plan.tasks + await place.added(plan_id)
-    for number in range(0, count + 1, SHELF_TASKS):
-        shelf = shelf_of(plan.priority, plan.started_ms, number)
+    return [shelf_of(plan.priority, plan.started_ms, number) for number in range(0, count + 1, SHELF_TASKS)]
+
+
+async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Callable[[], object]) -> None:
+    """Delete its items, taken or not, but for the one that says that it is to be removed."""
+    for shelf in await _shelves(place, plan_id, plan):
         after: str | None = None
         while True:
             go_on()
@@ -91,7 +97,38 @@ async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Cal
 
 
 def _is_of(plan_id: str, entry: Entry) -> bool:
-    return split_id(entry.key.rpartition("/")[2])[0] == plan_id
+    plan, task = split_id(entry.key.rpartition("/")[2])
+    return plan == plan_id and not task.startswith("@remove.")
+
+
+async def remove_damaged(place: Place, plan_id: str) -> None:
+    """Delete a plan whose record cannot be read, as far as it is still so. The task that waits for it fails."""
+    while True:
+        entry = await ask(place.store.get, place.keys.plan(plan_id))
+        if entry is None:
+            return
+        try:
+            PlanRecord.of(entry.value)
+        except BadRecord:
+            unknown = PlanRecord(PlanState.REMOVING, now_ms(), parent=await _parent_of(place, plan_id))
+            if await remove_now(place, plan_id, entry, unknown):
+                return
+        else:  # another removal
+            return
+
+
+async def _parent_of(place: Place, child_id: str) -> tuple[str, str] | None:
+    """The plan and the task that wait for a child plan; None if none does."""
+    name = child_id.rpartition("-")[0]
+    if not name:  # not the id of a child
+        return None
+    for entry in await ask(place.store.list, place.keys.plans):
+        plan_id = entry.key.rpartition("/")[2]
+        is_cut = len(name) == MOST_CHILD_NAME
+        for task in await (place.all_tasks(plan_id) if is_cut else place.tasks(plan_id, [name])):
+            if task.record.child == child_id:
+                return plan_id, task.name
+    return None
 
 
 async def remove_now(place: Place, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
