@@ -232,6 +232,27 @@ def test_health_says_what_is_wrong(memory, cluster, eventually, expire, monkeypa
     assert node.health().reasons == ("the node is closed",)
 
 
+def test_health_is_degraded_while_every_run_of_a_job_fails(memory, cluster, eventually):
+    broken, good = {"good", "bad"}, threading.Event()
+
+    def run(context):
+        if broken.intersection(context.work_share):
+            raise RuntimeError("no luck")
+        good.set()
+
+    node = cluster.node(memory, "n1", cluster.endless(items=["good", "bad"], run=run))
+    eventually(lambda: node.health().degraded == ("every run of job report fails: RuntimeError: no luck",))
+    assert node.health().ok, "a restart does not help"
+    with (
+        serving(node, "127.0.0.1", 0) as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer,
+    ):
+        assert json.load(answer)["degraded"] == list(node.health().degraded)
+    broken.remove("good")
+    assert good.wait(20)
+    eventually(lambda: node.health().degraded == ())
+
+
 def test_probes_and_metrics_are_served_over_http(memory, cluster, eventually):
     node = cluster.node(memory, "n1", cluster.endless(), observers=[PrometheusMetrics()])
     with serving(node, "127.0.0.1", 0) as port:

@@ -107,6 +107,7 @@ def _health(node: JobManager) -> dict[str, Any]:
     return {
         "ok": health.ok,
         "reasons": list(health.reasons),
+        "degraded": list(health.degraded),
         "node": node.node_id,
         "session": health.session,
         "session_remaining_s": round(health.session_remaining_s, 3),

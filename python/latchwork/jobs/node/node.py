@@ -162,7 +162,12 @@ class JobManager:
             f"runs do not stop: {', '.join(stuck)}": not stuck,
         }
         reasons = tuple(reason for reason, good in checks.items() if not good)
-        return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s())
+        degraded = tuple(
+            f"every run of job {job_id} fails: {each.last_error}"
+            for job_id, each in sorted(worker.stats().items())
+            if each.is_failing_everywhere
+        )
+        return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s(), degraded)
 
     def start(self) -> JobManager:
         """Join the cluster and begin to work; returns when this node is registered.

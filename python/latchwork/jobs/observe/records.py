@@ -42,6 +42,11 @@ class JobStats:
     last_error: str | None = None
     next_start_s: float | None = None
 
+    @property
+    def is_failing_everywhere(self) -> bool:
+        """Whether the last run of each item failed."""
+        return 0 < self.items <= self.failing_items
+
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
@@ -72,6 +77,7 @@ class Health:
         session: the state of its session; ``suspect`` while the store is out of reach, which is no illness yet.
         session_remaining_s: seconds its session surely lasts.
         lock_margin_s: seconds its locks surely last; None when it holds none.
+        degraded: a sentence for each job of which every run fails here; a restart of the node does not help. Sorted.
     """
 
     ok: bool
@@ -79,3 +85,4 @@ class Health:
     session: str = "none"
     session_remaining_s: float = 0.0
     lock_margin_s: float | None = None
+    degraded: tuple[str, ...] = ()
