@@ -54,7 +54,7 @@ help:
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
-	@echo '  make wheel     build an abi3 wheel for Python 3.10+ into dist/; WHAT=all builds those of a release,'
+	@echo '  make wheel     build an abi3 wheel for Python 3.11+ into dist/; WHAT=all builds those of a release,'
 	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
 	@echo '  make clean     remove .venv and everything built'
 	@echo

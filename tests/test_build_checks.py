@@ -54,7 +54,7 @@ def test_this_machine_can_build():
 @pytest.mark.parametrize(
     ("tool", "expected"),
     [
-        ("python3", ["Python 3.10 or newer", "no python3 on the PATH", "python3-venv"]),
+        ("python3", ["Python 3.11 or newer", "no python3 on the PATH", "python3-venv"]),
         ("rustc", ["rustc 1.85 or newer", "no rustc on the PATH", "apt-get install cargo rustc", "rustup"]),
         ("cargo", ["cargo 1.85 or newer", "no cargo on the PATH", "apt-get install cargo rustc"]),
         ("cc", ["C compiler", "no cc on the PATH", "apt-get install gcc libc6-dev"]),
@@ -73,7 +73,7 @@ def test_everything_missing_is_named_at_once(tmp_path):
     result = check(tmp_path, without=list(GOOD_TOOLS))
     assert result.returncode == 1
     assert "needs 5 things" in result.stderr
-    for name in ("Python 3.10", "rustc 1.85", "cargo 1.85", "C compiler", "GNU make 4.0"):
+    for name in ("Python 3.11", "rustc 1.85", "cargo 1.85", "C compiler", "GNU make 4.0"):
         assert f"- {name}" in result.stderr
 
 
@@ -90,12 +90,12 @@ def test_everything_missing_is_named_at_once(tmp_path):
         (
             "python3",
             'case "$2" in *ensurepip*) exit 1;; *) echo 3.9.18;; esac',
-            "Python 3.10 or newer: python3 is 3.9.18",
+            "Python 3.11 or newer: python3 is 3.9.18",
         ),
         (
             "python3",
             'case "$2" in *ensurepip*) exit 1;; *) echo 3.11.2;; esac',
-            "venv and ensurepip, 3.10 or newer: python3 3.11.2 cannot import them",
+            "venv and ensurepip, 3.11 or newer: python3 3.11.2 cannot import them",
         ),
     ],
 )

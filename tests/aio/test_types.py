@@ -20,7 +20,7 @@ def test_the_consumer_uses_every_public_name():
 
 
 def test_mypy_finds_what_is_marked_wrong_and_nothing_else():
-    strict = ["--strict", "--warn-unused-ignores", "--python-version", "3.10", "--config-file", ""]
+    strict = ["--strict", "--warn-unused-ignores", "--python-version", "3.11", "--config-file", ""]
     done = check("mypy", *strict, "--cache-dir", str(ROOT / ".mypy_cache"), str(CONSUMER))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -29,7 +29,7 @@ def test_pyright_finds_what_is_marked_wrong_and_nothing_else(tmp_path):
     project = {
         "include": ["consumer.py"],
         "extraPaths": [str(ROOT / "python")],
-        "pythonVersion": "3.10",
+        "pythonVersion": "3.11",
         "typeCheckingMode": "strict",
         "reportUnnecessaryTypeIgnoreComment": True,
         "reportUnknownLambdaType": True,

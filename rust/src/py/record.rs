@@ -11,7 +11,7 @@
 //! 4. *What the garbage collector forgets is in no cycle.* A record whose values are all of no concern to it (text, bytes,
 //!    numbers, other such records) is none either, because it is frozen; the collector does the same with tuples. [`Record::of`] takes only classes whose objects it knows at all.
 //!
-//! All functions used are part of the stable ABI of Python 3.10.
+//! All functions used are part of the stable ABI of Python 3.11.
 
 #![allow(unsafe_code)]
 
