@@ -27,7 +27,7 @@ NO_VERDICT = "latchwork/no_verdict"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read SERVERS and DRIVER, and set them for all processes of the run, which may last past midnight."""
-    today = dt.datetime.now(dt.timezone.utc).date()
+    today = dt.datetime.now(dt.UTC).date()
     try:
         choice = Choice.of(os.environ.get("SERVERS", ""), today)
         driver = os.environ.get("DRIVER") or (choice.day or today).isoformat()

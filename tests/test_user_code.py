@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -44,17 +42,15 @@ class Mute(Exception):
 
 def raised():
     """One of each kind that user code may raise, by name."""
-    found = {
+    return {
         "KeyboardInterrupt": KeyboardInterrupt("x"),
         "SystemExit": SystemExit(3),
         "GeneratorExit": GeneratorExit(),
         "Panic": Panic("boom"),
         "Mute": Mute(),
         "ValueError": ValueError("plain"),
+        "BaseExceptionGroup": BaseExceptionGroup("g", [ValueError(1), KeyboardInterrupt()]),
     }
-    if sys.version_info >= (3, 11):
-        found["BaseExceptionGroup"] = builtins.BaseExceptionGroup("g", [ValueError(1), KeyboardInterrupt()])
-    return found
 
 
 KINDS = sorted(raised())

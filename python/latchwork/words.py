@@ -6,11 +6,11 @@ through ``printable``. Moments have one format.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 #: The name of a class, whatever its metaclass does.
 _NAME_OF = type.__dict__["__name__"].__get__
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def printable(text: str) -> str:
@@ -30,7 +30,7 @@ def utc_text(wall_s: float) -> str:
 def same_format(moment: str) -> str:
     """A moment that was stored as text, in the one format; what is no moment stays as it is."""
     try:
-        found = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(moment)
         return utc_text((found - _EPOCH).total_seconds())
     except (ValueError, TypeError):
         return moment

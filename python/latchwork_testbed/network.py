@@ -21,7 +21,7 @@ from latchwork.errors import LatchworkError
 from latchwork_testbed.binaries import find_ip
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Network", "NetworkUnavailable"]
 

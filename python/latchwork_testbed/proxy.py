@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from latchwork_testbed.ports import HOST, PortReservation, reserve_port
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Proxy", "Way"]
 
@@ -305,7 +305,7 @@ class _Pair:
 
     async def linger(self) -> None:
         """Give the server time for what it got late: a connection that ends at once would call it off."""
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), _LINGER_S)
 
     def abort(self) -> None:

@@ -23,8 +23,7 @@ from latchwork_testbed.process import SupervisedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from typing_extensions import Self
+    from typing import Self
 
 _PROBE_INTERVAL_S = 0.02
 _START_ATTEMPTS = 3

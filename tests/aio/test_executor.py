@@ -250,7 +250,7 @@ def test_a_loop_that_ends_early_is_told_of_nothing_and_its_executor_can_be_shut_
 def test_a_timeout_of_the_loop_takes_the_task_back(backend_url, store):
     async def use(pool):
         future = pool.submit(square, 3)  # nobody runs it
-        with pytest.raises(asyncio.TimeoutError):
+        with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0.2)
         await asyncio.to_thread(
             eventually, lambda: not any(lane.tasks for lane in inspect(store).lanes), WAIT_S, "it is gone"

@@ -85,7 +85,7 @@ def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usabl
         try:
             await asyncio.wait_for(play(store), rnd.random() * span_s)
             done += 1
-        except (TimeoutError, asyncio.TimeoutError, BarrierBroken):
+        except (TimeoutError, BarrierBroken):
             pass
         new_threads.update(thread for thread in threading.enumerate() if thread not in before)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
@@ -34,7 +34,7 @@ DATED = ("30 2 * * *", "15 1 * * *", "0 0 * * *", "59 23 * * *", "45 1,2 * * *",
 
 
 def begin_of(day):
-    return datetime.fromisoformat(day).replace(tzinfo=timezone.utc).timestamp() - 12 * 3600
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() - 12 * 3600
 
 
 def listed(cron, start, end):
@@ -78,7 +78,7 @@ def test_a_daily_job_fires_once_for_each_date(zone, day, expression):
 @pytest.mark.parametrize("second", ["", "0 "])
 def test_a_fire_time_that_the_clock_was_set_forward_over_comes_right_after_that(second):
     cron = Cron(f"{second}15 2 * * *", tz="Australia/Lord_Howe")  # from 2:00 the clock goes on at 2:30
-    at = cron.fire_after(datetime(2024, 10, 5, 12, tzinfo=timezone.utc).timestamp())
+    at = cron.fire_after(datetime(2024, 10, 5, 12, tzinfo=UTC).timestamp())
     assert datetime.fromtimestamp(at, ZoneInfo("Australia/Lord_Howe")).isoformat() == "2024-10-06T02:30:00+11:00"
 
 

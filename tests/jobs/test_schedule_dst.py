@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -21,7 +21,7 @@ EXPRESSIONS = ["* * * * *", "*/15 * * * *", "*/15 2 * * *", "0 2 * * *", "30 2 *
 @pytest.mark.parametrize("day", DAYS, ids=" ".join)
 def test_the_next_start_is_always_still_to_come(day, expression):
     schedule = Cron(expression, tz=day[0])
-    midnight = datetime(*DAYS[day], tzinfo=timezone.utc).timestamp()
+    midnight = datetime(*DAYS[day], tzinfo=UTC).timestamp()
     for minute in range(25 * 60):
         now = midnight + 60.0 * minute
         assert schedule.next_due(now - 60.0, Instant(0.0, now)) > now
@@ -31,7 +31,7 @@ def test_the_next_start_is_always_still_to_come(day, expression):
 @pytest.mark.parametrize("day", DAYS, ids=" ".join)
 def test_a_daily_job_runs_once_on_the_day_the_clock_is_set(day):
     schedule = Cron("30 2 * * *", tz=day[0])
-    midnight = datetime(*DAYS[day], tzinfo=timezone.utc).timestamp()
+    midnight = datetime(*DAYS[day], tzinfo=UTC).timestamp()
     starts = set()
     due = schedule.first_due(Instant(0.0, midnight), None)
     while due < midnight + 23 * 3600:

@@ -24,7 +24,7 @@ def strangers(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def yesterday():
-    return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=1)
+    return dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
 
 
 @pytest.fixture(scope="module", params=SERVERS)

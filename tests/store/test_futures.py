@@ -8,7 +8,6 @@ import logging
 import re
 import threading
 from concurrent.futures import CancelledError, Future, as_completed, wait
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import pytest
 
@@ -90,9 +89,9 @@ def test_whoever_waits_for_an_outcome_wakes_when_it_ends(end):
 
 def test_outcome_that_does_not_end_is_waited_for_as_long_as_told():
     outcome = Outcome()
-    with pytest.raises(FutureTimeoutError):
+    with pytest.raises(TimeoutError):
         outcome.result(0.01)
-    with pytest.raises(FutureTimeoutError):
+    with pytest.raises(TimeoutError):
         outcome.exception(0)
     assert not outcome.done()
 

@@ -54,7 +54,7 @@ LEAVES = (
     | st.times()
     | st.timedeltas()
     | st.complex_numbers()
-    | st.datetimes(timezones=st.sampled_from([None, dt.timezone.utc, dt.timezone(dt.timedelta(hours=-3)), BERLIN]))
+    | st.datetimes(timezones=st.sampled_from([None, dt.UTC, dt.timezone(dt.timedelta(hours=-3)), BERLIN]))
     | st.binary().map(bytearray)
 )
 KEYS = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.uuids() | st.dates()

@@ -363,7 +363,7 @@ def test_event_loops_wait_in_virtual_time_and_repeat_with_their_seed():
         loop = asyncio.get_running_loop()
         from_a_thread = loop.create_future()
         threading.Timer(20.0, lambda: loop.call_soon_threadsafe(from_a_thread.set_result, "told")).start()
-        with pytest.raises(asyncio.TimeoutError):
+        with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.sleep(3600), 60.0)
         return await from_a_thread, time.monotonic() - began
 

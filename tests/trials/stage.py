@@ -6,7 +6,7 @@ import contextlib
 import os
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
 from backends_table import BY_NAME, ETCD, SERVERS
@@ -39,7 +39,7 @@ class Stage:
         self._name = f"trial-{uuid.uuid4().hex[:12]}"
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Self:
         if self.server is not None:
             self._open.enter_context(self.server)
         return self

@@ -1,7 +1,7 @@
 """Backfills: one instance for each date, whatever becomes of the others, so many at a time, in their order."""
 
 import random
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -23,7 +23,7 @@ from workflows.hands import a_workflow
 
 #: Three days, and more.
 OCTOBER = DateRange(date(2025, 10, 12), date(2025, 10, 14))
-NOW = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
+NOW = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
 ONE_TASK = {"a": []}
 
 
@@ -327,9 +327,9 @@ def test_dates_with_a_schedule_are_all_its_fire_times_in_its_time_zone():
 
 
 def test_dates_of_a_range_on_which_it_does_not_fire_are_left_out_and_named_ones_refused():
-    mondays = spec("0 0 * * 1", end=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    mondays = spec("0 0 * * 1", end=datetime(2020, 1, 1, tzinfo=UTC))
     found = moments_of(DateRange(date(2025, 10, 1), date(2025, 10, 31)), mondays, NOW)
-    assert [datetime.fromtimestamp(each, timezone.utc).day for each in found] == [6, 13, 20, 27]
+    assert [datetime.fromtimestamp(each, UTC).day for each in found] == [6, 13, 20, 27]
     with pytest.raises(ValueError, match="does not fire on 2025-10-07"):
         moments_of([date(2025, 10, 6), date(2025, 10, 7)], mondays, NOW)
     with pytest.raises(ValueError, match="never fires on these dates"):

@@ -1,7 +1,7 @@
 """Values that no run can have are refused wherever they come in, and a start reaches no master that was withdrawn."""
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_start_for_a_time_that_no_run_can_have_is_refused(stage, client, at):
     assert stage.commands_open() == []
 
 
-@pytest.mark.parametrize("value", ["\ud800", "a\0b", float("nan"), 10**400, DEEP, {1: 2}, datetime.now(timezone.utc)])
+@pytest.mark.parametrize("value", ["\ud800", "a\0b", float("nan"), 10**400, DEEP, {1: 2}, datetime.now(UTC)])
 def test_a_parameter_that_cannot_be_stored_is_refused_by_starts_and_definitions(stage, client, value):
     plain = a_workflow(params={"day": ""}).definition.model_dump(mode="json", exclude_defaults=True)
     client.apply(plain)
@@ -57,7 +57,7 @@ def test_a_shift_out_of_the_calendar_is_refused_in_yaml_and_python(client):
 
 @pytest.mark.parametrize("field", ["start", "end"])
 def test_a_schedule_that_begins_or_ends_out_of_reach_is_refused(client, field):
-    far = datetime(9999, 12, 31, 23, 59, tzinfo=timezone.utc)
+    far = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
     with pytest.raises(DefinitionInvalid, match=rf"schedule\.{field}: .* is too far away"):
 
         @workflow(schedule=Cron("0 3 * * *", **{field: far}))
@@ -101,7 +101,7 @@ def test_a_start_that_a_master_does_just_now_is_not_withdrawn(stage):
 def test_what_was_asked_before_its_workflow_was_set_offline_is_not_started(stage, client):
     stage.apply(a_workflow())
     asked = client.start("flow")
-    backfill = client.backfill("flow", [datetime(2026, 3, 1, tzinfo=timezone.utc).date()])
+    backfill = client.backfill("flow", [datetime(2026, 3, 1, tzinfo=UTC).date()])
     client.set_online("flow", online=False)
     with stage.master():
         with pytest.raises(WrongState, match=r"default\.flow was set offline before it began"):

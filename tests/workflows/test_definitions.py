@@ -1,7 +1,7 @@
 """Workflows as people write them: Python and YAML say the same, and what is wrong is told by its place."""
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
@@ -271,7 +271,7 @@ def test_any_plain_values_are_a_definition_or_have_problems(given_):
     assert validate({"name": "x", "tasks": given_, "params": given_}, TYPES) is not None
 
 
-MOMENT = datetime(2026, 3, 1, 4, 5, tzinfo=timezone.utc)
+MOMENT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
 
 
 def test_references_keep_types_alone_and_become_text_among_text():

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,7 +15,7 @@ from latchwork.workflows.desk.definitions import next_fire, next_fires
 from patience import eventually
 from workflows.hands import a_workflow
 
-NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp()
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
 
 
 def row(cron="*/10 * * * *", **fields):

@@ -209,10 +209,10 @@ class ExecutorTwin(Twin):
         return await asyncio.wrap_future(whole)
 
     async def _mapped(
-        self, submit: Callable[..., asyncio.Future[T]], calls: Any, timeout: float | None, buffersize: int | None
+        self, submit: Callable[..., asyncio.Future[T]], calls: Any, timeout_s: float | None, buffersize: int | None
     ) -> AsyncIterator[T]:
         loop, turn = asyncio.get_running_loop(), Turn()
-        until = None if timeout is None else loop.time() + timeout
+        until = None if timeout_s is None else loop.time() + timeout_s
         futures: list[asyncio.Future[T]] = []
         try:
             for args in calls if buffersize is None else islice(calls, buffersize):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from latchwork.aio.registry import Twin, inside
 from latchwork.backends.futures import call_at_once
@@ -35,7 +35,7 @@ class Pipeline:
         self._kept: deque[tuple[asyncio.Future[Any], Callable[[], Future[Any]]]] = deque()
         self._idle: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> Pipeline:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from latchwork.types import Create, Put
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: The twin of each class that has one.
 twins: dict[type, type[Twin]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from latchwork._core import RendezvousHasher
 from latchwork.assignment.budget import Budgeted
@@ -21,7 +21,7 @@ Fact = str | int | float | tuple[str, ...]
 _RANKED = 3
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why an item is with its worker."""
 
     UNPLACEABLE = "unplaceable"

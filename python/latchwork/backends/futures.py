@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -114,7 +113,7 @@ class Outcome(Future[T]):
         self.call_at_once(lambda _: gate.release())
         limit_s = -1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)
         if not gate.acquire(timeout=limit_s) and not self.done():
-            raise FutureTimeoutError
+            raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call when it has ended, at once if it has: by its outlet, or in the thread that ends it."""

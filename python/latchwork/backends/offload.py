@@ -21,7 +21,6 @@ import threading
 from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import ParamSpec, Protocol, TypeVar
@@ -47,7 +46,7 @@ class _Late(Outcome[T]):
     """Of a call that did not come back in time: whoever waits for it has waited long enough."""
 
     def _wait(self, timeout: float | None) -> None:  # noqa: ARG002
-        raise FutureTimeoutError
+        raise TimeoutError
 
 
 class Lane:
@@ -116,7 +115,7 @@ class Lane:
             self.put(lambda: completed(fn()), outcome)
             try:
                 kept.append(outcome.result(limit_s))
-            except FutureTimeoutError as error:
+            except TimeoutError as error:
                 if outcome.done():  # by now, or with such an error of its own
                     return outcome.result()
                 raise Unavailable(f"no answer within {limit_s:.3g} s; try again") from error

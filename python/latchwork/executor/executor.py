@@ -187,7 +187,7 @@ class Executor(concurrent.futures.Executor):
         except BaseException as error:
             if not future.done():
                 self._cancel_soon([future])
-                if isinstance(error, concurrent.futures.TimeoutError):
+                if isinstance(error, TimeoutError):
                     why = self._submitter.why_nothing_runs()
                     late = f"task {future.id} did not end within {timeout_s:g} s{why}; it was cancelled"
                     raise TimeoutError(late) from None

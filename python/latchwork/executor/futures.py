@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from concurrent.futures import TimeoutError as TimeoutErrorOfFutures
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -176,7 +175,7 @@ class TaskFuture(CallbackFuture[T]):
         """Return the result; see ``concurrent.futures.Future``. ``TimeoutError`` says when there is no runner."""
         try:
             return super().result(timeout)
-        except TimeoutErrorOfFutures:
+        except TimeoutError:
             self._raise_late(timeout)
             raise
 
@@ -184,14 +183,14 @@ class TaskFuture(CallbackFuture[T]):
         """Return the exception, likewise."""
         try:
             return super().exception(timeout)
-        except TimeoutErrorOfFutures:
+        except TimeoutError:
             self._raise_late(timeout)
             raise
 
     def _raise_late(self, timeout: float | None) -> None:
         if not self.done():
             late = f"task {self.id} did not end within {timeout or 0:g} s{self._tasks.why_nothing_runs()}"
-            raise TimeoutErrorOfFutures(late) from None
+            raise TimeoutError(late) from None
 
     @driven
     async def cancel(self, *, interrupt: bool = False) -> bool:

@@ -17,8 +17,7 @@ from latchwork.tasks import Functions, Later, Payloads, Registered, Retry, encod
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 H = TypeVar("H")
 #: A limit beyond this is none.

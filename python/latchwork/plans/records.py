@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from latchwork.errors import BadRecord
@@ -24,7 +24,7 @@ INLINE_ARGS, INLINE_RESULT = 2_000, 900_000
 MOST_NAMES = 800_000
 
 
-class PlanState(str, Enum):
+class PlanState(StrEnum):
     """What a plan is doing."""
 
     DRAFT = "draft"
@@ -42,7 +42,7 @@ class PlanState(str, Enum):
         return self in (PlanState.COMPLETED, PlanState.FAILED, PlanState.CANCELLED)
 
 
-class TaskState(str, Enum):
+class TaskState(StrEnum):
     """What a task is doing. That it runs is a claim, and no state; ``child`` waits for the end of its child plan."""
 
     WAITING = "waiting"

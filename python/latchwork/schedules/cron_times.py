@@ -9,7 +9,7 @@ forward and backward, whatever the shift: half an hour, a day, or the odd second
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -116,7 +116,7 @@ def _moments(reading: datetime, zone: ZoneInfo, *, keeps_date: bool) -> tuple[fl
 
 
 def _exists(clock: datetime) -> bool:
-    there = clock.astimezone(timezone.utc).astimezone(clock.tzinfo)
+    there = clock.astimezone(UTC).astimezone(clock.tzinfo)
     return there.replace(tzinfo=None, fold=0) == clock.replace(tzinfo=None, fold=0)
 
 

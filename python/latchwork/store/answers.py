@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,7 +75,7 @@ class Answers:
         warn_in_loop(f"Store.{what.partition(' ')[0]}")
         try:
             return self._result(future)
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             if future.done():  # by now, or with such an error of its own
                 return future.result()
             raise self.late(what, writes=False) from error
@@ -86,7 +85,7 @@ class Answers:
         warn_in_loop(f"Store.{what.partition(' ')[0]}")
         try:
             return self._result(future)
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             if future.done():  # by now, or with such an error of its own
                 return future.result()
             raise self.late(what, writes=True) from error
@@ -100,7 +99,7 @@ class Answers:
             left_s = min(until - self._clock.now(), self._limit.remaining_s())
             try:
                 return future.result(max(0.0, left_s))
-            except FutureTimeoutError:
+            except TimeoutError:
                 if left_s <= 0 or future.done():  # else it was renewed meanwhile, and there is time again
                     raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from latchwork.backends.futures import Outlet, with_outlet
 from latchwork.interrupts import condition, mutex
@@ -74,7 +74,7 @@ class Pipeline:
         self._fewer = condition(self._lock)
         self._in_flight: set[Future[Any]] = set()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:

@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
@@ -298,7 +297,7 @@ class Session:
         """End it on the server, so that no write of it lands later; errors mean that the server is out of reach."""
         try:
             self._backend.close().result(timeout=_CLOSE_TIMEOUT_S)
-        except (LatchworkError, FutureTimeoutError) as error:
+        except (LatchworkError, TimeoutError) as error:
             why = error if isinstance(error, LatchworkError) else f"no answer within {_CLOSE_TIMEOUT_S:g} s"
             _log.info("session %s could not be ended on the server, it will run out there: %s", self.id, why)
         except Exception:

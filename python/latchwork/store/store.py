@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
@@ -53,7 +53,7 @@ class Store:
         below = f" below {self._scope.prefix!r}" if self._scope.prefix else ""
         return f"<Store {self._core.url}{below}>"
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     @surely

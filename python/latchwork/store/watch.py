@@ -23,7 +23,7 @@ from latchwork.store.steps import driven
 from latchwork.types import Change
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from latchwork.types import Check, Committed, Exists, Op
 from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from latchwork.store import Store
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from latchwork.backends.embedded.connection import Database
 from latchwork.testing._sim.locks import SimLock, join_for_good, real_start
@@ -78,7 +78,7 @@ class Simulation(Turns):
         self._allow_leftovers = allow_leftovers
         self._stack = ExitStack()
 
-    def __enter__(self) -> Simulation:
+    def __enter__(self) -> Self:
         if threading.Thread.start is not real_start:
             raise SimulationError("a simulation is running already in this process; end it before the next one begins")
         self._root.thread = threading.current_thread()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from markupsafe import Markup
 
@@ -111,7 +111,7 @@ def _ticks(first: float, last: float, height: int) -> list[Markup]:
     while at <= last and len(found) < 12:
         place = _at(at, first, last)
         x, anchor = f"{place:.1f}", "end" if place > _WIDTH - _EDGE else "middle"
-        text = f"{datetime.fromtimestamp(at, timezone.utc):{form}}" if step >= 1 else f"+{at - first:.1f} s"
+        text = f"{datetime.fromtimestamp(at, UTC):{form}}" if step >= 1 else f"+{at - first:.1f} s"
         found.append(_TICK.format(x, height, text, anchor))
         at += step
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def moment(wall_s: float | None) -> Markup:
     if wall_s is None:
         return _DASH
     try:
-        at = datetime.fromtimestamp(wall_s, timezone.utc)
+        at = datetime.fromtimestamp(wall_s, UTC)
     except (ValueError, OSError, OverflowError):
         return Markup("out of reach")
     return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", f"{at:%Y-%m-%d %H:%M:%S}")

@@ -24,7 +24,7 @@ from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from latchwork.workflows.state import Scope
 from latchwork.workflows.types import TaskTypes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Row: TypeAlias = Any
 Given: TypeAlias = "Workflow | Definition | str | Mapping[str, Any]"

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from latchwork.store import connect
@@ -105,13 +106,13 @@ class Serve:
         self._link: Callable[[], str] = str
         self._can_sign_in: Callable[[], bool] = bool
 
-    def __enter__(self) -> Serve:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> Serve:
+    def start(self) -> Self:
         """Open all of it; nothing is left open when that fails.
 
         Raises:

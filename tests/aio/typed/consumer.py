@@ -7,8 +7,7 @@ Each public name of ``latchwork.aio`` is used. ``assert_type`` says what its awa
 from __future__ import annotations
 
 import asyncio
-
-from typing_extensions import assert_type
+from typing import assert_type
 
 import latchwork
 from latchwork import At, Committed, Entry, Fence, LatchworkError, Put, aio

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from patience import came_true
 from trials import fault as any_fault
@@ -114,7 +114,7 @@ class Play:
         self._open = contextlib.ExitStack()
         self._curtain = False
 
-    def __enter__(self) -> Play:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened:
             opened.enter_context(self.stage)
             if self.stage.server is not None:

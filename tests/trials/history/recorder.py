@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 import latchwork
@@ -144,7 +143,7 @@ class Recorder:
         future = self._threads.submit(make)
         try:
             return future.result(self._patience_s)
-        except FutureTimeout:
+        except TimeoutError:
             call.client += "/given-up"  # no later answer says anything about it
             wait(self._given_up, _SETTLE_S)  # one at a time: with dozens under way no search ends
             over: Future[None] = Future()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from latchwork.apps.cluster_bench.model import Failed, Ready
 from latchwork.errors import LatchworkError
@@ -65,7 +65,7 @@ class Processes:
         self._lines: dict[str, Connection] = {}
         self._ready: dict[str, float] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

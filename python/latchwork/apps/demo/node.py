@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Self
 
 from latchwork.apps.demo.corpus import find_items
 from latchwork.apps.demo.job import CountJob
@@ -34,7 +35,7 @@ class ParentWatch:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="latchwork-demo-parent-watch", daemon=True)
 
-    def __enter__(self) -> ParentWatch:
+    def __enter__(self) -> Self:
         if sys.platform == "linux":  # also ends a process that is frozen
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         self._thread.start()

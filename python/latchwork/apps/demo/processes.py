@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from latchwork.store import URL_VARIABLE
 
@@ -85,7 +86,7 @@ class Processes:
         self._folder = folder
         self._by_node: dict[str, NodeProcess] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

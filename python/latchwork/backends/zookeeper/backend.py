@@ -9,7 +9,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Any, TypeVar
 
@@ -188,7 +187,7 @@ class ZooKeeperBackend(Backend):
         for goodbye in goodbyes:
             try:
                 goodbye.exception(max(0.0, deadline - self._clock.now()))
-            except FutureTimeout:
+            except TimeoutError:
                 _log.info("a ZooKeeper session could not be ended at the server; it ends there by its TTL")
         connections = [*(session.connection for session in sessions), self._main]
         for connection in connections:
@@ -203,7 +202,7 @@ class ZooKeeperBackend(Backend):
         with self._lock:
             keys, self._emptied = list(self._emptied), {}
         if keys and self._main.up:
-            with contextlib.suppress(FutureTimeout):
+            with contextlib.suppress(TimeoutError):
                 self._sweep_now(keys).exception(_LAST_SWEEP_S)
 
     # Told by the main connection.
@@ -233,7 +232,7 @@ class ZooKeeperBackend(Backend):
         self._main.start()
         try:
             self._main.first_up.result(url.connect_timeout_s)
-        except (FutureTimeout, Cut) as error:
+        except (TimeoutError, Cut) as error:
             self._closed = True
             refused, trouble = self._main.was_refused, self._main.trouble  # not of the attempt that is cut off here
             self._main.abandon()

@@ -17,7 +17,7 @@ from latchwork.cli.text import Grid, console, say_json, show
 from latchwork.words import counted
 
 
-class Strategy(str, enum.Enum):
+class Strategy(enum.StrEnum):
     """Who decides where items go."""
 
     balanced = "balanced"

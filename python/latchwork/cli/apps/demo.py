@@ -17,7 +17,7 @@ from latchwork.cli.text import Grid, Line, console, say_json, show
 from latchwork.words import counted
 
 
-class Victim(str, enum.Enum):
+class Victim(enum.StrEnum):
     """Which process is killed."""
 
     worker = "worker"

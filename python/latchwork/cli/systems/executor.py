@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -40,7 +40,7 @@ TaskId = Annotated[str, typer.Argument(metavar="ID", help="A task's id, as submi
 Letter = Annotated[str, typer.Argument(metavar="LETTER", help="A dead letter, as dead list prints it.")]
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """States of tasks that are not over."""
 
     QUEUED = "queued"

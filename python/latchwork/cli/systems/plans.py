@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 import typer
@@ -45,7 +45,7 @@ Name = Annotated[str, typer.Option("--name", metavar="KEY", help="The key below 
 _FEW = 10
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     """How a graph is written."""
 
     MERMAID = "mermaid"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +36,7 @@ Imports = Annotated[
 ]
 
 
-class RunIn(str, Enum):
+class RunIn(StrEnum):
     """Where tasks run that do not say it themselves."""
 
     THREAD = "thread"
@@ -255,7 +254,7 @@ def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
             raise
         with suppress(LatchworkError):
             future.cancel(interrupt=True)
-        if isinstance(error, (TimeoutError, concurrent.futures.TimeoutError)):  # one and the same from Python 3.11 on
+        if isinstance(error, TimeoutError):
             raise LatchworkError(f"task of {function!r} did not end within {timeout_s:g} s; it was cancelled") from None
         raise
 

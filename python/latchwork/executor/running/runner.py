@@ -30,7 +30,7 @@ from latchwork.store.steps import Pause, Signal, ask, driven, ending, run, steps
 from latchwork.tasks import DEFAULT, Functions, Payloads, RunIn, TaskLoop
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _log = logging.getLogger(__name__)
 

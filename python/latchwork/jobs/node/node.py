@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
+from typing import Self
 
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
@@ -118,7 +119,7 @@ class JobManager:
     def __repr__(self) -> str:
         return f"<JobManager {self.node_id} {self._state}, jobs {', '.join(self._jobs) or 'none'}>"
 
-    def __enter__(self) -> JobManager:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -169,7 +170,7 @@ class JobManager:
         )
         return Health(not reasons, reasons, session.state, session.remaining_s(), worker.lock_margin_s(), degraded)
 
-    def start(self) -> JobManager:
+    def start(self) -> Self:
         """Join the cluster and begin to work; returns when this node is registered.
 
         Raises:

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from latchwork.checks import check_store, is_number
@@ -199,7 +199,7 @@ class Control:
             Conflict: it changed hands at this very moment; look again.
         """
         name = keys.lock_name(check_id("job", job), keys.check_item(item))
-        at = datetime.now(timezone.utc)
+        at = datetime.now(UTC)
         record: list[AuditRecord] = []
 
         def written_down(before: LockState) -> list[Op]:
@@ -243,7 +243,7 @@ class Control:
 
     def _mark(self, mark: NodeMark) -> None:
         key = mark_key(mark.node)
-        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
         signed = replace(mark, by=self._by or who_we_are(), at=at)
 
         def write(tx: Tx) -> None:
@@ -274,7 +274,7 @@ class Control:
             document.update(settings)
             document = {name: value for name, value in document.items() if value is not None and name != "changed"}
             if document:
-                at = utc_text(datetime.now(timezone.utc).timestamp())
+                at = utc_text(datetime.now(UTC).timestamp())
                 document["changed"] = {"by": self._by or who_we_are(), "at": at}
                 tx.put(key, json.dumps(document).encode())
             elif before is not None:

@@ -14,7 +14,7 @@ from latchwork.primitives.waiting.common import check_bytes
 from latchwork.records import Record
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: Values up to so many bytes are kept in the item itself, and written anew with each attempt.
 INLINE_BYTES = 4096

@@ -26,7 +26,7 @@ from latchwork.store.observers import call_each
 from latchwork.store.steps import OnInterrupt, called_as_steps, driven, ending
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from latchwork.checks import late_kind
 from latchwork.clock import Clock
@@ -56,7 +56,7 @@ class Work:
     def __repr__(self) -> str:
         return f"<Work under {self._ownership.what} {self.remaining_s():.2f}s>"
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> Self:
         self.begin()
         return self
 

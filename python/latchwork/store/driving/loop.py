@@ -328,7 +328,7 @@ class Drive(Generic[T]):
                 await waiter
             else:
                 await asyncio.wait_for(waiter, max(0.0, until - time.monotonic()))
-        except (asyncio.CancelledError, asyncio.TimeoutError) as error:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if until is not None:
                 raise Leave from error
             future, step = self._future, self._step
@@ -358,8 +358,8 @@ async def _end(future: Future[Any], step: Step[Any]) -> None:
 
 
 def noted(error: BaseException, note: str | None) -> BaseException:
-    """The error with a note; Python 3.10 has none."""
-    if note is not None and hasattr(error, "add_note"):
+    """Add the note, if there is one, and return the error."""
+    if note is not None:
         error.add_note(note)
     return error
 

@@ -24,7 +24,7 @@ from latchwork.workers.errors import JobAlreadyRunning, WrongRun
 from latchwork.workers.submitting import NAMESPACE, JobHandle, JobStatus, find, submit
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Crew:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -32,7 +32,7 @@ from latchwork.errors import LatchworkError
 from latchwork.workflows.database.tables import command, shard
 
 
-class CommandType(str, Enum):
+class CommandType(StrEnum):
     """What can be asked."""
 
     START = "start"

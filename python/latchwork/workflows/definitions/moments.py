@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from latchwork.schedules import Cron
@@ -55,7 +55,7 @@ def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None,
             "there is no date; name one" if schedule is None else "the schedule never fires on these dates"
         )
     if found[-1] > now:
-        zone = timezone.utc if schedule is None else ZoneInfo(schedule.tz)
+        zone = UTC if schedule is None else ZoneInfo(schedule.tz)
         raise ValueError(f"{datetime.fromtimestamp(found[-1], zone).isoformat()} has not come yet; end before it")
     return found
 
@@ -63,7 +63,7 @@ def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None,
 def _check(dates: DateRange | Sequence[date], now: float) -> None:
     """Dates that a database or a calendar could not hold are refused before anybody counts through them."""
     ends = (dates.first, dates.last) if isinstance(dates, DateRange) else tuple(dates)
-    latest = datetime.fromtimestamp(now, timezone.utc).date() + timedelta(days=1)  # it may be tomorrow somewhere
+    latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow somewhere
     for each in ends:
         if each.year < 1970 or each > latest:
             why = "has not come yet; end before it" if each > latest else "is before 1970; begin later"
@@ -77,7 +77,7 @@ def _too_many() -> ValueError:
 def _midnights(dates: DateRange | Sequence[date]) -> list[float]:
     if len(dates) > MOST_MOMENTS:
         raise _too_many()
-    return sorted({datetime.combine(each, time(), timezone.utc).timestamp() for each in dates})
+    return sorted({datetime.combine(each, time(), UTC).timestamp() for each in dates})
 
 
 def _fires(dates: DateRange | Sequence[date], schedule: ScheduleSpec) -> list[float]:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 _PART = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
@@ -207,5 +207,5 @@ def _value(reference: Reference, known: Mapping[str, Any], schedule_time: dateti
 
 def _moved(moment: datetime, reference: Reference) -> datetime:
     """A time that is moved; one that the clock skips, since it was set forward, is as much later."""
-    start = moment.astimezone(timezone.utc) if reference.is_elapsed else moment
-    return (start + reference.shift).astimezone(timezone.utc).astimezone(moment.tzinfo)
+    start = moment.astimezone(UTC) if reference.is_elapsed else moment
+    return (start + reference.shift).astimezone(UTC).astimezone(moment.tzinfo)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -229,7 +229,7 @@ def _schedule(definition: Definition) -> Iterator[Problem]:
         if given is not None and not 0 <= _moment(given) <= MOST_MOMENT_S:
             yield Problem(f"schedule.{field}", f"{given} is too far away; give a time between 1970 and 2970")
             return
-    start = spec.start or datetime.now(timezone.utc)
+    start = spec.start or datetime.now(UTC)
     if spec.start and spec.end and _moment(spec.end) <= _moment(spec.start):
         yield Problem("schedule.end", "it is not after schedule.start; put the later moment last")
         return
@@ -255,7 +255,7 @@ def _alerts(definition: Definition) -> Iterator[Problem]:
 
 
 def _moment(value: datetime) -> float:
-    return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
 def _references(

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Iterable
 from functools import partial
+from typing import Self
 
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import mutex
@@ -105,7 +106,7 @@ class Master:
         self._thread: threading.Thread | None = None
         self._shards = 0
 
-    def __enter__(self) -> Master:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +115,7 @@ class Master:
     def __repr__(self) -> str:
         return f"<Master {self.node_id!r}>"
 
-    def start(self) -> Master:
+    def start(self) -> Self:
         """Join the other masters.
 
         Raises:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 from latchwork.workflows.state.records import AlertRule, Fact
 
@@ -46,7 +46,7 @@ def _is_told(rule: AlertRule, fact: Fact) -> bool:
     return not fact.task and fact.kind in _ENDS[rule.on]  # the end of the run names the tasks that failed
 
 
-class DeliveryState(str, Enum):
+class DeliveryState(StrEnum):
     """Where a delivery is."""
 
     PENDING = "pending"
@@ -56,7 +56,7 @@ class DeliveryState(str, Enum):
     UNSURE = "unsure"
 
 
-class Answer(str, Enum):
+class Answer(StrEnum):
     """How a sending ended."""
 
     SENT = "sent"  # it was accepted

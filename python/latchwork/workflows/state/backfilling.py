@@ -7,11 +7,11 @@ A date that is paused keeps its place. One that is recovered later may be one mo
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 
-class BackfillState(str, Enum):
+class BackfillState(StrEnum):
     """Where a backfill is."""
 
     RUNNING = "running"

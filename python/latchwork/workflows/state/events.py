@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TypeAlias
 
 from latchwork.workflows.state.records import Scope
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How an attempt ended."""
 
     SUCCESS = "success"

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 
 from latchwork.workflows.state.conditions import Condition
 
 
-class InstanceState(str, Enum):
+class InstanceState(StrEnum):
     """Where an instance is."""
 
     SUBMITTED = "submitted"
@@ -33,7 +33,7 @@ class InstanceState(str, Enum):
     FAILURE = "failure"
 
 
-class TaskState(str, Enum):
+class TaskState(StrEnum):
     """Where a task is."""
 
     WAITING = "waiting"
@@ -50,14 +50,14 @@ class TaskState(str, Enum):
     KILLED = "killed"
 
 
-class OnFailure(str, Enum):
+class OnFailure(StrEnum):
     """What becomes of the others when a task has failed for good."""
 
     CONTINUE = "continue"
     END = "end"
 
 
-class OnTimeout(str, Enum):
+class OnTimeout(StrEnum):
     """What happens when something takes too long."""
 
     WARN = "warn"
@@ -65,7 +65,7 @@ class OnTimeout(str, Enum):
     BOTH = "both"
 
 
-class Scope(str, Enum):
+class Scope(StrEnum):
     """Which tasks a start from chosen tasks runs, besides these."""
 
     ONLY = "only"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from latchwork.workflows.state.records import InstanceState
@@ -26,7 +26,7 @@ class Other(NamedTuple):
     state: InstanceState
 
 
-class Turn(str, Enum):
+class Turn(StrEnum):
     """What becomes of a start."""
 
     RUN = "run"

@@ -35,7 +35,7 @@ from latchwork.workflows.worker.tenants import runs_as_root
 from latchwork.workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _log = logging.getLogger(__name__)
 
