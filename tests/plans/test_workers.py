@@ -11,7 +11,7 @@ import latchwork
 from latchwork.plans import PlanState, PlanWorker
 from latchwork.tasks import Retry
 from latchwork.testing.faults import Fault, FaultyStore
-from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, fails_once, wait_until
+from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, echo, fails_once, wait_until
 
 
 def test_a_dead_workers_task_is_run_by_another(backend_url, plans, store):
@@ -177,3 +177,20 @@ def test_a_close_without_patience_ends_the_wait_of_another_close(plans, store):
 def test_an_option_of_a_worker_that_cannot_be_says_why(store, options, why):
     with pytest.raises(ValueError, match=why):
         PlanWorker(store, functions=FUNCTIONS, **options)
+
+
+def test_a_task_is_stopped_when_its_plan_was_replaced_while_no_watch_reported_it(backend_url, store, plans):
+    faulty = FaultyStore(latchwork.connect(backend_url))
+    with faulty, PlanWorker(faulty, functions=FUNCTIONS):  # of one slot
+        with plans.new(id="again") as plan:
+            plan.add("waits")
+        wait_until(lambda: CALLS)
+        began = time.monotonic()
+        faulty.cut_watches(silent_s=2.0)
+        with PlanWorker(store, functions=FUNCTIONS):
+            plan.handle.remove()
+            wait_until(lambda: not plans.list())
+        with plans.new(id="again") as plan:
+            plan.add(echo, 1)
+        wait_until(lambda: CALLS == [("waits",), ("echo", 1)])
+        assert time.monotonic() - began < WAIT_S / 2  # by itself the first task ends after WAIT_S

@@ -107,6 +107,8 @@ class PlanHooks(FeederHooks):
         self._read: WeakKeyDictionary[BacklogClaim, _Read] = WeakKeyDictionary()
         self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
+        #: By the path of an item that runs, the token of the creation of its plan.
+        self._plan_created: dict[str, int] = {}
         self._ends = Ends(place, progress, self._end_task, stop, handing, comes=company.comes)
 
     def close(self) -> None:
@@ -164,6 +166,14 @@ class PlanHooks(FeederHooks):
             return None
         return found
 
+    def is_replaced(self, path: str) -> bool:
+        """Return whether the plan of an item that runs was removed, and another one has its ID.
+
+        The mirror merges states: it may report the new plan and never that the old one is gone.
+        """
+        known = self._known(split_id(path.rpartition("/")[2])[0])
+        return known is not None and self._plan_created.get(path, known[0].created) != known[0].created
+
     # Beginning
 
     @driven
@@ -189,6 +199,9 @@ class PlanHooks(FeederHooks):
         timeout_s, _ = read_wanted(claim.value)
         if not task.startswith(_CONTROL):
             self._company.begun(claim)
+            known = self._known(plan_id)
+            if known is not None:
+                self._plan_created[claim.item.path] = known[0].created
         return Run(
             lambda: self._call(claim, plan_id, task),
             claim.item.id,
@@ -246,6 +259,7 @@ class PlanHooks(FeederHooks):
     def claim_over(self, claim: BacklogClaim) -> bool:
         """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
         self._company.returned(claim)
+        self._plan_created.pop(claim.item.path, None)
         return self._limits.over(claim)
 
     @driven

@@ -126,7 +126,7 @@ class Shift:
         self.feeder.poke()
         for path in self.feeder.running():
             plan_id, task = split_id(path.rpartition("/")[2])
-            if not task.startswith("@") and self._ends(plan_id):
+            if not task.startswith("@") and (self._ends(plan_id) or self._is_replaced(path)):
                 self.feeder.stop_task(path)
 
     def place_given_back(self) -> None:
@@ -137,6 +137,12 @@ class Shift:
     async def tidy(self) -> None:
         """Give places back that belong to no claim any more."""
         await self.limits.tidy(self._place, self.feeder.running())
+
+    def _is_replaced(self, path: str) -> bool:
+        try:
+            return self._hooks.is_replaced(path)
+        except LatchworkError:  # our mirror is closed
+            return False
 
     def _ends(self, plan_id: str) -> bool:
         try:
