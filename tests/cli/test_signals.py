@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from latchwork.cli.outcome import Terminated, ended_by_sigterm
+from latchwork.user_code import call_user
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="chooses the thread of another process")
 
 URL = "sqlite:///signals.db"
@@ -53,3 +56,21 @@ def test_a_sigterm_that_another_thread_gets_ends_the_command(cli, wait_until, na
     wait_until(lambda: line in process.log.read_text(), line, 60.0)
     signal_another_thread(process.pid)
     assert process.wait(30) == code
+
+
+def test_a_sigterm_in_user_code_of_the_main_thread_is_no_failure_of_that_code():
+    with ended_by_sigterm(3), pytest.raises(Terminated) as raised:
+        call_user(signal.raise_signal, signal.SIGTERM)
+    assert raised.value.code == 3
+
+
+class Dropped:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_sigterm_that_a_destructor_swallows_ends_the_next_wait():
+    with ended_by_sigterm(3) as told:
+        Dropped()
+        assert told.wait(10.0)

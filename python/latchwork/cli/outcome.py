@@ -27,6 +27,7 @@ from latchwork.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
+from latchwork.interrupts import Event
 from latchwork.words import printable
 
 OK = 0
@@ -56,8 +57,12 @@ class UsageError(LatchworkError, ValueError):
     """What was asked for on the command line cannot be done; the message says what to write instead."""
 
 
-class Terminated(SystemExit):
-    """SIGTERM arrived; unwind and exit with this code."""
+class Terminated(BaseException):
+    """SIGTERM arrived: unwind, and exit with this code. No ``SystemExit``, which user code may raise."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class NoCluster(LatchworkError):
@@ -75,6 +80,8 @@ def reported(command: F) -> F:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)  # noqa: T201 - this is the command line
             raise typer.Exit(INTERRUPTED) from None
+        except Terminated as error:
+            raise typer.Exit(error.code) from None
         except BrokenPipeError:  # whoever read our output has gone, as `| head` does
             _silence_stdout()
             raise typer.Exit(FAILURE) from None
@@ -88,15 +95,20 @@ def reported(command: F) -> F:
 
 
 @contextmanager
-def ended_by_sigterm(code: int) -> Iterator[None]:
-    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code."""
+def ended_by_sigterm(code: int) -> Iterator[Event]:
+    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code.
+
+    The event is set then too, for a wait that begins after a destructor or a callback has swallowed the exception.
+    """
+    told = Event()
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
+        told.set()
         raise Terminated(code)
 
     previous = signal.signal(signal.SIGTERM, leave)
     try:
-        yield
+        yield told
     finally:
         signal.signal(signal.SIGTERM, previous)
 

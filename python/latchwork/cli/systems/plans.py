@@ -89,7 +89,7 @@ def worker(
     where = wanted_url(url)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
-    with ended_by_sigterm(OK):
+    with ended_by_sigterm(OK) as told_to_end:
         for each in modules:
             import_module(each)
         if not list(DEFAULT):
@@ -99,7 +99,7 @@ def worker(
             try:
                 made.start()
                 print(f"runs {counted(len(list(DEFAULT)), 'function')} in {counted(slots, 'slot')}", file=sys.stderr)  # noqa: T201 - the log of the command
-                SYSTEM_CLOCK.wait(threading.Event())
+                SYSTEM_CLOCK.wait(told_to_end)
             except KeyboardInterrupt:
                 pass
             finally:
