@@ -6,6 +6,10 @@ import pytest
 
 from latchwork.errors import BadRecord
 from latchwork.plans import ChildPlanFailed, PlanState
+from latchwork.plans.keys import LANE, item_id, shelf_of
+from latchwork.plans.records import PlanRecord
+from latchwork.plans.running.removing import _delete_items
+from latchwork.store.steps import run
 from plans.work import CALLS, GATE, WAIT_S, nothing_left, wait_until
 
 
@@ -65,3 +69,13 @@ def test_a_task_that_waits_for_a_damaged_child_fails_when_that_is_removed(store,
     assert plan.handle.wait(WAIT_S).state is PlanState.FAILED
     with pytest.raises(ChildPlanFailed, match="was removed"):
         plan.handle.result(name, WAIT_S)
+
+
+def test_a_removal_that_comes_late_leaves_the_items_of_the_next_plan_with_the_id(store, place):
+    store.put(place.keys.plan("w47"), PlanRecord(PlanState.REMOVING).to_bytes())
+    seen = run(place.plan("w47"))
+    store.put(place.keys.plan("w47"), PlanRecord(PlanState.READY, started_ms=1).to_bytes())
+    item = place.backlog.key(LANE, shelf_of(5, 1, 0), item_id("w47", "t00000"))
+    store.put(item, b"{}")
+    run(_delete_items(place, "w47", seen, bool))
+    assert store.get(item) is not None

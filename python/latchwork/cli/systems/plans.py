@@ -73,8 +73,14 @@ def worker(
         typer.Option(metavar="WHERE", help="thread, or process: a child for each slot, which can be ended by force."),
     ] = "thread",
     session_ttl_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which the tasks of a worker that died are run by others.")
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            min=1.0,
+            show_default=False,
+            help="Seconds after which the tasks of a worker that died are run by others. "
+            "Unless given: that of the URL, else 10.",
+        ),
+    ] = None,
     close_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM or Ctrl-C.")
     ] = 30.0,

@@ -14,7 +14,7 @@ from latchwork.plans.keys import CONTROL_SHELF, LANE, MOST_CHILD_NAME, SHELF_TAS
 from latchwork.plans.place import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.running.waking import read_child, wake
-from latchwork.plans.states import MOST_WRITES, Edit
+from latchwork.plans.states import MOST_WRITES, Edit, Seen
 from latchwork.store.steps import ask
 from latchwork.types import At, Delete, Entry, Op
 
@@ -36,7 +36,7 @@ async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = 
     if plan.state is not PlanState.REMOVING:
         return False
     await ask(place.store.delete_tree, place.keys.tasks(plan_id))
-    await _delete_items(place, plan_id, plan, go_on)
+    await _delete_items(place, plan_id, (entry, plan), go_on)
     await _remove_children(place, plan_id)
     for prefix in place.keys.everything(plan_id):
         go_on()
@@ -81,16 +81,23 @@ async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
     return [shelf_of(plan.priority, plan.started_ms, number) for number in range(0, count + 1, SHELF_TASKS)]
 
 
-async def _delete_items(place: Place, plan_id: str, plan: PlanRecord, go_on: Callable[[], object]) -> None:
-    """Delete its items, taken or not, but for the one that says that it is to be removed."""
+async def _delete_items(place: Place, plan_id: str, seen: Seen, go_on: Callable[[], object]) -> None:
+    """Delete its items, taken or not, but for the one that says that it is to be removed.
+
+    Another plan may have its id by now, whose items stay.
+    """
+    entry, plan = seen
     for shelf in await _shelves(place, plan_id, plan):
         after: str | None = None
         while True:
             go_on()
             page = await ask(place.store.list, place.items_of(shelf), limit=MOST_WRITES, start_after=after)
             ours: list[Op] = [Delete(each.key) for each in page if _is_of(plan_id, each)]
-            if ours:
-                await ask(place.store.commit, [], ours)
+            if ours and not await place.commit(Edit([At(entry)], ours)):
+                now = await ask(place.store.get, entry.key)
+                if now is None or now.version != entry.version:
+                    return
+                continue  # the answer was lost
             if len(page) < MOST_WRITES:
                 break
             after = page[-1].key
