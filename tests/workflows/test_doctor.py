@@ -5,6 +5,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from latchwork.errors import LatchworkError
 from latchwork.workflows.care import Doctor
 from latchwork.workflows.database.schedules import ScheduleRow
 from latchwork.workflows.database.tables import command, shard, task
@@ -202,3 +203,13 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
             client.act(run, "mend")
     with stage.database.read() as connection:
         assert connection.execute(sa.select(command.c.id).where(command.c.type == "mend")).first() is None
+
+
+def test_a_store_with_an_installation_of_the_old_layout_is_refused_and_keys_of_a_user_are_not(stage):
+    root = stage.store.namespace("old")
+    for key in ("workflows/id", "workflows/pair"):
+        root.put(key, b"0123456789abcdef" * 2)
+    with pytest.raises(LatchworkError, match=r"older version.*use another root"):
+        join_store(stage.database, root, stage.keys)
+    root.put("workflows/id", b"a user's own")
+    join_store(stage.database, root, stage.keys)

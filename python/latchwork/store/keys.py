@@ -140,10 +140,14 @@ class Scope:
         """
         return self._with_prefix(self.key(prefix))
 
+    @property
+    def is_inside_system(self) -> bool:
+        """Whether keys of this scope are below a reserved segment."""
+        return self.prefix.startswith("@") or "/@" in self.prefix
+
     def system(self, name: str) -> Scope:
         """The scope of one of latchwork's systems in this one; this one itself if it is inside a system already."""
-        is_inside = self.prefix.startswith("@") or "/@" in self.prefix
-        return self if is_inside else self._with_prefix(self.absolute(f"@{name}"))
+        return self if self.is_inside_system else self._with_prefix(self.absolute(f"@{name}"))
 
     @staticmethod
     def _with_prefix(prefix: str) -> Scope:

@@ -6,7 +6,7 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
 
@@ -412,6 +412,28 @@ def system_namespace(store: Store, name: str) -> Store:
     """
     # The same object for each store object: parts that threads share are found by it.
     return store._systems.get(name) or store._systems.setdefault(name, _system_of(store, name))  # noqa: SLF001
+
+
+def refuse_old_layout(store: Store, what: str, marks: Mapping[str, Callable[[bytes], bool]]) -> None:
+    """Refuse a root at which an older version has kept the keys of a system, before there were reserved segments.
+
+    Args:
+        store: the caller's store, or a namespace of it. Inside a system there is no old layout, and no request is made.
+        what: the system, for the message.
+        marks: keys that the system always had there, each with what accepts its value. All of them have to be there, so
+            that a caller's own keys of such a name are no reason.
+    Raises:
+        LatchworkError: all of them are there.
+    """
+    if store._scope.is_inside_system:  # noqa: SLF001 - of this module
+        return
+    found = store.get_many(list(marks))
+    if all(entry is not None and fits(entry.value) for entry, fits in zip(found, marks.values(), strict=True)):
+        raise LatchworkError(
+            f"{store.url} has {what} of an older version, whose keys are outside of reserved segments (such as "
+            f"{next(iter(marks))!r}); nothing migrates them: stop its processes and delete these keys, or use another "
+            "root"
+        )
 
 
 def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:

@@ -8,6 +8,7 @@ given one database, also at the same moment, one is refused.
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from latchwork.errors import KeyExists, LatchworkError
 from latchwork.jobs import inspect
-from latchwork.store import Store
+from latchwork.store import Store, refuse_old_layout
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import needs_upgrade, upgrade
 from latchwork.workflows.database.shard import NOTES
@@ -30,6 +31,10 @@ SHARDS_SQLITE, SHARDS_POSTGRES = 4, 16
 MOST_SHARDS = 256
 #: Of the table ``about``: the name of the store.
 _STORE = "store"
+#: What every installation had in its store before there were reserved segments: two random ids.
+_OLD = dict.fromkeys(
+    ("workflows/id", "workflows/pair"), lambda value: re.fullmatch(rb"[0-9a-f]{32}", value) is not None
+)
 
 
 class NotInitialized(LatchworkError):
@@ -98,10 +103,11 @@ def join_store(database: Database, store: Store, keys: Keys) -> Installation:
         StoreMismatch: they do not.
         NotInitialized, SchemaTooNew: as for ``installation_of``.
     """
-    store = workflows_store(store)
+    root, store = store, workflows_store(store)
     found = installation_of(database)
     there = store.get(keys.id)
     if there is None:
+        refuse_old_layout(root, "an installation of workflows", _OLD)
         _refuse_owned(database, store)
         try:
             store.create(keys.id, found.id.encode())

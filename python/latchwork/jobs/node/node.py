@@ -25,7 +25,7 @@ from latchwork.jobs.options.kinds import InvalidSetting
 from latchwork.jobs.options.live import LiveSettings
 from latchwork.jobs.options.settings import NODE_DEFAULTS, SESSION_TTL_S, NodeOptions, node_options
 from latchwork.jobs.options.table import ManagerRows, documented, values
-from latchwork.jobs.stored.cluster import cluster_store
+from latchwork.jobs.stored.cluster import cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.keys import check_id
 from latchwork.jobs.stored.members import MemberOptions
 from latchwork.jobs.worker.worker import Worker
@@ -177,6 +177,7 @@ class JobManager:
             NodeIdInUse: another live node has this id; it was waited for as long as its session or
                 this one's can last, plus 1 s.
             WorkPoolFailed, InvalidJob: a work pool cannot be read; what was stored before stays.
+            LatchworkError: the root has a cluster of an older version, outside of `@jobs`.
             InvalidURL, BackendNotInstalled, ConnectFailed, Unavailable: the store cannot be opened or used.
             Closed: it was started before; make another one.
         """
@@ -269,6 +270,7 @@ class JobManager:
         store = self._owned if self._owned is not None else self._store_or_url
         assert not isinstance(store, str)
         context_store = store.namespace(self._namespace) if self._namespace else store
+        refuse_old_cluster(context_store)
         self._store = cluster_store(context_store)
         self._settings.start(self._store)
         worker = Worker(

@@ -11,7 +11,7 @@ from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.activity import Activity, decode_activity
-from latchwork.jobs.stored.cluster import cluster_store
+from latchwork.jobs.stored.cluster import cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
 from latchwork.jobs.stored.members import Member
 from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes
@@ -227,13 +227,16 @@ def inspect(store: Store, *, namespace: str | None = None) -> ClusterState | Non
         namespace: the cluster's namespace below it, as given to its job managers.
     Returns:
         The state; None when there is no cluster here, not even a trace of one.
+    Raises:
+        LatchworkError: there is a cluster of an older version here, outside of ``@jobs``.
     """
     check_store(store, "inspect")
-    store = cluster_store(store, namespace)
+    given, store = store, cluster_store(store, namespace)
     alive = store.list(keys.ALIVE)
     pools = _by_job(store, keys.WORK_POOL, store.list(keys.WORK_POOL, recursive=True))
     registered = store.list(keys.WORKERS, recursive=True)
     if not alive and not pools and not registered:
+        refuse_old_cluster(given, namespace)
         return None
     candidates = tuple(candidate.node_id for candidate in LeaderLatch(store, keys.LEADER, node_id="-").candidates())
     manager = candidates[0] if candidates else None
