@@ -24,8 +24,10 @@ DEFECTS = (
         "FlowAlerts",
         "a delivery is marked only once it was sent",
         SENDER,
-        "            answer, error = self._sent(taken)\n            self._write(taken, answer, error)\n",
-        "            answer, error = Answer.SENT, ''\n            self._write(taken, answer, error)\n"
+        "            answer, error = self._sent(taken)\n            answered_at = self._now()\n"
+        "            self._write(taken, answer, error, answered_at)\n",
+        "            answer, error, answered_at = Answer.SENT, '', self._now()\n"
+        "            self._write(taken, answer, error, answered_at)\n"
         "            self._sent(taken)\n",
         of(SENDING, DIES, on="before it is out-1-file"),
     ),
