@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,29 +10,46 @@ import sys
 import pytest
 
 from executor.conftest import PATIENCE_S
-from executor.work import square
+from executor.work import WORK, square
+from latchwork import aio
+from latchwork.executor import Call
 from latchwork.executor.submitting.runner_watch import RunnerWatch
 from latchwork.store.steps import run
 from latchwork.testing import VirtualClock
 
 SCRIPT = """
-import latchwork, sys
-from latchwork.executor import Executor
+import asyncio, latchwork, sys
+from latchwork import aio
+from latchwork.executor import Call, Executor
 from latchwork.tasks import Functions
 work = Functions()
 @work.task(name="one")
-def one() -> int: return 1
+def one(n: int = 0) -> int: return 1
 pool = Executor(latchwork.connect("memory://x"), functions=work)
 print("waits", flush=True)
 if sys.argv[1] == "with":
     with pool: pool.submit(one).result()
 if sys.argv[1] == "result":
     pool.submit(one).result()
+if sys.argv[1] == "first":
+    with pool: pool.first([Call(one), Call(one)])
+if sys.argv[1] == "map":
+    with pool: list(pool.map("one", [1, 2]))
+async def in_a_loop():
+    async with aio.connect("memory://x") as store, aio.Executor(store, functions=work) as pool:
+        pool.submit(one)
+        if sys.argv[1] == "aio-first":
+            await pool.first([Call(one), Call(one)])
+        if sys.argv[1] == "aio-map":
+            [each async for each in pool.map("one", [1, 2])]
+        await pool.submit(one)
+if sys.argv[1].startswith("aio"):
+    asyncio.run(in_a_loop())
 pool.submit(one)
 """
 
 
-@pytest.mark.parametrize("how", ["with", "result", "exit"])
+@pytest.mark.parametrize("how", ["with", "result", "exit", "first", "map", "aio-first", "aio-map"])
 def test_one_control_c_is_enough_to_leave(how):
     child = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -52,6 +70,48 @@ def test_a_timeout_says_that_there_is_no_runner_and_how_to_start_one(pool, event
     eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
     with pytest.raises(TimeoutError, match='latchwork executor run --import MODULE"'):
         future.result(0.01)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda pool: pool.call(square, 1, timeout_s=0.01),
+        lambda pool: pool.first([Call(square, 1), Call(square, 2)], 0.01),
+        lambda pool: list(pool.map(square, [1, 2], timeout=0.01)),
+    ],
+    ids=["call", "first", "map"],
+)
+def test_a_timeout_of_several_calls_says_so_too(pool, eventually, wait):
+    pool.submit(square, 1)
+    eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
+    with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
+        wait(pool)
+
+
+async def _mapped(pool):
+    return [each async for each in pool.map("square", [1, 2], timeout=0.01)]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda pool: pool.call("square", 1, timeout_s=0.01),
+        lambda pool: pool.first([Call("square", 1), Call("square", 2)], 0.01),
+        _mapped,
+    ],
+    ids=["call", "first", "map"],
+)
+def test_a_timeout_in_an_event_loop_says_so_too(backend_url, eventually, wait):
+    async def main():
+        async with aio.connect(backend_url) as store:
+            pool = aio.Executor(store, functions=WORK)
+            pool.submit("square", 1)
+            await asyncio.to_thread(eventually, pool._of._submitter.why_nothing_runs, PATIENCE_S)
+            with pytest.raises(TimeoutError, match="latchwork executor run --import MODULE"):
+                await wait(pool)
+            await pool.shutdown(wait=False, cancel_futures=True)
+
+    asyncio.run(main())
 
 
 def test_a_warning_comes_after_five_seconds_without_a_runner_and_once(caplog):

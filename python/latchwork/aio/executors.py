@@ -113,8 +113,10 @@ class ExecutorTwin(Twin):
     async def __aenter__(self) -> Any:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.shutdown()
+    async def __aexit__(self, *raised: object) -> None:
+        """Shut down. After Ctrl-C, by which ``asyncio.run`` cancels its task, cancel what does not run; do not wait."""
+        is_interrupted = bool(raised) and isinstance(raised[1], (KeyboardInterrupt, asyncio.CancelledError))
+        await self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
         """Submit a call; it is stored a moment later, with others. See ``latchwork.executor.Executor.submit``.
@@ -164,7 +166,7 @@ class ExecutorTwin(Twin):
             Exception: the task's own; and what ``submit`` raises.
         """
         future = self.submit(fn, *args, **kwargs)
-        return await _within(future, timeout_s, f"task {getattr(future, 'id', '')} did not end")
+        return await self._within(future, timeout_s, f"task {getattr(future, 'id', '')} did not end")
 
     async def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
         """The value of the first of these calls that succeeds; the others are cancelled.
@@ -182,7 +184,7 @@ class ExecutorTwin(Twin):
             raise ValueError("first needs at least one call")
         try:
             one = asyncio.ensure_future(_first_of(futures))
-            return await _within(one, timeout_s, f"none of {len(futures)} calls succeeded")
+            return await self._within(one, timeout_s, f"none of {len(futures)} calls succeeded")
         finally:
             for future in futures:
                 future.cancel()
@@ -221,7 +223,7 @@ class ExecutorTwin(Twin):
             futures.reverse()
             while futures:
                 left_s = None if until is None else max(0.0, until - loop.time())
-                value = await _within(futures.pop(), left_s, "a result did not come")
+                value = await self._within(futures.pop(), left_s, "a result did not come")
                 args = next(calls, None)
                 if args is not None:
                     futures.insert(0, submit(*args))
@@ -230,6 +232,17 @@ class ExecutorTwin(Twin):
         finally:
             for future in futures:
                 future.cancel()
+
+    async def _within(self, future: asyncio.Future[T], seconds: float | None, story: str) -> T:
+        """Return the result of a future, which is cancelled when the time is over, or with us."""
+        try:
+            await asyncio.wait([future], timeout=seconds)
+            if not future.done():
+                why = self._of._submitter.why_nothing_runs()  # noqa: SLF001 - of its twin
+                raise TimeoutError(f"{story} within {seconds or 0:g} s{why}; it was cancelled")
+            return future.result()
+        finally:
+            future.cancel()
 
 
 async def _first_of(futures: Sequence[asyncio.Future[Any]]) -> Any:
@@ -245,17 +258,6 @@ async def _first_of(futures: Sequence[asyncio.Future[Any]]) -> Any:
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException:
     return asyncio.CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
-
-
-async def _within(future: asyncio.Future[T], seconds: float | None, story: str) -> T:
-    """The result of a future, which is cancelled when the time is over, or with us."""
-    try:
-        await asyncio.wait([future], timeout=seconds)
-        if not future.done():
-            raise TimeoutError(f"{story} within {seconds or 0:g} s; it was cancelled")
-        return future.result()
-    finally:
-        future.cancel()
 
 
 def _cancel_all(whole: Any) -> None:

@@ -215,7 +215,8 @@ class Executor(concurrent.futures.Executor):
                 left_s = None if until is None else max(0.0, until - clock.now())
                 done, others = concurrent.futures.wait(left, left_s, FIRST_COMPLETED)
                 if not done:
-                    late = f"none of {len(futures)} calls succeeded within {timeout_s or 0:g} s; all are cancelled"
+                    why = self._submitter.why_nothing_runs()
+                    late = f"none of {len(futures)} calls succeeded within {timeout_s or 0:g} s{why}; all are cancelled"
                     raise TimeoutError(late)
                 for future in done:
                     if not future.cancelled() and future.exception() is None:
