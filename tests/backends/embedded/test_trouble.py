@@ -85,6 +85,25 @@ def test_newer_format_is_refused_with_the_remedy_and_kept(opened, sqlite_url, tm
     assert value_of(opened(sqlite_url), "a") == b"v"
 
 
+@pytest.mark.parametrize(
+    ("added", "kind"),
+    [
+        ("CREATE TRIGGER theirs BEFORE INSERT ON entries BEGIN DELETE FROM entries; END", "trigger"),
+        ("ALTER TABLE entries RENAME TO e2; CREATE VIEW theirs AS SELECT * FROM e2", "view"),
+    ],
+    ids=["trigger", "view"],
+)
+def test_file_with_a_trigger_or_view_of_somebody_else_is_refused_and_kept(opened, sqlite_url, tmp_path, added, kind):
+    first = opened(sqlite_url)
+    put(first, "a")
+    first.close()
+    raw = sqlite3.connect(tmp_path / "store.db")
+    raw.executescript(added)
+    fails_to_open(opened, sqlite_url, ConnectFailed, f"has a {kind} 'theirs'", "drop it")
+    assert raw.execute("SELECT name FROM sqlite_master WHERE name = 'theirs'").fetchall() == [("theirs",)]
+    raw.close()
+
+
 def test_damaged_file_is_refused(opened, sqlite_url, tmp_path):
     first = opened(sqlite_url)
     for n in range(200):

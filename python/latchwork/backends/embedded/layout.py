@@ -74,7 +74,8 @@ def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
     Safe when several processes do it at once: those that lose the race get "database is locked", and call it again.
 
     Raises:
-        ConnectFailed: another application's database, a newer format, or a file system without shared memory.
+        ConnectFailed: another application's database, a newer format, a trigger or view that somebody added, or a file
+            system without shared memory.
     """
     with _transaction(conn, "BEGIN"):  # one state of the file: another process may be making its tables
         _check_owner(conn, path)
@@ -148,5 +149,11 @@ def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
     if version > FORMAT_VERSION:
         raise ConnectFailed(
             f"{path} has format {version}, newer than {FORMAT_VERSION}, the newest known here; upgrade latchwork"
+        )
+    added = conn.execute("SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone()
+    if added:  # it could change what is written, or run without end inside a call
+        raise ConnectFailed(
+            f"store file {path} has a {added[0]} {added[1]!r}, which latchwork never creates; "
+            "drop it with sqlite3, restore the file or name another one"
         )
     return int(version)
