@@ -206,7 +206,7 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
 
 
 def test_a_store_with_an_installation_of_the_old_layout_is_refused_and_keys_of_a_user_are_not(stage):
-    root = stage.store.namespace("old")
+    root = stage.opened.namespace("old")
     for key in ("workflows/id", "workflows/pair"):
         root.put(key, b"0123456789abcdef" * 2)
     with pytest.raises(LatchworkError, match=r"older version.*use another root"):
