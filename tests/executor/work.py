@@ -69,6 +69,15 @@ def kill_node(key: str, context: TaskContext) -> None:
     os._exit(9)
 
 
+@task(name="close-files")
+def close_files(key: str, context: TaskContext) -> str:
+    """Close what its process has open: the connections of its node among them."""
+    context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)
+    if len(context.store.children(f"{key}/starts")) == 1:
+        os.closerange(3, 256)
+    return context.node_id
+
+
 @task(name="fail-twice", retry=Retry(attempts=3, initial_s=0.01))
 def fail_twice(key: str, context: TaskContext) -> int:
     context.store.create(f"{key}/starts/s", context.node_id.encode(), sequential=True)

@@ -6,7 +6,8 @@ Nothing here touches the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -113,13 +114,37 @@ def resolved(call: Call, functions: Functions, payloads: Payloads) -> tuple[Regi
 
 def _called(registered: Registered, arguments: Arguments, context: TaskContext, run_loop: RunAsync) -> Any:
     args, kwargs = _with_context(registered, arguments, context)
-    value = registered.fn(*args, **kwargs)
     if registered.is_async:
-        return _awaited(value, context, run_loop)
+        return _awaited(_coroutine(registered, args, kwargs), context, run_loop)
+    with _EndsForks():
+        value = registered.fn(*args, **kwargs)
     late = late_result(value)
     if late is not None:
         raise NotSerializable(f"the result of {registered.name!r} is {late}, whose body would never run")
     return value
+
+
+class _EndsForks:
+    """Ends a process that the code inside has forked, where it leaves that code: the outcome is its parent's.
+
+    Otherwise a child that returns goes on as a second runner of the task, and answers through its parent's pipes.
+    """
+
+    __slots__ = ("_process",)
+
+    def __enter__(self) -> None:
+        self._process = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if os.getpid() == self._process:
+            return
+        code = None if error is None else error.code if isinstance(error, SystemExit) else 1
+        os._exit(0 if code is None else code if isinstance(code, int) else 1)
+
+
+async def _coroutine(registered: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    with _EndsForks():
+        return await registered.fn(*args, **kwargs)
 
 
 def _awaited(body: Coroutine[Any, Any, Any], context: TaskContext, run_loop: RunAsync) -> Any:
