@@ -6,22 +6,26 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 
 import pytest
 
 import latchwork
 import latchwork.aio
 from latchwork.assignment import Balanced
-from latchwork.errors import UserCodeFailed
+from latchwork.errors import OnceFailed, UserCodeFailed
 from latchwork.executor import All, Executor, Runner
 from latchwork.jobs import FixedDelay, Job, JobManager, Observer
 from latchwork.plans import Plans, PlanWorker
-from latchwork.primitives import LeaderLatch
+from latchwork.primitives import LeaderLatch, Once
 from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
 from latchwork.user_code import call_user
 from latchwork.workers import Worker, find
+from latchwork.workflows.definitions.builder import shell, workflow
+from latchwork.workflows.definitions.builder import task as flow_task
 from latchwork.workflows.secrets import SecretMissing, Secrets
+from latchwork.workflows.types.shell import Shell
 from patience import eventually
 
 PATIENCE_S = 60.0
@@ -349,6 +353,109 @@ def test_a_listener_in_an_event_loop_that_raises_anything_is_called_again():
     assert min(seen.values()) >= 3
 
 
+async def called_again(listener, change):
+    """Make changes until the listener was called twice."""
+    for number in range(2):
+        await change(number)
+        await asyncio.to_thread(eventually, lambda number=number: listener.calls > number, PATIENCE_S)
+
+
+async def listen_to_latch(store, listener):
+    async def change(_number):
+        async with latchwork.aio.LeaderLatch(store, "latch", node_id="n") as latch:
+            latch.on_elected(listener)
+            await latch.wait(PATIENCE_S)
+
+    await called_again(listener, change)
+
+
+async def listen_to_group(store, listener):
+    async with latchwork.aio.Group(store, "group", member_id="a") as group:
+        group.on_view(listener)
+        await called_again(listener, lambda number: group.update(weight=2.0 + number))
+
+
+async def listen_to_mirror(store, listener):
+    mirror = await store.mirror("m")
+    mirror.on_change(listener)
+    await called_again(listener, lambda number: store.put(f"m/{number}", b""))
+
+
+async def listen_to_watch(store, listener):
+    watch = store.watch("m")
+    watch.subscribe(listener)
+    await called_again(listener, lambda number: store.put(f"m/{number}", b""))
+
+
+class AsyncListener:
+    """Counts its calls, and raises."""
+
+    def __init__(self, kind):
+        self.kind, self.calls = kind, 0
+
+    async def __call__(self, *_):
+        self.calls += 1
+        await asyncio.sleep(0)
+        raises(self.kind)
+
+
+def call_listener(listen, kind):
+    async def main():
+        listener = AsyncListener(kind)
+        async with latchwork.aio.connect("memory://user-code-aio") as store:
+            await listen(store, listener)
+        return listener.calls
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("listen", [listen_to_latch, listen_to_group, listen_to_mirror, listen_to_watch])
+def test_an_async_listener_that_raises_anything_ends_no_loop_and_is_called_again(listen, kind):
+    assert in_thread(call_listener, listen, kind) >= 2
+
+
+def test_an_async_listener_that_exits_does_not_end_the_loop_of_the_main_thread():
+    assert call_listener(listen_to_mirror, "SystemExit") >= 2
+
+
+def test_control_c_in_an_async_listener_in_the_main_thread_stays_control_c():
+    with pytest.raises(KeyboardInterrupt):
+        call_listener(listen_to_mirror, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_once_passes_to_another_when_its_function_raises_anything(store, kind):
+    def first():
+        with closing(Once(store, f"once-{kind}")) as one, pytest.raises((OnceFailed, type(raised()[kind]))):
+            one.run(lambda _: raises(kind))
+
+    in_thread(first)
+    with closing(Once(store, f"once-{kind}")) as one:
+        if isinstance(raised()[kind], Exception):
+            with pytest.raises(OnceFailed, match=kind if kind != "Mute" else "message"):
+                one.run(lambda _: b"other", timeout_s=PATIENCE_S)
+        else:
+            assert one.run(lambda _: b"other", timeout_s=PATIENCE_S) == b"other"
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "Panic"])
+def test_once_in_an_event_loop_passes_to_another_when_its_function_raises_anything(store, kind):
+    """An exit ends that loop, as everywhere in asyncio; the claim is given back meanwhile."""
+
+    async def fails(_work):
+        raises(kind)
+
+    async def main():
+        async with latchwork.aio.Once(latchwork.aio.Store.around(store), f"once-aio-{kind}") as one:
+            await one.run(fails)
+
+    with pytest.raises(type(raised()[kind])):
+        in_thread(asyncio.run, main())
+    with closing(Once(store, f"once-aio-{kind}")) as one:
+        assert one.run(lambda _: b"other", timeout_s=PATIENCE_S) == b"other"
+
+
 # Jobs and worker groups
 
 
@@ -435,6 +542,22 @@ def test_a_worker_whose_function_raises_anything_fails_its_job(store, kind):
     assert kind == "GeneratorExit" or (status.state == "FAILED" and kind in status.why)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_whose_block_raises_anything_fails_its_job(store, kind):
+    job = f"block-{kind}"
+
+    def work():
+        with Worker(store, job, key="a", workers=2):
+            raises(kind)
+
+    with closing(Worker(store, job, key="b", workers=2)) as other:
+        other.join(PATIENCE_S)
+        with pytest.raises(type(raised()[kind])):
+            in_thread(work)
+        status = find(store, job).status()
+    assert kind == "GeneratorExit" or (status.state == "FAILED" and kind in status.why)
+
+
 # Workflows
 
 
@@ -445,3 +568,43 @@ def test_a_provider_of_secrets_that_raises_anything_is_named(kind):
 
     with pytest.raises(SecretMissing, match=kind):
         in_thread(Secrets(environ={}, providers=[provider]).get, "X", "default")
+
+
+@flow_task
+def bad(kind: str) -> None:
+    raises(kind)
+
+
+@workflow(params={"kind": "ValueError"})
+def calls_bad(kind: str):
+    bad(kind)
+
+
+@workflow
+def shells_bad():
+    shell("true", name="bad")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tried_task_whose_function_raises_anything_has_failed_and_names_it(kind):
+    run = in_thread(lambda: calls_bad.test(kind=kind))
+    assert run.state == "failure"
+    assert kind in run.tasks["bad"].error
+
+
+def test_a_tried_task_that_exits_in_the_main_thread_has_failed():
+    assert "SystemExit: 3" in calls_bad.test(kind="SystemExit").tasks["bad"].error
+
+
+def test_control_c_in_a_tried_task_in_the_main_thread_stays_control_c():
+    with pytest.raises(KeyboardInterrupt):
+        calls_bad.test(kind="KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_whose_type_raises_anything_cannot_be_prepared_and_says_why(kind, monkeypatch):
+    monkeypatch.setattr(Shell, "command", lambda *_: raises(kind))
+    run = in_thread(shells_bad.test)
+    assert run.state == "failure"
+    assert run.tasks["bad"].error.startswith("the worker could not prepare it: ")
+    assert kind in run.tasks["bad"].error

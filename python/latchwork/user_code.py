@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from latchwork.errors import UserCodeFailed
@@ -41,9 +41,33 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     try:
         return fn(*args, **kwargs)
     except BaseException as error:
-        if is_interrupt(error) or (isinstance(error, Exception) and has_message(error)):
+        if is_interrupt(error) or _is_plain(error):
             raise
         raise UserCodeFailed(f"{name_of(fn)} raised {reason(error)}") from error
+
+
+async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
+    """Await what a function of the user returned, as ``call_user`` calls it. An event loop ends by what escapes.
+
+    Raises:
+        Exception, UserCodeFailed, BaseException: as ``call_user``.
+        asyncio.CancelledError, GeneratorExit: the wait for it was ended.
+    """
+    try:
+        return await body
+    except BaseException as error:
+        if is_interrupt(error) or is_ending(error) or _is_plain(error):
+            raise
+        raise UserCodeFailed(f"{name_of(fn)} raised {reason(error)}") from error
+
+
+def is_ending(error: BaseException) -> bool:
+    """Return whether an exception ends a coroutine from outside."""
+    return isinstance(error, (GeneratorExit, *cancellations()))
+
+
+def _is_plain(error: BaseException) -> bool:
+    return isinstance(error, Exception) and has_message(error)
 
 
 def cancellations() -> tuple[type[BaseException], ...]:

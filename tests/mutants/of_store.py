@@ -89,8 +89,8 @@ DEFECTS = (
         "Store",
         "what user code raises ends a thread of ours",
         "user_code.py",
-        "        if is_interrupt(error) or (",
-        "        if True or (",
+        "        if is_interrupt(error) or _is_plain(error):\n",
+        "        if True:\n",
         ("test_user_code.py::test_observers_that_raise_anything_disturb_nobody",),
     ),
     Defect(

@@ -81,8 +81,8 @@ DEFECTS = (
         "workers",
         "a store that did not answer fails the job",
         "workers/running.py",
-        "    except (JobFaulty, JobTerminated, Removed, ComesBack, *PASSING):\n",
-        "    except (JobFaulty, JobTerminated, Removed, ComesBack):\n",
+        "(JobFaulty, JobTerminated, Removed, ComesBack, *PASSING))\n",
+        "(JobFaulty, JobTerminated, Removed, ComesBack))\n",
         of(
             "workers/faults",
             "a_function_that_the_store_did_not_answer_fails_nothing_and_its_worker_comes_back",

@@ -11,8 +11,9 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from latchwork.aio.registry import twin_of
@@ -23,7 +24,7 @@ from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import Arrivals, be_caller
 from latchwork.store.steps import Signal, Step
-from latchwork.user_code import is_interrupt
+from latchwork.user_code import await_user, is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -168,10 +169,11 @@ class _Listening:
         if not inspect.iscoroutine(result):
             self._ended.set()
             return
-        task = self._arrivals.loop.create_task(result)
+        task = self._arrivals.loop.create_task(await_user(self._fn, result))
         be_caller(task, self._caller)
-        task.add_done_callback(self._end)
+        task.add_done_callback(partial(self._end, result))
 
-    def _end(self, task: asyncio.Task[Any]) -> None:
+    def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:
+        body.close()  # it has not begun if the task was cancelled before
         self._error = None if task.cancelled() else task.exception()
         self._ended.set()

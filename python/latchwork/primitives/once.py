@@ -43,6 +43,7 @@ from latchwork.store.steps import OnInterrupt, ask, called, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
+from latchwork.words import message, reason
 
 _log = logging.getLogger(__name__)
 
@@ -224,11 +225,12 @@ class Once(Closes):
             await self._forget_start(place)
             raise TypeError(str(error)) from None
         except Exception as error:
-            failure = self._failure(type(error).__name__, str(error))
+            failure = self._failure(type(error).__name__, message(error))
             entry = await self._record(place, failure)
             if entry.value != failure:  # our session had ended: others have run it meanwhile, and theirs counts
                 return entry
-            raise OnceFailed(f"{self._what} has failed here: {error!r}; reset it to have it run again") from error
+            told = f"{self._what} has failed here: {reason(error)}; reset it to have it run again"
+            raise OnceFailed(told) from error
         finally:
             ownership.end()
         return await self._record(place, self._body({"ok": True}, value))

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from latchwork.errors import OutcomeUnknown, SessionLost, Unavailable
 from latchwork.store.steps import called
-from latchwork.user_code import cancellations, is_interrupt
+from latchwork.user_code import is_ending, is_interrupt
 from latchwork.words import reason
 from latchwork.workers.errors import JobFaulty, JobTerminated, Removed
 
@@ -69,10 +69,13 @@ async def run_through(
 async def _run(worker: Runs, call: Callable[[], T]) -> T:
     try:
         return await called(call)
-    except (JobFaulty, JobTerminated, Removed, ComesBack, *PASSING):
-        raise
     except BaseException as error:
-        if is_interrupt(error) or isinstance(error, (GeneratorExit, *cancellations())):
-            raise
-        await worker.give_up(reason(error))
+        if is_failure(error):
+            await worker.give_up(reason(error))
         raise
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return whether a worker has failed for good when its code raises this, whatever else it is."""
+    is_of_the_job = isinstance(error, (JobFaulty, JobTerminated, Removed, ComesBack, *PASSING))
+    return not (is_of_the_job or is_interrupt(error) or is_ending(error))

@@ -13,13 +13,14 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
+from latchwork.words import reason
 from latchwork.workers.core import Core
-from latchwork.workers.errors import JobFaulty, JobTerminated
+from latchwork.workers.errors import JobTerminated
 from latchwork.workers.keys import FINAL, INIT
 from latchwork.workers.membership import Joining, check_key
 from latchwork.workers.plans import head_or_none
 from latchwork.workers.records import Event, Head, WorkerInfo, read_key, shown
-from latchwork.workers.running import PASSING, run_through
+from latchwork.workers.running import is_failure, run_through
 from latchwork.workers.submitting import NAMESPACE, check_count, check_job
 from latchwork.workers.watching import why_out
 
@@ -86,11 +87,11 @@ class Worker(Closes):
         exc = raised[1] if len(raised) > 1 else None
         try:
             if self._core.out is None and self._core.seat is not None:
-                if exc is None:
+                if not isinstance(exc, BaseException):
                     await self._core.complete()
-                elif isinstance(exc, Exception) and not isinstance(exc, (JobFaulty, *PASSING)):
+                elif is_failure(exc):
                     with suppress(LatchworkError):
-                        await self._core.fail(f"{type(exc).__name__}: {exc}")
+                        await self._core.fail(reason(exc))
         finally:
             await steps_of(self.close)()
 
