@@ -555,6 +555,20 @@ def test_task_of_a_tenant_runs_as_that_user_in_a_folder_of_its_own(store, logs, 
     assert not lines[1].startswith("/root")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_task_of_a_tenant_reads_neither_files_nor_environment_of_a_task_of_another(store, logs, tmp_path, request):
+    work = Path(tempfile.mkdtemp())  # pytest's own folders let nobody else in
+    work.chmod(0o711)
+    request.addfinalizer(lambda: shutil.rmtree(work))
+    request.addfinalizer(working.worker(store, tmp_path, work_dir=work, tenants=("nobody", "daemon")).close)
+    shell(store, 1, "umask 0; echo s3cret > mine; echo $$ > pid; sleep 600", env={"A": "s3cret"}, tenant="daemon")
+    (theirs,) = eventually(lambda: list(work.glob("**/pid")))
+    pid = eventually(theirs.read_text).strip()
+    script = f"cat {theirs.parent}/mine || cat /proc/{pid}/environ || ls {theirs.parent.parent} || ls {theirs.parent}"
+    log = log_of(logs, result(store, shell(store, 2, script, tenant="nobody")))
+    assert (log.partition("[latchwork]")[0].count("Permission denied"), "s3cret" in log) == (4, False), log
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="others take no task of a tenant")
 def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store, logs, tmp_path, request):
     request.addfinalizer(working.worker(store, tmp_path, tenants=("nosuchuser",)).close)

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from urllib.parse import quote
 
 import pytest
 
@@ -62,6 +63,36 @@ def test_a_file_that_is_there_keeps_its_mode_and_one_that_all_can_read_is_warned
 def test_a_mode_that_is_none_is_refused(tmp_path, mode):
     with pytest.raises(InvalidURL, match="a mode in octal digits between 600 and 666"):
         latchwork.connect(f"sqlite:///{tmp_path}/s.db?file_mode={mode}")
+
+
+def test_write_does_not_wait_for_a_reader_in_the_middle_of_a_list(tmp_path):
+    path = tmp_path / "s.db"
+    with (
+        latchwork.connect(f"sqlite:///{path}") as store,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        store.put("a", b"1")
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+        store.put("b", b"2")
+        assert [entry.key for entry in store.list("")] == ["a", "b"]
+        assert reader.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+
+
+def test_store_works_optimized_in_a_file_with_spaces_and_letters_beyond_ascii(tmp_path):
+    folder = tmp_path / "a b é中"
+    folder.mkdir()
+    script = f"""if True:
+        import sys
+        import latchwork
+        from latchwork.primitives import Lock
+        with latchwork.connect({"sqlite:///" + quote(str(folder / "st ore.db"))!r}) as store, Lock(store, "x"):
+            store.put("k", b"v")
+        print(sys.flags.optimize)
+    """
+    done = subprocess.run([sys.executable, "-OO", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("2\n", "")
+    assert "st ore.db" in modes(folder)
 
 
 class Shifted(SystemClock):

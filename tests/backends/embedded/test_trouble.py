@@ -56,6 +56,18 @@ def test_directory_in_place_of_the_file_is_refused(opened, tmp_path):
     fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "no regular file")
 
 
+def test_pipe_in_place_of_the_file_is_refused_at_once(opened, tmp_path):
+    os.mkfifo(tmp_path / "a.db")
+    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "no regular file")
+
+
+def test_link_to_a_missing_file_makes_nothing_where_it_leads(opened, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "a.db").symlink_to(tmp_path / "theirs" / "b.db")
+    fails_to_open(opened, f"sqlite:///{tmp_path}/a.db", ConnectFailed, "cannot be made")
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
 def test_file_that_is_no_database_is_refused_and_kept(opened, tmp_path):
     text = b"important notes, not a database\n" * 200
     (tmp_path / "a.db").write_bytes(text)

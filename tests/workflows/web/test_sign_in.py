@@ -261,6 +261,15 @@ def test_guesses_of_one_name_are_limited_and_slow_down_no_other():
     tries.begin("a")
 
 
+def test_guesses_of_one_name_from_many_addresses_are_limited(site, fresh, ann):
+    def guess(number):
+        client = TestClient(site, follow_redirects=False, headers=FORM, client=(f"192.0.2.{number}", 50000))
+        claim = {"X-Forwarded-For": f"198.51.100.{number}"}
+        return client.post("/sign-in", data={"name": ann, "password": "wrong-password"}, headers=claim).status_code
+
+    assert [guess(number) for number in range(8)] == [401] * 5 + [429] * 3
+
+
 def test_guesses_at_the_same_time_are_no_more_than_guesses_in_a_row(fresh, seeds, ann):
     def guess(number):
         return fresh.post("/sign-in", data={"name": ann, "password": f"wrong-password-{number}"}).status_code
