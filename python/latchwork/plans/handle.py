@@ -17,7 +17,7 @@ from latchwork.plans.place import Place
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.running.removing import remove_damaged
 from latchwork.plans.states import MOST_TOGETHER, Edit
-from latchwork.store import Backoff
+from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.tasks import Functions, Outcome, Payloads, Retry
 from latchwork.types import Entry
@@ -142,7 +142,9 @@ class PlanHandle:
         """
         key = self._place.keys.plan(self.id)
         with self._place.store.mirror(key) as mirror:
-            mirror.wait_until(lambda now: key not in now or _state_of(now[key]).has_ended, timeout_s)
+            last = _wait_while(mirror, key, mirror.get(key), lambda plan: not _state_of(plan).has_ended, timeout_s)
+        if last is None:
+            raise NoSuchPlan(f"plan {self.id!r} was removed; list plans with plans.list()")
         return self.status()
 
     def result(self, task: Ref | str, timeout_s: float | None = None) -> Any:
@@ -157,28 +159,31 @@ class PlanHandle:
             NoResult: it was skipped or cancelled.
             Exception: the task's own, or ``RemoteError``.
         """
-        name, clock = _name(task), self._place.store.clock
+        name, clock, first = _name(task), self._place.store.clock, None
         until = None if timeout_s is None else clock.now() + timeout_s
         while True:
             left_s = None if until is None else max(0.0, until - clock.now())
             try:
-                waits_again = self._await_end(name, left_s).is_lost and self._await_recovery(left_s)
+                first, state = self._await_end(name, first, left_s)
+                waits_again = state.is_lost and self._await_recovery(left_s)
             except WaitTimeout:
                 raise WaitTimeout(
                     f"task {name!r} of plan {self.id!r} has not ended after {timeout_s} s; raise timeout_s"
                 ) from None
             if not waits_again:
-                ended, outcome = self._outcome_of(name)
+                ended, outcome = self._outcome_of(name, first.created)
                 if outcome is not None or not ended.record.state.is_live:
                     return self._result_of(ended, outcome)
 
-    def _await_end(self, name: str, timeout_s: float | None) -> TaskState:
+    def _await_end(self, name: str, first: Entry | None, timeout_s: float | None) -> tuple[Entry, TaskState]:
+        """Wait until a task has ended; return its first entry, the given one if there is one, and its last state."""
         key = self._place.keys.task(self.id, name)
         with self._place.store.mirror(key) as mirror:
-            if key not in mirror:
+            first = first or mirror.get(key)
+            if first is None:
                 raise NoSuchTask(f"plan {self.id!r} has no task {name!r}")
-            mirror.wait_until(lambda now: key not in now or not Task.of(now[key]).record.state.is_live, timeout_s)
-            return Task.of(mirror[key]).record.state if key in mirror else TaskState.DONE
+            last = _wait_while(mirror, key, first, lambda task: Task.of(task).record.state.is_live, timeout_s)
+        return first, TaskState.DONE if last is None else Task.of(last).record.state
 
     def _await_recovery(self, timeout_s: float | None) -> bool:
         """Whether the plan was being recovered; what was lost waits again then."""
@@ -190,10 +195,10 @@ class PlanHandle:
             return key in mirror
 
     @driven
-    async def _outcome_of(self, name: str) -> tuple[Task, bytes | None]:
+    async def _outcome_of(self, name: str, created: int) -> tuple[Task, bytes | None]:
         """A task, which may wait again: a recovery may have begun and ended since it was seen to be lost."""
         found = await self._place.tasks(self.id, [name])
-        if not found:
+        if not found or found[0].entry.created != created:
             raise NoSuchTask(f"plan {self.id!r} has no task {name!r} any more")
         return found[0], (await self._place.outcomes(self.id, [name])).get(name)
 
@@ -364,6 +369,23 @@ def _name(task: Ref | str) -> str:
     if not isinstance(given, (Ref, str)):
         raise InvalidKey(f"a task is a Ref or a name, not {given!r}")
     return check_task(name)
+
+
+def _wait_while(
+    mirror: Mirror, key: str, first: Entry | None, is_true: Callable[[Entry], bool], timeout_s: float | None
+) -> Entry | None:
+    """Wait while something is true of what was created with the first entry of a key; return its last entry.
+
+    None says that it was deleted. A mirror merges states: a key that is deleted and created again may never be reported
+    as deleted.
+    """
+
+    def current() -> Entry | None:
+        entry = mirror.get(key)
+        return entry if first is not None and entry is not None and entry.created == first.created else None
+
+    mirror.wait_until(lambda _: (entry := current()) is None or not is_true(entry), timeout_s)
+    return current()
 
 
 def _state_of(entry: Entry) -> PlanState:
