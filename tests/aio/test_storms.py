@@ -1,4 +1,4 @@
-"""Storms of calls that are cancelled at random times: no threads pile up, some get through, and it is usable after."""
+"""Storms of calls that end early at random: no threads pile up, some calls get through, and it is usable after."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ USABLE_S = TTL_S / 3
 async def lock(store):
     async with aio.Lock(store, "lock"):
         await asyncio.sleep(0.001)
+
+
+async def timed_lock(store, timeout_s=None):
+    mine = aio.Lock(store, "timed")
+    await mine.acquire(timeout_s=timeout_s)
+    await asyncio.sleep(0.001)
+    await mine.release()
 
 
 async def semaphore(store):
@@ -73,17 +80,20 @@ async def queue(store):
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    "play", [lock, semaphore, read, write, election, barrier, double_barrier, queue], ids=lambda play: play.__name__
+    "play",
+    [lock, timed_lock, semaphore, read, write, election, barrier, double_barrier, queue],
+    ids=lambda play: play.__name__,
 )
 def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usable(etcd35, play):
     rnd = random.Random(5)
     done = 0
     new_threads = set()
 
-    async def cancelled_soon(store, span_s):
+    async def ends_soon(store, span_s):
         nonlocal done
+        limit_s = rnd.random() * span_s
         try:
-            await asyncio.wait_for(play(store), rnd.random() * span_s)
+            await (play(store, limit_s) if play is timed_lock else asyncio.wait_for(play(store), limit_s))
             done += 1
         except (TimeoutError, BarrierBroken):
             pass
@@ -96,7 +106,7 @@ def test_storm_of_cancelled_calls_adds_one_thread_and_leaves_the_primitive_usabl
             before = set(threading.enumerate())
             span_s = SPAN_S
             while len(most) < ROUNDS or (done < ENOUGH and span_s <= LONGEST_SPAN_S):
-                await asyncio.gather(*(cancelled_soon(store, span_s) for _ in range(WIDTH)))
+                await asyncio.gather(*(ends_soon(store, span_s) for _ in range(WIDTH)))
                 most.append(len([thread for thread in new_threads if thread.is_alive()]))
                 span_s *= 1 if done >= ENOUGH else 2
             began = time.monotonic()
