@@ -57,6 +57,7 @@ class System(FeederHooks):
 
     def refused(self, item):
         self.refusals.append(item.id)
+        return False
 
     def lost(self, claim):
         self.losses.append(claim.item.id)

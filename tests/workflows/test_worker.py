@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 import latchwork
 from latchwork.primitives import Backlog
+from latchwork.tasks import Feeder
+from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
 from latchwork.workflows.bundles import pack
 from latchwork.workflows.keys import workflows_store
@@ -21,6 +24,7 @@ from latchwork.workflows.state import Outcome
 from latchwork.workflows.types import Command, TaskTypes
 from latchwork.workflows.types.shell import ShellParams
 from latchwork.workflows.worker import Secrets, tenants
+from latchwork.workflows.worker.lanes import Lanes
 from latchwork.workflows.worker.outputs import outputs_of
 from patience import eventually
 
@@ -518,6 +522,47 @@ def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_pa
     session.close()
     assert result(store, x).outcome is Outcome.SUCCESS
     made.close()
+
+
+@pytest.fixture
+def deaf(monkeypatch, tmp_path, logs):
+    """A worker that looks only when it has a reason, on a store whose watches report nothing from now on."""
+    monkeypatch.setattr("latchwork.workflows.worker.shift.Feeder", partial(Feeder, look_s=3600.0))
+    url = f"memory://{uuid.uuid4().hex}"
+    with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
+        store = workflows_store(opened)
+        store.put(KEYS.id, b"testing")
+        store.put(KEYS.group_size("db"), b"1")
+        made = working.worker(faulty, tmp_path)
+        running(store, shell(store, 99, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))  # so it is never idle
+        faulty.cut_watches(silent_s=3600.0)
+        yield store, made
+        (tmp_path / "go").touch()
+        made.close()
+
+
+def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free(deaf, monkeypatch):
+    store, made = deaf
+    refusals, refused = [], Lanes.refused
+
+    def noted(lanes, item):
+        refusals.append(item.id)
+        return refused(lanes, item)
+
+    monkeypatch.setattr(Lanes, "refused", noted)
+    store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
+    x = shell(store, 1, "true", lane="default~db")
+    made._shift.feeder.poke()
+    eventually(lambda: refusals, what="a refusal")
+    store.delete(KEYS.slot("db", 0))
+    assert result(store, x).outcome is Outcome.SUCCESS
+
+
+def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_free(deaf):
+    store, made = deaf
+    xs = [shell(store, n, "true", lane="default~db") for n in (1, 2, 3)]
+    made._shift.feeder.poke()
+    assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
 
 
 def test_lanes_are_looked_at_in_the_order_of_what_each_has_first(store, logs, tmp_path):

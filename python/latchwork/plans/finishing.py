@@ -150,9 +150,9 @@ class PlanHooks(FeederHooks):
         most = known[1].max_parallel
         return (At(known[0]),), () if most is None else self._limits.choose(plan_id, most, item.path)
 
-    def refused(self, item: BacklogItem) -> None:
+    def refused(self, item: BacklogItem) -> bool:
         """Its plan has changed, or has no place."""
-        self._limits.refused(item.path)
+        return self._limits.refused(item.path)
 
     def _known(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
         try:

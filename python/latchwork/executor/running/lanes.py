@@ -203,13 +203,14 @@ class Lanes(FeederHooks):
             return (), ()
         return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)
 
-    def refused(self, item: BacklogItem) -> None:
+    def refused(self, item: BacklogItem) -> bool:
         """Its submitter is gone: a chore removes what there is of it."""
         try:
             sid = task_of(item.value).sid
         except BadRecord:
-            return
+            return False
         self.note_gone([sid])
+        return False
 
     def note_gone(self, sids: Iterable[str]) -> None:
         """Tasks of these were refused: a chore removes what there is of them."""

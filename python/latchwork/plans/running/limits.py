@@ -25,8 +25,6 @@ from latchwork.types import At, Create, Delete, Op
 
 #: For so long a place that was just taken counts as taken before the mirror has it.
 _NEW_S = 1.0
-#: A refusal has us look again at most so often.
-_POKE_S = 0.1
 
 
 def is_limited(plan: bytes) -> bool:
@@ -54,7 +52,6 @@ class Limits:
         self._chosen: dict[str, str] = {}
         self._held: WeakKeyDictionary[BacklogClaim, str] = WeakKeyDictionary()
         self._idle: set[str] = set()
-        self._poked = 0.0
         #: Has the worker look for items again.
         self.poke: Callable[[], object] = bool
         #: Whether an item was left alone since its plan had no place.
@@ -93,16 +90,18 @@ class Limits:
         keys = [self._keys.running(plan_id, number) for number in range(most)]
         return [key for key in keys if key not in self._taken and self._new.get(key, 0.0) <= now]
 
-    def refused(self, path: str) -> None:
-        """It was not claimed: the place is another's, or the plan has changed."""
+    def refused(self, path: str) -> bool:
+        """An item was not claimed: its place is another's, or its plan has changed. Return whether it had chosen one.
+
+        That place may have been given back already, and the mirror may never report it.
+        """
         with self._mutex:
-            self._new.pop(self._chosen.pop(path, ""), None)
+            key = self._chosen.pop(path, None)
+            if key is None:
+                return False
+            self._new.pop(key, None)
             self.holds_back = True
-            now = self._clock.now()
-            soon = now >= self._poked + _POKE_S
-            self._poked = now if soon else self._poked
-        if soon:  # it may have been given back before we said that we want one
-            self.poke()
+            return True
 
     def begun(self, claim: BacklogClaim) -> None:
         """It was claimed."""

@@ -40,10 +40,13 @@ class Choosing:
         self._refused: dict[str, float] = {}
         self._held = ""
         self._wanted = ""
+        #: Whether to look again soon: an item was refused in this look, and nothing may report when it can be taken.
+        self.looks_again = False
 
     def begin(self) -> None:
         """A look begins."""
         self._wanted = ""
+        self.looks_again = False
 
     def accept(self, item: BacklogItem) -> bool:
         """Whether to take an item."""
@@ -73,7 +76,7 @@ class Choosing:
     def told_refused(self, item: BacklogItem) -> None:
         """Its extra checks did not hold."""
         try:
-            call_user(self._hooks.refused, item)
+            self.looks_again |= call_user(self._hooks.refused, item)
         except Exception:
             self._leave_broken(item)
 

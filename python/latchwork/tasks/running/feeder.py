@@ -47,6 +47,8 @@ BATCH = 20
 LOOK_S = 10.0
 #: A node that has not looked for so many seconds claims nothing without a look.
 UNSEEN_S = 0.25
+#: Seconds after which a node looks again that was refused an item, if its system cannot learn when that is free.
+REFUSED_S = 0.1
 #: Seconds after its last item has ended that an idle node looks once more: a look takes empty shelves out of the index.
 TIDY_S = 1.0
 
@@ -297,7 +299,7 @@ class Feeder(Starts):
         if come_again:
             await Pause(self._clock, self._stop, AGAIN_S)
             return
-        until = self._looked_at + self._look_s
+        until = self._clock.now() + REFUSED_S if self._choosing.looks_again else self._looked_at + self._look_s
         while has_none or found is None:
             with self._bell.mutex:
                 rings = self._bell.rings

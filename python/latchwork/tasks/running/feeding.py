@@ -113,8 +113,13 @@ class FeederHooks(ABC):
         """Checks and writes of the transaction that takes it. Default: none."""
         return (), ()
 
-    def refused(self, item: BacklogItem) -> None:  # noqa: B027 - nothing, unless a system says otherwise
-        """Its extra checks did not hold: it stays where it is."""
+    def refused(self, item: BacklogItem) -> bool:  # noqa: ARG002 - likewise
+        """Its extra checks did not hold: it stays where it is. Return whether to look again soon, without any news.
+
+        A mirror merges states: it may never report a key that came between two of them, so nothing reports its end.
+        Default: no.
+        """
+        return False
 
     def taken(self, claims: Sequence[BacklogClaim]) -> None:  # noqa: B027 - likewise
         """These were taken together: called once before they are begun, in the thread that looks. It may ask the store.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from latchwork.errors import BadRecord, InvalidKey
@@ -122,10 +121,13 @@ class Lanes(FeederHooks):
         running = Create(self._keys.running(named.shard, named.x), said, self._session)
         return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
 
-    def refused(self, item: BacklogItem) -> None:
-        """It was cancelled, or another was faster: its slot is not ours."""
-        with suppress(InvalidKey):
-            self._task_groups.given_up(Item.of(item.id).x)
+    def refused(self, item: BacklogItem) -> bool:
+        """It was cancelled, or another has its slot: look for that again, unless we know of the cancel."""
+        try:
+            x = Item.of(item.id).x
+        except InvalidKey:
+            return False
+        return self._task_groups.given_up(x) and self._keys.cancel(x) not in self._cancels
 
     # From the claim to the run
 
@@ -205,7 +207,7 @@ class Lanes(FeederHooks):
         return [Delete(self._keys.running(named.shard, named.x)), *self._task_groups.release(named.x)]
 
     def claim_over(self, claim: BacklogClaim) -> bool:
-        """Forget it."""
+        """Forget it. Look for what may have its slot: the mirror may never report one that came and went."""
         try:
             x = Item.of(claim.item.id).x
         except InvalidKey:
@@ -214,8 +216,7 @@ class Lanes(FeederHooks):
             found = self._attempts.get(x)
             if found is not None and found.claim is claim:
                 del self._attempts[x]
-        self._task_groups.given_up(x)
-        return False
+        return self._task_groups.given_up(x)
 
     # Ended from outside
 

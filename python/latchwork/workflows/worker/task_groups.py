@@ -5,8 +5,9 @@ Keys:  <name>/slots/<task group>/size    the limit, a number as text
 
 A task of a group waits in a lane of its own (``<worker group>~<task group>``), which is left out while the group is
 full. A project with a limit has slots like a group, called ``@<project>``; a task of both needs one of each, and waits
-in ``<worker group>~<task group>~@<project>``. A slot that goes wakes all who follow ``slots/``. After a limit was made
-smaller, what runs beyond it ends by itself.
+in ``<worker group>~<task group>~@<project>``. A slot that goes wakes all who follow ``slots/``. That watch merges
+states: a worker that was refused a slot which its mirror does not have looks again soon, and one looks again after each
+of its own slots. After a limit was made smaller, what runs beyond it ends by itself.
 """
 
 from __future__ import annotations
@@ -158,10 +159,10 @@ class TaskGroups:
             if x in self._picked:
                 self._picked[x] = (self._picked[x][0], None)
 
-    def given_up(self, x: str) -> None:
-        """It was not claimed, or is over."""
+    def given_up(self, x: str) -> bool:
+        """It was not claimed, or has ended. Return whether slots were picked for it."""
         with self._lock:
-            self._picked.pop(x, None)
+            return bool(self._picked.pop(x, ((), None))[0])
 
     def release(self, x: str) -> Sequence[Op]:
         """The writes that free its slots."""
