@@ -456,6 +456,18 @@ def test_once_in_an_event_loop_passes_to_another_when_its_function_raises_anythi
         assert one.run(lambda _: b"other", timeout_s=PATIENCE_S) == b"other"
 
 
+def test_once_in_an_event_loop_records_the_failure_of_a_function_that_raises_generator_exit(store):
+    async def fails(_work):
+        raise GeneratorExit
+
+    async def main():
+        async with latchwork.aio.Once(latchwork.aio.Store.around(store), "once-aio") as one:
+            await one.run(fails, timeout_s=PATIENCE_S)
+
+    with pytest.raises(OnceFailed, match="GeneratorExit"):
+        in_thread(asyncio.run, main())
+
+
 # Jobs and worker groups
 
 

@@ -43,7 +43,7 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     except BaseException as error:
         if is_interrupt(error) or _is_plain(error):
             raise
-        raise UserCodeFailed(f"{name_of(fn)} raised {reason(error)}") from error
+        raise failure_of(fn, error) from error
 
 
 async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
@@ -58,7 +58,14 @@ async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
     except BaseException as error:
         if is_interrupt(error) or is_ending(error) or _is_plain(error):
             raise
-        raise UserCodeFailed(f"{name_of(fn)} raised {reason(error)}") from error
+        raise failure_of(fn, error) from error
+
+
+def failure_of(fn: Callable[..., object], error: BaseException) -> UserCodeFailed:
+    """Return the exception for what a function of the user raised, which is its cause."""
+    failed = UserCodeFailed(f"{name_of(fn)} raised {reason(error)}")
+    failed.__cause__ = error
+    return failed
 
 
 def is_ending(error: BaseException) -> bool:

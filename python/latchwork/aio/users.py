@@ -24,7 +24,7 @@ from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import Arrivals, be_caller
 from latchwork.store.steps import Signal, Step
-from latchwork.user_code import await_user, is_interrupt
+from latchwork.user_code import await_user, failure_of, is_interrupt
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +103,8 @@ class AsTask(Step[Any]):
             error = task.exception()
             if error is None:
                 resolve(future, task.result())
+            elif isinstance(error, GeneratorExit):  # thrown into our coroutines, it keeps them from awaiting their end
+                reject(future, failure_of(self._fn, error))
             else:
                 reject(future, error)
         elif self._is_stopped:
