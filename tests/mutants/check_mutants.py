@@ -1,72 +1,63 @@
-"""Plants one defect after the other in a copy of the package and demands that its tests fail.
+"""Plant each defect in a copy of the package and check that its test fails.
 
-    python tests/mutants/check_mutants.py [--only Queue] [--file store/] [--always] [--workers 2] [--json out.json]
+    python tests/mutants/check_mutants.py [--only Queue] [--file store/] [--workers 2] [--no-baseline]
 
-First all tests of all defects have to pass without any. With ``--always`` only those tests are run that every
-`make test` runs: see ``levels.always``. Prints a line a defect and a table of those that survived, or
-whose text has changed. Exit status 1 when there is one.
+All tests must pass without a defect first. Prints a line for each defect, and the output of the tests that did not
+notice theirs. The exit status is 1 if there is one, or if the text of a defect has changed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from levels import always
 from mutants.all_defects import DEFECTS
 from mutants.defect import PACKAGE, Defect, DefectStale
 from mutants.overlay import BASELINE_TIMEOUT_S, Outcome, run_tests
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Check the chosen defects and return the exit status."""
     options = _options(arguments)
-    defects = [_with_always(defect) if options.always else defect for defect in _chosen(options)]
+    defects = _chosen(options)
     if not defects:
-        print(f"no defect has {options.only!r} in its subject or name, and {options.file!r} in its file")
+        print(f"no defect has {options.only!r} in its system or name, and {options.file!r} in its file")
         return 1
-    stale = [told for defect in defects if (told := _stale(defect) or _untested(defect))]
+    stale = [error for defect in defects if (error := _stale(defect))]
     if stale:
         print("\n".join(stale))
         return 1
     if not options.no_baseline and not _passes_without(defects):
         return 1
-    found = _plant_all(defects, options.workers)
-    if options.json:
-        rows = [{"subject": each.subject, "defect": each.breaks, **found[each].to_json()} for each in defects]
-        options.json.write_text(json.dumps(rows, indent=1))
-    return _tell(found)
+    survivors = _plant_all(defects, options.workers)
+    for defect, outcome in survivors:
+        print(f"\nSURVIVED {defect.system}: {defect.name} ({defect.file})\n{outcome.output[-2000:]}")
+    print(f"\n{len(defects) - len(survivors)} of {len(defects)} planted defects were caught")
+    return 1 if survivors else 0
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="a part of the names of the defects, or of their subjects'")
-    parser.add_argument("--file", default="", help="a part of the names of the files that they are planted in")
-    parser.add_argument("--always", action="store_true", help="run only the tests that every `make test` runs")
-    parser.add_argument("--workers", type=int, default=2, help="how many are tried side by side")
+    parser.add_argument("--only", default="", help="a part of the system or the name of the defects")
+    parser.add_argument("--file", default="", help="a part of the source file of the defects")
+    parser.add_argument("--workers", type=int, default=2, help="how many defects are checked at the same time")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a defect first")
-    parser.add_argument("--json", type=Path, help="write the outcomes here too")
     return parser.parse_args(arguments)
 
 
 def _chosen(options: argparse.Namespace) -> list[Defect]:
     only = options.only.lower()
-    named = [defect for defect in DEFECTS if only in f"{defect.subject}: {defect.breaks}".lower()]
+    named = [defect for defect in DEFECTS if only in f"{defect.system}: {defect.name}".lower()]
     return [defect for defect in named if options.file in defect.file]
 
 
-def _with_always(defect: Defect) -> Defect:
-    return replace(defect, tests=tuple(filter(always, defect.tests)))
-
-
 def _stale(defect: Defect) -> str:
+    """Return why the defect does not fit the code, or nothing if it does."""
     try:
         defect.planted((PACKAGE / defect.file).read_text())
     except DefectStale as error:
@@ -74,47 +65,31 @@ def _stale(defect: Defect) -> str:
     return ""
 
 
-def _untested(defect: Defect) -> str:
-    """Without a test pytest would run them all."""
-    return "" if defect.tests else f"no test that every `make test` runs catches {defect.subject}: {defect.breaks}"
-
-
 def _passes_without(defects: list[Defect]) -> bool:
-    tests = {test for defect in defects for test in defect.tests}
+    tests = sorted({defect.test for defect in defects})
     print(f"{len(tests)} tests without a defect ...", flush=True)
-    outcome = run_tests(sorted(tests), None, BASELINE_TIMEOUT_S)
-    if outcome.by == "every test passed":
+    outcome = run_tests(tests, None, BASELINE_TIMEOUT_S)
+    if outcome.passed:
         print(f"they pass, in {outcome.took_s} s", flush=True)
         return True
-    print(f"{outcome.output}\na test fails without any defect: {outcome.by}; mend that first")
+    print(f"{outcome.output}\na test fails without a defect, fix that first: {outcome.by}")
     return False
 
 
-def _plant_all(defects: list[Defect], workers: int) -> dict[Defect, Outcome]:
+def _plant_all(defects: list[Defect], workers: int) -> list[tuple[Defect, Outcome]]:
+    """Check the defects and return those that their tests did not notice."""
     began = time.monotonic()
-    found: dict[Defect, Outcome] = {}
+    survivors: list[tuple[Defect, Outcome]] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        running = {pool.submit(run_tests, defect.tests, defect): defect for defect in defects}
-        for each in as_completed(running):
+        running = {pool.submit(run_tests, [defect.test], defect): defect for defect in defects}
+        for number, each in enumerate(as_completed(running), 1):
             defect, outcome = running[each], each.result()
-            found[defect] = outcome
+            if not outcome.caught:
+                survivors.append((defect, outcome))
             state = "caught  " if outcome.caught else "SURVIVED"
-            place = f"[{len(found)}/{len(defects)}, {time.monotonic() - began:.0f} s]"
-            print(f"{place} {state} {defect.subject}: {defect.breaks}; {outcome.by} ({outcome.took_s} s)", flush=True)
-    return found
-
-
-def _tell(found: dict[Defect, Outcome]) -> int:
-    planted = Counter(defect.subject for defect in found)
-    caught = Counter(defect.subject for defect, outcome in found.items() if outcome.caught)
-    print("\n| subject | defects | caught |\n|---|---|---|")
-    for subject in sorted(planted):
-        print(f"| {subject} | {planted[subject]} | {caught[subject]} |")
-    survivors = [(defect, outcome) for defect, outcome in found.items() if not outcome.caught]
-    for defect, outcome in survivors:
-        print(f"\nSURVIVED {defect.subject}: {defect.breaks} ({defect.file})\n{outcome.output[-2000:]}")
-    print(f"\n{len(found) - len(survivors)} of {len(found)} planted defects were caught")
-    return 1 if survivors else 0
+            place = f"[{number}/{len(defects)}, {time.monotonic() - began:.0f} s]"
+            print(f"{place} {state} {defect.system}: {defect.name}; {outcome.by} ({outcome.took_s} s)", flush=True)
+    return survivors
 
 
 if __name__ == "__main__":

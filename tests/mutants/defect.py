@@ -1,4 +1,8 @@
-"""What a planted defect is: a place in the package, what stands there, what stands there instead, who must notice."""
+"""A planted defect: a mistake in coordination code, as a replacement of text, and the test that must fail with it.
+
+A defect belongs here if it removes a fence, swaps two steps, trusts a stale read, or loses a wake-up, an undo callback
+or a lost answer: mistakes that only show in a race. Plain logic errors are left to ordinary tests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ PACKAGE = ROOT / "python" / "latchwork"
 
 
 class DefectStale(Exception):
-    """The text that a defect replaces is not there exactly once: the code has changed, so must the defect."""
+    """The source does not contain the text of a defect exactly once."""
 
 
 @dataclass(frozen=True)
@@ -18,55 +22,43 @@ class Defect:
     """One planted defect.
 
     Attributes:
-        subject: whose promise it breaks: a primitive, a part of the store, a backend, a part of the job manager.
-        breaks: what goes wrong, as a phrase; unique, and its name everywhere.
-        file: below the package.
-        old: the text to replace: there exactly once.
-        new: what stands there instead.
-        tests: which tests must catch it, below ``tests``; each as pytest selects it. One at least is run by every
-            `make test`, see ``levels.always``.
+        system: The primitive, backend or system that it breaks.
+        name: The mistake, as a phrase. Unique within its system.
+        file: The source file, relative to the package.
+        old: The text to replace. The file contains it exactly once.
+        new: The replacement.
+        test: The ID of the test that must fail, relative to ``tests``. It is one that ``levels.always`` accepts.
     """
 
-    subject: str
-    breaks: str
+    system: str
+    name: str
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    test: str
 
     def planted(self, source: str) -> str:
-        """The source with the defect.
+        """Return the source with the defect.
 
         Raises:
-            DefectStale: the text is not there exactly once.
+            DefectStale: The source does not contain the old text exactly once.
         """
         found = source.count(self.old)
         if found != 1:
             raise DefectStale(
-                f"{self.file} has the text of {self.breaks!r} {found} times, it must be there once: change the defect "
-                f"with the code it breaks\n{self.old}"
+                f"{self.file} contains the text of {self.name!r} {found} times instead of once: "
+                f"adapt the defect to the code, or delete it\n{self.old}"
             )
         return source.replace(self.old, self.new)
 
 
-def of(file: str, *names: str, on: str = "") -> tuple[str, ...]:
-    """Tests of one file, which is given below ``tests`` as in ``store/feed``; with the same parameters, if any."""
+def id_of(file: str, name: str, on: str = "") -> str:
+    """Return the pytest ID of a test.
+
+    Args:
+        file: The test file without prefix and suffix: ``store/feed`` is ``store/test_feed.py``.
+        name: The function, without ``test_``.
+        on: The parameters of the test.
+    """
     folder, _, stem = file.rpartition("/")
-    where = f"[{on}]" if on else ""
-    return tuple(f"{folder}/test_{stem}.py::test_{name}{where}" for name in names)
-
-
-def at(file: str, *names: str, on: str = "memory") -> tuple[str, ...]:
-    """Tests of one file below ``tests/primitives``, on one backend; none for those that have no backend."""
-    return of(f"primitives/{file}", *names, on=on)
-
-
-def play(*what: str) -> tuple[str, ...]:
-    """One play of the sample of faults: backend, fault and primitive."""
-    name = "-".join(part.replace(" ", "-") for part in what)
-    return (f"trials/primitives/test_primitive_faults.py::test_its_rules_hold_through[{name}]",)
-
-
-def schedules(file: str, primitive: str) -> tuple[str, ...]:
-    """The random schedules of one primitive."""
-    return (f"trials/schedules/test_{file}.py::test_{primitive}_keeps_its_rules_under_random_schedules",)
+    return f"{folder}/test_{stem}.py::test_{name}" + (f"[{on}]" if on else "")

@@ -1,4 +1,4 @@
-"""A copy of the package with one defect in it, which tests import instead. Nothing here touches the checkout."""
+"""Runs tests on a copy of the package with one defect. The checkout is never changed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from mutants.defect import PACKAGE, ROOT, Defect
 
-#: Seconds for one test, and for the tests of one defect.
+#: Seconds for one test, and for the run of one defect.
 TEST_TIMEOUT_S, TIMEOUT_S = 45, 240.0
 #: Seconds for the tests of all defects, without one.
 BASELINE_TIMEOUT_S = 3600.0
@@ -27,27 +27,26 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run of tests.
+    """The result of a test run.
 
     Attributes:
-        caught: the tests ran, and one failed, or hung.
-        by: the first test that failed; why there is none, if there is none.
-        took_s: seconds.
-        output: what pytest said.
+        passed: All tests ran and passed.
+        caught: The tests ran, and one failed or hung.
+        by: The first test that failed, or why there is none.
+        took_s: The duration in seconds.
+        output: The output of pytest.
     """
 
+    passed: bool
     caught: bool
     by: str
     took_s: float
-    output: str = ""
-
-    def to_json(self) -> dict[str, object]:
-        return {name: value for name, value in asdict(self).items() if name != "output"}
+    output: str
 
 
 @contextmanager
 def overlay(defect: Defect | None) -> Iterator[Path]:
-    """A folder to be put first on the path, with the package in it, the defect planted."""
+    """Make a copy of the package with the defect, and yield the folder to put first on the path."""
     with tempfile.TemporaryDirectory(prefix="latchwork-mutant-") as folder:
         copy = Path(folder) / PACKAGE.name
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so"))
@@ -60,32 +59,33 @@ def overlay(defect: Defect | None) -> Iterator[Path]:
 
 
 def run_tests(tests: Iterable[str], defect: Defect | None, timeout_s: float = TIMEOUT_S) -> Outcome:
-    """Run tests above the package with a defect, until the first that fails."""
+    """Run tests on the package with a defect, until the first test fails."""
     began = time.monotonic()
     with overlay(defect) as folder:
-        _prove_imported(folder)
+        _check_imported(folder)
         options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "no:randomly", f"--timeout={TEST_TIMEOUT_S}"]
-        command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in dict.fromkeys(tests))]
+        command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
         status, output = _run(command, folder, timeout_s)
     took_s = round(time.monotonic() - began, 1)
     if status is None:
-        return Outcome(caught=True, by=f"nothing ended within {timeout_s:.0f} s", took_s=took_s, output=output)
-    found = _FAILED.search(output)
-    if status != _TESTS_FAILED:
-        why = "every test passed" if status == 0 else f"the tests did not run: pytest's exit status is {status}"
-        return Outcome(caught=False, by=why, took_s=took_s, output=output)
-    return Outcome(caught=True, by=found[1] if found else "a test hung", took_s=took_s, output=output)
+        by = f"the run did not end within {timeout_s:.0f} s"
+    elif status == _TESTS_FAILED:
+        failed = _FAILED.search(output)
+        by = failed[1] if failed else "a test hung"
+    else:
+        by = "every test passed" if status == 0 else f"the tests did not run: pytest exited with status {status}"
+    return Outcome(passed=status == 0, caught=status in {None, _TESTS_FAILED}, by=by, took_s=took_s, output=output)
 
 
 def _run(command: list[str], folder: Path, timeout_s: float) -> tuple[int | None, str]:
-    """Exit status, None if it took too long, and what was said; no process is left."""
-    with tempfile.TemporaryFile("w+") as said:
+    """Run a command, and return its exit status and output. The status is None if it was killed after the timeout."""
+    with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
             command,
             cwd=ROOT,
             env=_environment(folder),
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -97,12 +97,12 @@ def _run(command: list[str], folder: Path, timeout_s: float) -> tuple[int | None
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-        said.seek(0)
-        return status, said.read()
+        output.seek(0)
+        return status, output.read()
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    # Minimising a schedule helps people only; a copy that is thrown away needs no bytecode; most defects show at once.
+    # A failing schedule need not be minimized, and most defects show at once.
     options = {
         "DRIVER": "thread",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -112,10 +112,10 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **options, "PYTHONPATH": str(folder)}
 
 
-def _prove_imported(folder: Path) -> None:
+def _check_imported(folder: Path) -> None:
+    """Check that tests import the copy. A defect that breaks the import shows as tests that did not run."""
     code = "import latchwork; print(latchwork.__file__)"
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, cwd=ROOT, env=_environment(folder), capture_output=True, text=True, check=False)
-    # A defect that breaks the import shows as tests that did not run.
     if found.returncode == 0 and Path(found.stdout.strip()).parent.parent != folder:
         raise RuntimeError(f"tests would import {found.stdout.strip()}, not the copy in {folder}")

@@ -1,0 +1,120 @@
+"""Defects of the executor and its tasks: blobs, group commit, feeder, submitters and runners."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, id_of
+
+DEFECTS = (
+    Defect(
+        "Blobs",
+        "a sweep reads the live owners before it lists the blobs",
+        "tasks/blobs.py",
+        "        seen = await ask(self._store.children, self.name)\n        alive = set(living()) if seen else set()\n",
+        "        alive = set(living())\n        seen = await ask(self._store.children, self.name)\n",
+        id_of("tasks/blobs", "a_sweep_asks_who_lives_after_it_has_seen_who_has_left_something", on="memory"),
+    ),
+    Defect(
+        "Group commit",
+        "a check joins a transaction that writes its key",
+        "tasks/batching.py",
+        "        if not self.written.keys().isdisjoint(unit.asked):\n            return True\n",
+        "",
+        id_of("tasks/group_commit", "a_unit_that_asks_about_a_key_does_not_overtake_the_one_that_writes_it"),
+    ),
+    Defect(
+        "Group commit",
+        "an unknown outcome counts as success",
+        "tasks/group_commit.py",
+        "            has_landed = call_user(unit.landed, error)\n",
+        "            has_landed = isinstance(error, OutcomeUnknown) or unit.landed(error)\n",
+        id_of("trials/schedules/group_commit", "group_commit_keeps_its_rules_under_random_schedules"),
+    ),
+    Defect(
+        "Group commit",
+        "a refusal after a lost answer counts as final",
+        "tasks/group_commit.py",
+        "        return all([await self._ask_landed(unit, error) for unit in guilty])\n",
+        "        for unit in guilty:\n            _fail(unit, error)\n        return True\n",
+        id_of("tasks/group_commit", "a_refusal_of_what_had_landed_is_success", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "the outcome of a lost claim is written",
+        "tasks/running/endings.py",
+        "        if task.is_lost or task.claim.remaining_s() <= 0.0 or task.outcome is None:\n",
+        "        if task.outcome is None:\n",
+        id_of("tasks/feeder", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "a task begins after its claim has expired",
+        "tasks/running/starting.py",
+        "    if task.claim.remaining_s() <= task.margin_s:\n",
+        "    if False:\n",
+        id_of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
+    ),
+    Defect(
+        "Feeder",
+        "a waiting node is not woken when others queue ahead of it",
+        "tasks/running/lining.py",
+        "                self._bell.ring()  # it looks sooner\n",
+        "                pass\n",
+        id_of(
+            "tasks/lining",
+            "an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Executor",
+        "a submit with a lost answer may land after it was repeated",
+        "executor/submitting/submitter.py",
+        "        await write_anew(self._store, line)\n        places",
+        "        places",
+        id_of("executor/races", "a_submit_whose_answer_is_lost_runs_each_task_once", on="memory-land_late"),
+    ),
+    Defect(
+        "Executor",
+        "a cancel whose answer was lost counts as done",
+        "executor/stored.py",
+        "                if clock.now() >= until:\n                    raise\n",
+        "                return\n",
+        id_of(
+            "executor/races", "a_cancel_whose_answer_is_lost_is_true_and_the_task_never_runs", on="memory-cut_before"
+        ),
+    ),
+    Defect(
+        "Executor",
+        "a task is claimed without checking its submitter",
+        "executor/running/lanes.py",
+        "        return [] if item.is_detached else [_is_there(self._keys, item.sid)]\n",
+        "        return []\n",
+        id_of("executor/races", "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "a cancel that arrives before its task is forgotten",
+        "executor/running/lanes.py",
+        "            if self._marked.pop(claim.item.id, None) is not None:\n",
+        "            if False:\n",
+        id_of(
+            "executor/races", "a_task_that_is_not_wanted_any_more_does_not_begin_though_it_was_taken", on="memory-mark"
+        ),
+    ),
+    Defect(
+        "Executor",
+        "a sweep does not check which submitters are alive",
+        "executor/running/sweeping.py",
+        "        return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()\n",
+        "        return seen\n",
+        id_of("executor/sweeping", "a_sweep_removes_nothing_of_those_that_live", on="memory"),
+    ),
+    Defect(
+        "Executor",
+        "a task goes on after its caller was cancelled",
+        "aio/executors.py",
+        '            spawn(self._take_back_quietly, "taking a task back")\n',
+        "            pass\n",
+        id_of("aio/executor", "a_task_that_nobody_waits_for_any_more_is_told_to_stop", on="memory-cancel"),
+    ),
+)

@@ -1,0 +1,82 @@
+"""Defects of ``Group``, ``Barrier`` and ``DoubleBarrier``."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, id_of
+
+DEFECTS = (
+    Defect(
+        "Group",
+        "a view is written without checking the previous one",
+        "primitives/group/journal.py",
+        "[Absent(self.head_key) if at is None else At(at)], ops)",
+        "[], ops)",
+        id_of("primitives/group", "a_view_that_another_wrote_meanwhile_is_not_overwritten", on="memory"),
+    ),
+    Defect(
+        "Group",
+        "a view is written from a stale watch",
+        "primitives/group/log.py",
+        "                if name in self._stored:\n                    gone.append(name)\n",
+        "                pass\n",
+        id_of("primitives/group", "a_view_is_never_older_than_the_one_before_it", on="memory"),
+    ),
+    Defect(
+        "Group",
+        "a member is not bound to its session",
+        "primitives/group/membership.py",
+        "[Put(self.key, body, session)]",
+        "[Put(self.key, body)]",
+        id_of("primitives/group", "a_last_member_whose_store_was_closed_first_is_gone", on="memory"),
+    ),
+    Defect(
+        "Group",
+        "a deputy does not notice that it has become the writer",
+        "primitives/group/follower.py",
+        '                if due == "look" and await self._become_writer(place):\n',
+        "                if False:\n",
+        id_of("trials/schedules/group", "a_deputy_writes_at_once_when_the_writer_has_left"),
+    ),
+    Defect(
+        "Group",
+        "a member whose join is in doubt stays after it left",
+        "primitives/group/membership.py",
+        "        self._bound = session\n        try:\n",
+        "        try:\n",
+        id_of(
+            "primitives/group", "a_member_that_leaves_while_its_join_is_in_doubt_leaves_no_member_behind", on="memory"
+        ),
+    ),
+    Defect(
+        "Barrier",
+        "an arrival is written without checking the generation",
+        "primitives/meeting/meeting.py",
+        "ours: list[Check] = [Absent(self._board_key) if entry is None else At(entry)]\n",
+        "ours: list[Check] = []\n",
+        id_of("primitives/barrier", "an_arrival_at_a_generation_that_ends_meanwhile_is_one_at_the_next", on="memory"),
+    ),
+    Defect(
+        "Barrier",
+        "a generation is ended twice",
+        "primitives/meeting/meeting.py",
+        "self._store.commit, [At(entry)], [Put(self._board_key, after.to_bytes())])",
+        "self._store.commit, [], [Put(self._board_key, after.to_bytes())])",
+        id_of("primitives/barrier", "two_that_end_a_generation_at_the_same_time_end_it_once", on="memory"),
+    ),
+    Defect(
+        "Barrier",
+        "nobody opens a barrier whose last arrival died",
+        "primitives/meeting/meeting.py",
+        "patience.left_s(random.uniform(*_STAND_IN_S)))",
+        "patience.left_s(60.0 + random.uniform(*_STAND_IN_S)))",
+        id_of("primitives/barrier", "somebody_else_opens_it_when_the_last_to_arrive_dies_before", on="memory"),
+    ),
+    Defect(
+        "DoubleBarrier",
+        "a change between the read and the wait is missed",
+        "primitives/meeting/meeting.py",
+        "                await self._await_change(arrival.board.phase, waiter, patience)\n",
+        "                await self._await_change((await self._board())[1].phase, waiter, patience)\n",
+        id_of("primitives/double_barrier", "a_round_that_ends_between_look_and_wait_is_noticed", on="memory"),
+    ),
+)

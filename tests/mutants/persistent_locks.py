@@ -1,0 +1,101 @@
+"""Defects of locks that outlive their session: ``PersistentLock``, ``LockKeeper`` and their protocol."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, id_of
+
+DEFECTS = (
+    Defect(
+        "PersistentLock",
+        "a takeover does not check that its owner is still silent",
+        "primitives/persistent/protocol.py",
+        "return Take((At(entry), unchanged, *unsigned, *alive), ",
+        "return Take((At(entry), *unsigned, *alive), ",
+        id_of("primitives/lock_protocol", "a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it"),
+    ),
+    Defect(
+        "PersistentLock",
+        "a lock is taken without checking our own owner record",
+        "primitives/persistent/protocol.py",
+        "(Exists(me),) if me is not None else ()",
+        "()",
+        id_of("primitives/lock_protocol", "a_free_lock_is_taken_if_it_is_unchanged_and_we_live"),
+    ),
+    Defect(
+        "PersistentLock",
+        "an expired lease is revived",
+        "store/lease.py",
+        "        if self.is_over(now):\n            return False\n",
+        "",
+        id_of("primitives/lock_protocol", "a_lease_that_has_run_out_stays_so"),
+    ),
+    Defect(
+        "PersistentLock",
+        "an owner's silence counts from before its last renewal",
+        "primitives/persistent/protocol.py",
+        "        if known is not None and known.version == version:\n",
+        "        if known is not None:\n",
+        id_of("primitives/lock_protocol", "a_sighting_counts_from_the_first_response_that_showed_this_version"),
+    ),
+    Defect(
+        "LockKeeper",
+        "a release deletes a lock that another owner has taken",
+        "primitives/persistent/table.py",
+        "            checks = [At(held[name]) for name in batch]\n",
+        "            checks: list[At] = []\n",
+        id_of("primitives/lock_keeper", "releasing_a_lock_that_was_lost_leaves_it_to_whoever_has_it_now", on="memory"),
+    ),
+    Defect(
+        "LockKeeper",
+        "a renewal recreates an owner that was taken over",
+        "primitives/persistent/table.py",
+        'self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])',
+        'self.store.begin("commit", [], [Put(key, record.encode())])',
+        id_of("primitives/adopting", "an_earlier_life_whose_watch_is_silent_is_told_by_its_next_renewal", on="memory"),
+    ),
+    Defect(
+        "LockKeeper",
+        "a takeover trusts a stale watch that the owner's sign is gone",
+        "primitives/persistent/protocol.py",
+        "(Absent(sign_key(owner_key)),) if now < seen.silent_at else ()",
+        "()",
+        id_of(
+            "primitives/lock_protocol",
+            "a_lock_is_taken_a_grace_after_its_owner_was_seen_without_its_sign_if_it_still_is",
+        ),
+    ),
+    Defect(
+        "LockKeeper",
+        "a renewal does not check the sign of its owner",
+        "primitives/persistent/table.py",
+        "signed = [Exists(key), Exists(self.sign_key(owner))]",
+        "signed = [Exists(key)]",
+        id_of(
+            "primitives/shared_renewals",
+            "a_renewal_by_the_session_is_refused_once_the_owner_goes_on_without_it",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "LockKeeper",
+        "a write that may land late is forgotten",
+        "primitives/persistent/taking.py",
+        "                doubts.append(what)\n",
+        "                pass\n",
+        id_of(
+            "primitives/lock_keeper", "a_try_with_a_lost_answer_never_leaves_a_lock_behind", on="memory-applied later"
+        ),
+    ),
+    Defect(
+        "LockKeeper",
+        "an interrupted release signals its cleanup too early",
+        "primitives/persistent/thread.py",
+        "        self._done_with(claimer)\n        self._chores.signal()  # last:",
+        "        self._chores.signal()\n        self._done_with(claimer)  # last:",
+        id_of(
+            "primitives/lock_keeper",
+            "a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quarter_of_a_ttl_later",
+            on="memory",
+        ),
+    ),
+)

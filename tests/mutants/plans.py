@@ -1,0 +1,99 @@
+"""Defects of plans: the steps between the end of one task and the start of the next, lost answers, torn reads."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, id_of
+
+DEFECTS = (
+    Defect(
+        "Plans",
+        "an end readies a task that waits for an unwritten end",
+        "plans/running/ends.py",
+        "                    gone |= dict.fromkeys((*flying, *came.get(each, ())))\n",
+        "",
+        id_of("plans/ends", "an_end_does_not_make_ready_what_waits_for_one_that_was_to_come_before_it", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "an end relies on a peer that may have ended already",
+        "plans/states.py",
+        "        edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)\n",
+        "",
+        id_of("plans/propagation", "two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a task becomes ready without checking the plan",
+        "plans/states.py",
+        "        return Edit([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
+        "        return Edit([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
+        id_of("plans/readiness", "what_failed_since_the_plan_was_read_makes_nothing_ready", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a result that was not propagated is forgotten",
+        "plans/finishing.py",
+        "        if task.record.state is TaskState.DONE:\n"
+        "            await self._progress.propagate(plan_id, seen, task)\n",
+        "        if task.record.state is TaskState.DONE:\n",
+        id_of("plans/propagation", "a_result_that_was_not_propagated_is_propagated_without_another_call", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "nobody ends a plan whose last tasks ended together",
+        "plans/running/ends.py",
+        "            await self._progress.complete(plan_id)\n",
+        "            pass\n",
+        id_of(
+            "plans/ends",
+            "ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end_the_plan",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Plans",
+        "the end of a child plan does not check the waiting task",
+        "plans/running/waking.py",
+        "    edit = Edit([At(task.entry)], [])\n",
+        "    edit = Edit([], [])\n",
+        id_of("plans/child_plans", "the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a task whose answer was lost is added twice",
+        "plans/handle.py",
+        "any(each.record.nonce == nonce for",
+        "any(not each.record.nonce for",
+        id_of("plans/answers", "a_task_whose_adding_was_not_answered_is_added_once", on="memory-cut_after"),
+    ),
+    Defect(
+        "Plans",
+        "a start that lands during its retry counts as refused",
+        "plans/writing.py",
+        "            if now is None or now.version == entry.version:  # our key is gone\n",
+        "            if now is None or now.version:  # our key is gone\n",
+        id_of("plans/answers", "a_start_that_lands_while_it_is_sent_again_is_one_start", on="memory"),
+    ),
+    Defect(
+        "Plans",
+        "a claim that lands between two reads is orphaned",
+        "primitives/queue/doubts.py",
+        "                if await ask(self._store.get, doubt.key) is None:\n",
+        "                if doubt.key:\n",
+        id_of(
+            "plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"
+        ),
+    ),
+    Defect(
+        "Plans",
+        "an end that lands between two reads counts as lost",
+        "primitives/backlog/claim.py",
+        "        if claim is not None and not is_same:  # no snapshot",
+        "        if claim is not None and item is claim:  # no snapshot",
+        id_of(
+            "plans/torn_reads",
+            "an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed",
+            on="memory",
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Defects of ``Queue`` and ``Backlog``."""
+
+from __future__ import annotations
+
+from mutants.defect import Defect, id_of
+
+DEFECTS = (
+    Defect(
+        "Queue",
+        "an item is acknowledged without the fence of its claim",
+        "primitives/queue/taken.py",
+        "            await ask(self._store.commit, [self.fence, *checks], ops)\n",
+        "            await ask(self._store.commit, [*checks], ops)\n",
+        id_of(
+            "primitives/queue", "an_acknowledgement_after_an_outsider_took_the_claim_away_changes_nothing", on="memory"
+        ),
+    ),
+    Defect(
+        "Queue",
+        "an item is claimed without checking that it is still there",
+        "primitives/queue/taking.py",
+        "            claim = (await ask(self._store.commit, [At(entry)], ops)).entries[1]\n",
+        "            claim = (await ask(self._store.commit, [], ops)).entries[1]\n",
+        id_of("primitives/queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again", on="memory"),
+    ),
+    Defect(
+        "Queue",
+        "an item with a claim becomes a dead letter",
+        "primitives/queue/taking.py",
+        "self._store.commit, [At(entry), Absent(key)], [Delete(entry.key), letter])",
+        "self._store.commit, [At(entry)], [Delete(entry.key), letter])",
+        id_of(
+            "primitives/queue",
+            "an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_claim",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Queue",
+        "a claim that may land late is forgotten",
+        "primitives/queue/doubts.py",
+        "                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item.key, item.value)])\n",
+        "",
+        id_of("primitives/queue", "a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others"),
+    ),
+    Defect(
+        "Queue",
+        "an acknowledgement forgets that its answer was lost",
+        "primitives/queue/taken.py",
+        "            self._is_doubtful = True\n",
+        "            self._is_doubtful = False\n",
+        id_of(
+            "primitives/queue",
+            "an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_once",
+            on="memory",
+        ),
+    ),
+    Defect(
+        "Queue",
+        "a claim counts as ours while its release is on the way",
+        "primitives/queue/taken.py",
+        "        self._is_ending = True  # once it is written another may take the item, before we hear that it was\n",
+        "",
+        id_of("trials/schedules/queue", "a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item"),
+    ),
+    Defect(
+        "Backlog",
+        "an item is ended without checking that it is still there",
+        "primitives/backlog/claim.py",
+        "super().__init__(held.store, claim, [item.check], ",
+        "super().__init__(held.store, claim, [], ",
+        id_of(
+            "primitives/backlog", "who_has_an_item_that_was_removed_cannot_end_it_and_is_told", on="memory-ack-removed"
+        ),
+    ),
+    Defect(
+        "Backlog",
+        "an item is ended without checking its claim",
+        "primitives/queue/taken.py",
+        "self._store.fence(self._claim.created, At(self._claim), *self._checks, self._session.fence)",
+        "self._store.fence(self._claim.created, *self._checks, self._session.fence)",
+        id_of(
+            "primitives/backlog", "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item", on="memory-ack"
+        ),
+    ),
+    Defect(
+        "Backlog",
+        "a shelf leaves the index while an item comes into it",
+        "primitives/backlog/pages.py",
+        "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
+        "        await ask(store.commit, [], [Delete(mark.key)])\n",
+        id_of(
+            "primitives/backlog_races",
+            "a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile",
+            on="memory-put_there",
+        ),
+    ),
+    Defect(
+        "Backlog",
+        "a step of a caller's transaction forgets that the answer was lost",
+        "primitives/queue/taken.py",
+        "        self._is_doubtful = self._is_doubtful or isinstance(error, OutcomeUnknown)\n",
+        "",
+        id_of("primitives/backlog_races", "a_part_with_a_lost_answer_says_whether_it_landed", on="memory-True"),
+    ),
+    Defect(
+        "Backlog",
+        "the end of a claim wakes no waiter",
+        "primitives/backlog/waiting.py",
+        "            (self._claimed.discard if change.entry is None else self._claimed.add)(place)\n",
+        "            self._claimed.add(place)\n",
+        id_of(
+            "primitives/backlog_waiting",
+            "a_claim_that_ends_wakes_one_that_waits_and_one_that_is_made_wakes_nobody",
+            on="memory",
+        ),
+    ),
+)
