@@ -51,3 +51,25 @@ def test_hidden_settings_stay_set_for_the_command_and_its_children(looked):
 
 def test_a_node_refuses_to_be_read_by_processes_of_its_user(looked):
     assert looked[3] == 0
+
+
+#: Runs the commands that are nodes as far as their first step, and says whether their process may be read then.
+NODES = """
+import ctypes
+from latchwork.cli.workflows import nodes, serving
+prctl = ctypes.CDLL(None).prctl
+def home_of(*_):
+    raise SystemExit(prctl(3, 0, 0, 0, 0))
+nodes.home_of = serving.home_of = home_of
+for command in (nodes.master, nodes.worker, serving.serve, serving.api):
+    prctl(4, 1, 0, 0, 0)
+    try:
+        command()
+    except SystemExit as ended:
+        print(command.__name__, ended.code)
+"""
+
+
+def test_every_command_that_holds_secrets_refuses_to_be_read_before_it_has_any():
+    done = subprocess.run([sys.executable, "-c", NODES], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["master", "0", "worker", "0", "serve", "0", "api", "0"], done.stderr
