@@ -45,6 +45,9 @@ def test_a_shift_out_of_the_calendar_is_refused_in_yaml_and_python(client):
     text = "{name: flow, tasks: [{name: a, type: shell, params: {script: x}, env: {D: '${time:%Y,-999999d}'}}]}"
     (problem,) = client.validate(text)
     assert str(problem).startswith("tasks[0].env.D: '-999999d' moves a time too far")
+    of_child = "{workflow: other, params: {day: '${time:%Y,-999999d}'}}"
+    (problem,) = client.validate(f"{{name: flow, tasks: [{{name: a, type: sub_process, params: {of_child}}}]}}")
+    assert str(problem).startswith("tasks[0].params.params.day: '-999999d' moves a time too far")
 
     with pytest.raises(DefinitionInvalid, match=r"params\.day: '\+999999w' moves a time too far"):
 
