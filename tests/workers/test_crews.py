@@ -250,6 +250,21 @@ def test_nobody_starts_before_all_hosts_are_there_and_all_know_worker_0(sqlite, 
             eventually(lambda: told(out, 0, 1) and told(out, 1, 1))
 
 
+def test_hosts_that_start_together_have_all_ranks_between_them_and_each_local_rank_once(sqlite, out, tmp_path):
+    def of_host(name):
+        return replace(order("", 4, per_host=2), host=name, argv=("sh", "-c", f"export ON={name}; {TELL}"))
+
+    with (
+        latchwork.connect(f"sqlite:///{tmp_path}/workers.db") as other,
+        crew_of(sqlite, of_host("a")) as first,
+        crew_of(other, of_host("b")) as second,
+    ):
+        assert first.wait(PATIENCE_S)
+        assert second.wait(PATIENCE_S)
+    seen = [told(out, rank) for rank in range(4)]
+    assert sorted((each["ON"], each["LOCAL_RANK"]) for each in seen) == [("a", "0"), ("a", "1"), ("b", "0"), ("b", "1")]
+
+
 def test_a_terminated_job_ends_every_process(sqlite, out):
     with crew_of(sqlite, order("sleep 600")) as crew:
         eventually(lambda: told(out, 0) and told(out, 1))
