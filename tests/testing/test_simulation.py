@@ -247,7 +247,8 @@ def test_a_thread_left_running_is_told():
 
 def test_a_store_left_open_is_told():
     with pytest.raises(ThreadsLeft, match="latchwork-session"), Simulation():
-        assert latchwork.connect("memory://left-open").session.state == "active"
+        store = latchwork.connect("memory://left-open")
+        assert store.session.state == "active"
 
 
 def test_going_round_in_circles_is_told():

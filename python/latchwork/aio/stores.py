@@ -12,11 +12,13 @@ from latchwork.aio.registry import Twin, inside, twin_of
 from latchwork.aio.threads import InThread, one
 from latchwork.aio.twinning import acting_here, answer
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.store import Session, Store, connect
+from latchwork.store import Session, Store
 from latchwork.store.calls import Calls
+from latchwork.store.connect import connect_for
 from latchwork.store.driving.helper import drive
 from latchwork.store.driving.loop import Arrivals, noted
 from latchwork.store.observe.calls import StoreObserver
+from latchwork.store.owner import Origin, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
 from latchwork.store.steps import Ask, Pause, Signal, unknown
 
@@ -92,7 +94,7 @@ class StoreTwin(Twin):
 
     async def reopen(self) -> Any:
         """Connect again as this store was: for a child of a fork; see ``Store.reopen``."""
-        return await in_thread(self._of.reopen, Store.close)
+        return await in_thread(partial(self._of.reopen_for, origin()), Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
         """A local read-only mapping of all keys at and below a prefix; see ``Store.mirror``."""
@@ -156,7 +158,8 @@ class SignalTwin(Twin):
 class Connecting:
     """``async with connect(url) as store``, or ``store = await connect(url)`` and ``await store.close()``."""
 
-    def __init__(self, url: str | None, **options: Any) -> None:
+    def __init__(self, url: str | None, created: Origin, **options: Any) -> None:
+        self._created = created
         self._url = url
         self._options = options
         self._store: Any = None
@@ -172,7 +175,7 @@ class Connecting:
         await self._store.close()
 
     async def _open(self) -> Any:
-        return await in_thread(partial(connect, self._url, **self._options), Store.close)
+        return await in_thread(partial(connect_for, self._created, self._url, **self._options), Store.close)
 
 
 def connect_later(
@@ -183,4 +186,4 @@ def connect_later(
     **overrides: object,
 ) -> Connecting:
     """Open a store for tasks of an event loop; see ``latchwork.connect`` for the arguments and errors."""
-    return Connecting(url, clock=clock, observers=observers, **overrides)
+    return Connecting(url, origin(), clock=clock, observers=observers, **overrides)

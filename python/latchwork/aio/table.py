@@ -33,9 +33,13 @@ class Row:
 _HOLDS = ("abandon", "end", "error", "lose")
 
 ROWS = (
-    Row(Store, StoreTwin, ("begin", "answer_s", "cleanup", "connection", "late", "ready", "shared")),
+    Row(
+        Store,
+        StoreTwin,
+        ("begin", "answer_s", "cleanup", "connection", "late", "ready", "reopen_for", "shared", "take_over"),
+    ),
     Row(Tx, hidden=("begin", "plan")),
-    Row(Session, SessionTwin, ("begin", "carry", "ensure_usable", "notice_gone", "on_end")),
+    Row(Session, SessionTwin, ("begin", "carry", "ensure_usable", "notice_gone", "on_end", "take_back")),
     Row(Watch, hidden=("attach",)),
     Row(Mirror, MirrorTwin, ("attach",)),
     Row(Signal, SignalTwin, ("set", "clear", "call_when_set", "isSet")),

@@ -13,6 +13,7 @@ from latchwork.errors import InvalidURL
 from latchwork.store.core import Core
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.observers import Observers
+from latchwork.store.owner import Origin, origin
 from latchwork.store.store import Store
 
 URL_VARIABLE = "LATCHWORK_URL"
@@ -27,6 +28,9 @@ def connect(
 ) -> Store:
     """Open a store.
 
+    Keep the store, or something made with it, and close it. A store that is dropped emits a ``ResourceWarning`` and is
+    closed, and its sessions, watches and mirrors with it.
+
     Args:
         url: ``etcd://``, ``zk://``, ``sqlite://`` or ``memory://``; None reads the environment's ``LATCHWORK_URL``.
         clock: the clock that sessions and waits use; None for the machine's.
@@ -40,13 +44,25 @@ def connect(
         ConnectFailed: no server answered within ``connect_timeout_s``.
         AuthenticationFailed: the server refused the account.
     """
+    return connect_for(origin(), url, clock=clock, observers=observers, **overrides)
+
+
+def connect_for(
+    created: Origin,
+    url: str | None,
+    *,
+    clock: Clock | None = None,
+    observers: Iterable[StoreObserver] = (),
+    **overrides: object,
+) -> Store:
+    """Open a store for a caller at that place; see ``connect``."""
     if url is None:
         url = os.environ.get(URL_VARIABLE)
     if not url:
         msg = f"no URL was given and {URL_VARIABLE} is not set; pass one, for example sqlite:///latchwork.db"
         raise InvalidURL(msg)
     told = Observers(observers, kind=StoreObserver)
-    return Store(_open(url, overrides, clock if clock is not None else SYSTEM_CLOCK, told))
+    return Store(_open(url, overrides, clock if clock is not None else SYSTEM_CLOCK, told), created=created)
 
 
 def session_ttl_s(store: Store | str, given: float | None, default: float) -> float:

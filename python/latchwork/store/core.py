@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Protocol
@@ -20,6 +21,7 @@ from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.forks import Home
 from latchwork.store.observe.calls import NOBODY, StoreObserver, observed
 from latchwork.store.observers import Observers
+from latchwork.store.owner import Ownership
 from latchwork.store.session import Session
 from latchwork.store.watch import Feed
 
@@ -62,6 +64,7 @@ class Core:
         self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child: store.reopen()")
         self._is_ending = False
         self._closed = False
+        self._has_closed = False
         self.dispatcher = Dispatcher(backend.capabilities.name)
         self.cleanup = Cleanup(clock, f"latchwork-cleanup-{backend.capabilities.name}")
         self._lock = mutex()
@@ -71,6 +74,13 @@ class Core:
         self._sessions: dict[Session, None] = {}  # in the order of opening, in which they are closed
         self._feeds: dict[Feed, None] = {}
         self._shared: dict[Hashable, Shared] = {}
+        #: The owner of the core; None for a core that no store owns.
+        self.owner: weakref.ref[Ownership] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """True once ``close`` has ended without an error, and in a child of a fork."""
+        return self._has_closed or self._home.is_foreign
 
     def check(self) -> None:
         """Let a call pass.
@@ -131,7 +141,7 @@ class Core:
                 session.notice_gone()
 
         handle = self.answers.read(self.backend.open_session(ttl_s, on_gone), "opening a session")
-        session = Session(handle, self.clock, self._forget_session)
+        session = Session(handle, self.clock, self._forget_session, self.owner)
         with self._lock:
             self._sessions[session] = None
         kept: list[Session] = []
@@ -212,6 +222,7 @@ class Core:
         finally:
             self.cleanup.join()
             self.dispatcher.close_outlets()  # after the last calls have ended: they have callbacks too
+        self._has_closed = True
 
     def _forget_session(self, session: Session) -> None:
         with self._lock:

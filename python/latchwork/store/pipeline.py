@@ -61,10 +61,13 @@ class Pipeline:
     A future is of a call that is on its way: ``cancel`` is False, always.
     """
 
-    def __init__(self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
+    def __init__(
+        self, calls: Calls, outlet: Outlet, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT, *, store: object = None
+    ) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._calls = calls
+        self._store = store  # which is open while the pipeline is used
         self._outlet = outlet
         self._most = max_in_flight
         self._home = Home("this pipeline", remedy="connect again in the child")

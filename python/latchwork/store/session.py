@@ -22,6 +22,7 @@ from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observe.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.observers import call_each, check_listener, listen
+from latchwork.store.owner import Owner, forget, held_by
 from latchwork.store.steps import Signal
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
 
@@ -43,7 +44,13 @@ class Session:
         ttl_s: seconds, as granted by the server.
     """
 
-    def __init__(self, backend: BackendSession, clock: Clock, on_end: Callable[[Session], None]) -> None:
+    def __init__(
+        self,
+        backend: BackendSession,
+        clock: Clock,
+        on_end: Callable[[Session], None],
+        owner: Owner | None = None,
+    ) -> None:
         self.id = backend.id
         self.ttl_s = backend.ttl_s
         self.token = backend.token
@@ -71,8 +78,9 @@ class Session:
         self._owed: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
         self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
-        self._listeners: dict[object, Callable[[], None]] = {}
-        self._enders: dict[object, Callable[[], None]] = {}
+        self._owner = owner
+        self._held = held_by(owner, self, _Callbacks())  # they may hold the store
+        self._late = _Callbacks()  # those that were registered while the owner was being dropped
         self._thread = threading.Thread(target=self._run, name=f"latchwork-session-{self.id[:8]}", daemon=True)
 
     def begin(self) -> None:
@@ -141,7 +149,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
-                return listen(self._listeners, _WhenClosed(fn) if or_closed else fn)
+                return listen(self._registry().listeners, _WhenClosed(fn) if or_closed else fn)
         self._call([fn])
         return lambda: None
 
@@ -171,7 +179,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
-                return listen(self._enders, fn)
+                return listen(self._registry().enders, fn)
         fn()
         return lambda: None
 
@@ -229,12 +237,9 @@ class Session:
             if not self._closed:
                 self._was_lost = self._lost.is_set()
                 self._renewer.end()
-                wanted: list[Callable[[], None]] = [
-                    fn for fn in self._listeners.values() if isinstance(fn, _WhenClosed)
-                ]
-                self._owed = (wanted, list(self._enders.values()))
+                listeners, enders = self._take_callbacks()
+                self._owed = (_when_closed(listeners), enders)
                 self._closed = True
-            self._listeners, self._enders = {}, {}
             listeners, enders = self._owed
         self._wake.set()
         self._states.note("closed")
@@ -257,6 +262,31 @@ class Session:
 
     def _tell_end(self, enders: list[Callable[[], None]]) -> None:
         call_each(enders, _log, "session %s: what was to wake at its end raised; please report this", self.id)
+
+    def take_back(self, value: _Callbacks) -> None:
+        """Hold the callbacks, which the dropped owner held until now; call those that are due already."""
+        with self._lock:
+            self._held = lambda: value
+            if not (self._closed or self._lost.is_set()):
+                return
+            listeners, enders = self._take_callbacks()
+        self._tell_end(enders)
+        self._call(listeners if self._lost.is_set() else _when_closed(listeners))
+
+    def _registry(self) -> _Callbacks:
+        return self._held() or self._late
+
+    def _take_callbacks(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        listeners: list[Callable[[], None]] = []
+        enders: list[Callable[[], None]] = []
+        for each in (self._held(), self._late):
+            if each is not None:
+                listeners += each.listeners.values()
+                enders += each.enders.values()
+                each.listeners.clear()
+                each.enders.clear()
+        forget(self._owner, self)
+        return listeners, enders
 
     def _is_over(self) -> bool:
         return self._lost.is_set() or self._renewer.is_over
@@ -285,8 +315,7 @@ class Session:
             if self._closed:
                 return
             self._lost.set()
-            listeners, self._listeners = list(self._listeners.values()), {}
-            enders, self._enders = list(self._enders.values()), {}
+            listeners, enders = self._take_callbacks()
         self._tell_end(enders)
         _log.warning("session %s is lost; what it protected must stop", self.id)
         self._states.note("lost")
@@ -311,6 +340,14 @@ class Session:
             threading.Thread(target=as_callback()(call_each), args=args, name=name, daemon=True).start()
 
 
+class _Callbacks:
+    """Called when a session is lost, and when it ends in any way."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[object, Callable[[], None]] = {}
+        self.enders: dict[object, Callable[[], None]] = {}
+
+
 class _WhenClosed:
     """A listener that is called when the session is closed, too."""
 
@@ -319,3 +356,7 @@ class _WhenClosed:
 
     def __call__(self) -> None:
         self._fn()
+
+
+def _when_closed(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+    return [fn for fn in listeners if isinstance(fn, _WhenClosed)]

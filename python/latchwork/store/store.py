@@ -6,6 +6,7 @@ mirrors opened through it. Namespaces are views that share all of that.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar, cast
@@ -21,6 +22,7 @@ from latchwork.store.core import Core, Shared
 from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.mirror import Mirror
+from latchwork.store.owner import Origin, Ownership, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
 from latchwork.store.steps import WRITES, Pause, Signal, ask, called, driven, run, steps_of
@@ -40,7 +42,19 @@ class Store:
     the account may not, and, if it writes, ``OutcomeUnknown`` when it may or may not have been applied.
     """
 
-    def __init__(self, core: Core, scope: Scope = Scope(), limit: Limit | None = None) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        core: Core,
+        scope: Scope = Scope(),  # noqa: B008 - frozen
+        limit: Limit | None = None,
+        *,
+        created: Origin | None = None,
+    ) -> None:
+        self._owner: Ownership | None = Ownership(core, created or origin())
+        core.owner = weakref.ref(self._owner)
+        self._view(core, scope, limit)
+
+    def _view(self, core: Core, scope: Scope, limit: Limit | None) -> None:
         self._core = core
         self._scope = scope
         self._limit = limit
@@ -231,7 +245,7 @@ class Store:
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
         """The same calls returning futures, many in flight."""
-        return Pipeline(self._calls_in_flight(), self._core.dispatcher.outlet(), max_in_flight)
+        return Pipeline(self._calls_in_flight(), self._core.dispatcher.outlet(), max_in_flight, store=self)
 
     # Following
 
@@ -343,7 +357,7 @@ class Store:
 
     def namespace(self, prefix: str) -> Store:
         """The same interface below a prefix. It shares this store's connection and sessions, and ends with it."""
-        return _Namespace(self._core, self._scope.namespace(prefix), self._limit)
+        return _Namespace(self._owner, self._core, self._scope.namespace(prefix), self._limit)
 
     def shared(self, kind: Hashable, make: Callable[[Store], S]) -> S:
         """One object for all that use this store and this prefix: made at the first use, closed before the store ends.
@@ -356,7 +370,8 @@ class Store:
         Raises:
             Closed: the store was closed, or is being closed.
         """
-        made = self._core.shared((kind, self._scope), lambda: make(_Namespace(self._core, self._scope)))
+        # The view has no owner: the core holds what is made with it.
+        made = self._core.shared((kind, self._scope), lambda: make(_Namespace(None, self._core, self._scope)))
         return cast("S", made)
 
     def time_left_s(self) -> float | None:
@@ -375,7 +390,7 @@ class Store:
             remaining_s: tells how many seconds the ownership surely lasts; asked often, must do no I/O.
             error: what calls raise once it is over.
         """
-        return _Namespace(self._core, self._scope, Limit(remaining_s, error))
+        return _Namespace(self._owner, self._core, self._scope, Limit(remaining_s, error))
 
     def reopen(self) -> Store:
         """Connect again with the same URL, options, clock and observers: another store, with this one's namespace.
@@ -387,18 +402,36 @@ class Store:
             ConnectFailed, AuthenticationFailed: as for ``connect``.
             LatchworkError: it is no store that ``connect`` made, but one for tests that was built on another.
         """
-        return Store(self._core.reopened(), self._scope)
+        return self.reopen_for(origin())
+
+    def reopen_for(self, created: Origin) -> Store:
+        """Connect again for a caller at that place: for event loops."""
+        return Store(self._core.reopened(), self._scope, created=created)
 
     def close(self) -> None:
         """End its sessions at once, then its watches and the connection. Twice is fine."""
         self._core.close()
 
+    def take_over(self) -> Callable[[], None]:
+        """Return what closes it, for a store built on this one: from now on, dropping this one closes nothing."""
+        if self._owner is not None:
+            self._owner.replace()
+        return self.close
+
 
 class _Namespace(Store):
     """A view; closing it leaves the store it came from open."""
 
+    def __init__(self, owner: Ownership | None, core: Core, scope: Scope, limit: Limit | None = None) -> None:
+        self._owner = owner
+        self._view(core, scope, limit)
+
     def close(self) -> None:
         """Do nothing: the store it came from owns the connection."""
+
+    def take_over(self) -> Callable[[], None]:
+        """Return what does nothing: the store it came from is closed by its own user."""
+        return self.close
 
 
 def system_namespace(store: Store, name: str) -> Store:
@@ -447,4 +480,4 @@ def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
 
 def _system_of(store: Store, name: str) -> Store:
     scope = store._scope.system(name)  # noqa: SLF001 - of this module
-    return store if scope is store._scope else _Namespace(store._core, scope, store._limit)  # noqa: SLF001
+    return store if scope is store._scope else _Namespace(store._owner, store._core, scope, store._limit)  # noqa: SLF001

@@ -61,7 +61,7 @@ class FaultyStore(Store):
             core.clock,
             self._decide,
             call_timeout_s=core.call_timeout_s,
-            close_inner=store.close,
+            close_inner=store.take_over(),
             lag_s=lag_s,
         )
         own = Core(
