@@ -51,7 +51,7 @@ help:
 	@echo '                 WHAT=api-fuzz          ask the API of workflows what its description allows, and what it forbids (20 minutes)'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
-	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows or instructions'
+	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows, startup or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make wheel     build an abi3 wheel for Python 3.11+ into dist/; WHAT=all builds those of a release,'

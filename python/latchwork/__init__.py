@@ -3,45 +3,72 @@
 Connect with a URL, then use the store, one primitive, or the whole job manager.
 """
 
-from typing import TYPE_CHECKING
-
 from latchwork.doors import late
-from latchwork.errors import (
-    AuthenticationFailed,
-    BackendNotInstalled,
-    BadRecord,
-    BarrierBroken,
-    Closed,
-    Conflict,
-    ConnectFailed,
-    ForkedProcess,
-    InvalidKey,
-    InvalidURL,
-    KeyExists,
-    LatchworkError,
-    LockLost,
-    MemberEvicted,
-    NodeIdInUse,
-    NotLeader,
-    OnceFailed,
-    OutcomeUnknown,
-    OwnershipLost,
-    PermissionDenied,
-    QuotaExceeded,
-    SessionLost,
-    TransactionTooLarge,
-    Unavailable,
-    ValueTooLarge,
-    WaitTimeout,
-)
-from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
 
+TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
+    from latchwork.errors import (
+        AuthenticationFailed,
+        BackendNotInstalled,
+        BadRecord,
+        BarrierBroken,
+        Closed,
+        Conflict,
+        ConnectFailed,
+        ForkedProcess,
+        InvalidKey,
+        InvalidURL,
+        KeyExists,
+        LatchworkError,
+        LockLost,
+        MemberEvicted,
+        NodeIdInUse,
+        NotLeader,
+        OnceFailed,
+        OutcomeUnknown,
+        OwnershipLost,
+        PermissionDenied,
+        QuotaExceeded,
+        SessionLost,
+        TransactionTooLarge,
+        Unavailable,
+        ValueTooLarge,
+        WaitTimeout,
+    )
     from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
+    from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
 else:
     __getattr__ = late(
         __name__,
         {
+            "latchwork.errors": (
+                "AuthenticationFailed",
+                "BackendNotInstalled",
+                "BadRecord",
+                "BarrierBroken",
+                "Closed",
+                "Conflict",
+                "ConnectFailed",
+                "ForkedProcess",
+                "InvalidKey",
+                "InvalidURL",
+                "KeyExists",
+                "LatchworkError",
+                "LockLost",
+                "MemberEvicted",
+                "NodeIdInUse",
+                "NotLeader",
+                "OnceFailed",
+                "OutcomeUnknown",
+                "OwnershipLost",
+                "PermissionDenied",
+                "QuotaExceeded",
+                "SessionLost",
+                "TransactionTooLarge",
+                "Unavailable",
+                "ValueTooLarge",
+                "WaitTimeout",
+            ),
             "latchwork.store": (
                 "Mirror",
                 "Pipeline",
@@ -50,6 +77,18 @@ else:
                 "Tx",
                 "Watch",
                 "connect",
+            ),
+            "latchwork.types": (
+                "Absent",
+                "At",
+                "Change",
+                "Committed",
+                "Create",
+                "Delete",
+                "Entry",
+                "Exists",
+                "Fence",
+                "Put",
             ),
         },
     )
@@ -101,3 +140,7 @@ __all__ = [
     "Watch",
     "connect",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,9 +6,12 @@ A package with such a door lists its names for type checkers as ever, behind ``T
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # as typing has it, without importing typing: `import latchwork` is quick
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 def late(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:

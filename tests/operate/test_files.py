@@ -89,14 +89,14 @@ def test_each_panel_of_the_dashboard_has_a_place_and_a_number_of_its_own():
 
 
 def flags_of_run():
-    command = typer.main.get_command(application("run", "status")).commands["run"]
+    command = typer.main.get_command(application()).commands["run"]
     return {name: option for option in command.params for name in option.opts}
 
 
 def parsed(words):
     """What `latchwork run` makes of these words; refuses what it does not know."""
     assert words[0] == "run"
-    command = typer.main.get_command(application("run", "status")).commands["run"]
+    command = typer.main.get_command(application()).commands["run"]
     return command.make_context("run", list(words[1:]), resilient_parsing=False).params
 
 

@@ -226,7 +226,7 @@ def told_by(tmp_path, parts, capsys, monkeypatch):
 
     def run(*words):
         try:
-            application("workflows")(["workflows", *words], standalone_mode=True)
+            application()(["workflows", *words], standalone_mode=True)
         except SystemExit as end:
             out = capsys.readouterr()
             return end.code or 0, out.out, out.err

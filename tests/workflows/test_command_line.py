@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import latchwork
 from latchwork.cli.main import application
@@ -90,7 +91,7 @@ def flows(served, monkeypatch, capsys, tmp_path):
 
     def run(*args):
         with pytest.raises(SystemExit) as ended:
-            application("workflows")(["workflows", *map(str, args)], prog_name="latchwork")
+            application()(["workflows", *map(str, args)], prog_name="latchwork")
         told = capsys.readouterr()
         return Told(ended.value.code or 0, told.out, told.err)
 
@@ -344,8 +345,9 @@ def test_a_database_is_made_and_upgraded(flows, tmp_path):
 
 def test_every_command_explains_itself(flows):
     listed = flows("--help").out
-    (named,) = application("workflows").registered_groups
-    for each in named.typer_instance.registered_commands:
+    group = typer.main.get_command(application()).commands["workflows"]
+    commands = [each for each in group.commands.values() if not hasattr(each, "commands") and not each.hidden]
+    for each in commands:
         assert re.search(rf"^\W*{each.name}\b", listed, re.MULTILINE), each.name
         assert "Examples:" in each.epilog, each.name
     assert "--port" in flows("serve", "--help").out

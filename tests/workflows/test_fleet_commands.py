@@ -177,7 +177,7 @@ def test_what_an_account_is_called_moves_no_cursor(flows, served):
 
 @pytest.mark.parametrize("name", NODES)
 def test_each_setting_of_a_node_can_be_a_variable(name):
-    group = typer.main.get_command(application("workflows")).commands["workflows"]
+    group = typer.main.get_command(application()).commands["workflows"]
     own = {"name", "node_id"} if name in {"master", "worker"} else set()  # of one process alone
     for option in group.commands[name].params:
         if option.name not in {"debug", "help", *own}:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+import latchwork
+
 _LIBRARIES = ("rich", "typer")
 
 
@@ -16,6 +18,9 @@ def main() -> None:
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         sys.exit(f'error: the command line needs {" and ".join(missing)}; run: pip install "latchwork[cli]"')
+    if sys.argv[1:] == ["--version"]:  # without the parser, which takes longer than the rest
+        print(f"latchwork {latchwork.__version__}")  # noqa: T201 - nothing of a store
+        return
     try:
         from latchwork.cli.main import main as run
 

@@ -13,9 +13,10 @@ import typer
 from typer.models import OptionInfo
 
 from latchwork.cli.outcome import UsageError, reported, set_debugging
-from latchwork.store import URL_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., None])
+#: `latchwork.store.URL_VARIABLE`, without loading that package, which takes longer than `--help`.
+URL_VARIABLE = "LATCHWORK_URL"
 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 

@@ -1,0 +1,179 @@
+"""The commands of the command line: where each is, and how it is loaded when it is called.
+
+`--help` lists them without loading any. Other distributions add commands by the entry point group
+``latchwork.commands``: each entry point is a ``CommandSpec`` in a module that is quick to import. The metadata of
+distributions is read only for `--help` and for a name that is not one of latchwork's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from latchwork.cli.options import add
+
+ENTRY_POINTS = "latchwork.commands"
+
+
+class CommandSpec(NamedTuple):
+    """A command that is not loaded yet.
+
+    Attributes:
+        place: Its module and the name in it, as ``module:name``: what ``command`` made, or a group.
+        summary: Its line in the list of commands: the first sentence of its docstring.
+    """
+
+    place: str
+    summary: str
+
+    def load(self, name: str) -> Any:
+        """Import the command and return it, ready to be called by this name."""
+        module, _, attribute = self.place.partition(":")
+        found = getattr(import_module(module), attribute)
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            add(app, **{name: found})
+        return typer.main.get_group(app).commands[name]
+
+
+#: Latchwork's own, in the order in which `--help` lists them.
+OWN: dict[str, CommandSpec] = {
+    "demo": CommandSpec(
+        "latchwork.cli.apps.demo:demo",
+        "Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost",
+    ),
+    "drain": CommandSpec(
+        "latchwork.cli.nodes:drain",
+        "Move a node's items to the others, and wait until nothing of them runs there any more; "
+        "then stop it if you like",
+    ),
+    "elect": CommandSpec(
+        "latchwork.cli.processes.owned:elect",
+        "Run a command while this process leads, and end with its exit code: start it wherever it may run",
+    ),
+    "lock": CommandSpec(
+        "latchwork.cli.processes.owned:lock",
+        "Run a command while a lock is held, and end with its exit code",
+    ),
+    "restart": CommandSpec(
+        "latchwork.cli.nodes:restart",
+        "Announce a restart of a node: its items move out now, and back when it is back; nothing else moves",
+    ),
+    "run": CommandSpec(
+        "latchwork.cli.run:run",
+        "Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0",
+    ),
+    "show": CommandSpec(
+        "latchwork.cli.screens.show:show",
+        "Show a primitive: who has it, who waits, what it holds",
+    ),
+    "status": CommandSpec(
+        "latchwork.cli.screens.status:status",
+        "Show a job cluster: who leads, who lives, which items run where, which locks are held",
+    ),
+    "tree": CommandSpec(
+        "latchwork.cli.screens.tree:tree",
+        "Show every key under the root: its size, and the session it is bound to",
+    ),
+    "why": CommandSpec(
+        "latchwork.cli.screens.why:why",
+        "Explain where a work item is, why it is there, and why it runs or not",
+    ),
+    "locks": CommandSpec(
+        "latchwork.cli.screens.why:locks",
+        "Show who holds which item's lock; free one by hand when its holder surely does no harm any more",
+    ),
+    "bench": CommandSpec(
+        "latchwork.cli.apps.bench:bench_app",
+        "Measure this machine, and a store",
+    ),
+    "jobs": CommandSpec(
+        "latchwork.cli.jobs:jobs_app",
+        "Switch jobs off and on, and change their options, while the cluster runs",
+    ),
+    "once": CommandSpec(
+        "latchwork.cli.screens.show:once_app",
+        "Things that are done once in a cluster",
+    ),
+    "plans": CommandSpec(
+        "latchwork.cli.systems.plans:plans_app",
+        "Plans: functions that depend on each other, run by workers anywhere, without a server of ours",
+    ),
+    "settings": CommandSpec(
+        "latchwork.cli.settings:settings_app",
+        "Show and change what is set for the whole cluster",
+    ),
+    "executor": CommandSpec(
+        "latchwork.cli.systems.executor:executor_app",
+        "Calls that any process submits and one node runs: nodes, tasks, results, dead letters",
+    ),
+    "workers": CommandSpec(
+        "latchwork.cli.systems.workers:workers_app",
+        "Jobs of workers: N processes that number themselves, meet at barriers, and begin again when one is lost",
+    ),
+    "workflows": CommandSpec(
+        "latchwork.cli.workflows.app:workflows_app",
+        "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again",
+    ),
+}
+
+
+def added() -> dict[str, CommandSpec]:
+    """Return the commands that other distributions add, sorted by name."""
+    from importlib.metadata import entry_points  # reads every distribution's metadata
+
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name)
+    return {each.name: each.load() for each in found}
+
+
+def specs() -> dict[str, CommandSpec]:
+    """Return all commands by name, without loading them, in the order in which `--help` lists them."""
+    return {**OWN, **added(), **OWN}  # no other distribution replaces one of ours
+
+
+class Commands(MutableMapping[str, Any]):
+    """The commands by name, each loaded when it is asked for. Only iterating lists those of other distributions."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            spec = OWN.get(name) or added()[name]
+            self._loaded[name] = spec.load(name)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(specs())
+
+    def __len__(self) -> int:
+        return len(specs())
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands. Its `--help` loads none of them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one
+        """Return the names of the commands, without loading them."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - likewise
+        """Write the list of commands for `--help`."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, spec.summary) for name, spec in specs().items()])
