@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -27,6 +28,7 @@ __all__ = [
     "Itself",
     "Mutex",
     "OncePerThread",
+    "call_after_finalizer",
     "condition",
     "mutex",
     "once_left",
@@ -83,6 +85,21 @@ def _begin(thread: threading.Thread, gate: LockType, failed: list[BaseException]
 def once_left(call: Callable[[], object]) -> None:
     """Make a call once this thread has left what it is inside of: in a thread of its own, which waits for that."""
     start_thread(threading.Thread(target=call, name="latchwork-after-handler", daemon=True))
+
+
+def call_after_finalizer(call: Callable[[], object], name: str) -> None:
+    """Make a call for a finalizer, in a thread of this name. At the end of the process there is no call.
+
+    The collector runs a finalizer in any thread and inside any mutex, also those of ``threading``: so it must not wait,
+    and must not start a thread that waits for such a mutex.
+    """
+    with suppress(RuntimeError):  # the process is ending
+        _start_natively(threading.Thread(target=call, name=name, daemon=True))
+
+
+def _start_natively(thread: threading.Thread) -> None:
+    """By another thread, without waiting for it; a simulation has its own way instead."""
+    start_new_thread(thread.start, ())
 
 
 class Event(threading.Event):

@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 import latchwork
-from latchwork import Session, aio
-from latchwork.primitives import Lock
+from latchwork import Session, Store, aio
+from latchwork.executor import Runner
+from latchwork.jobs import JobManager
+from latchwork.plans import PlanWorker
+from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
 from latchwork.store.owner import Ownership, held_by
 from latchwork.testing.faults import FaultyStore
+from latchwork.workers import Worker
 from patience import Deadline
 
 pytestmark = pytest.mark.threads
@@ -192,6 +196,56 @@ def test_store_whose_close_was_cut_short_ends_its_session_when_it_is_dropped() -
 
     assert len(warned_of(drop)) == 1
     assert comes_true(lambda: sessions[0].state == "closed")
+
+
+def test_rate_limiter_that_is_dropped_ends_its_watch_and_does_not_keep_its_store_open() -> None:
+    with latchwork.connect("memory://dropped-limiter") as store:
+        RateLimiter(store, "mail", permits=2, interval_s=60).acquire()
+        assert comes_true(lambda: not store._core._feeds)
+
+    def drop() -> None:
+        RateLimiter(latchwork.connect("memory://dropped-limiter"), "mail", permits=2, interval_s=60).acquire()
+
+    assert len(warned_of(drop)) == 1
+
+
+STARTED: dict[str, Callable[[Store], Any]] = {
+    "latch": lambda store: LeaderLatch(store, "latch", node_id="node"),
+    "keeper": LockKeeper,
+    "runner": lambda store: Runner(store, slots=1),
+    "plan worker": PlanWorker,
+    "node": lambda store: JobManager(store, "node", []),
+}
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_object_that_was_started_runs_on_when_it_is_dropped(kind: str) -> None:
+    references: list[weakref.ref[Any]] = []
+
+    def drop() -> None:
+        made = STARTED[kind](latchwork.connect("memory://started"))
+        made.start()
+        references.append(weakref.ref(made))
+
+    assert warned_of(drop) == []
+    (made,) = [reference() for reference in references]
+    store = getattr(made, "_store", None) or made._store_or_url
+    assert made is not None
+    assert not store._core.is_closed
+    made.close()
+    store._core.close()
+
+
+def test_worker_that_joined_its_job_keeps_its_store_open_when_it_is_dropped() -> None:
+    cores: list[Any] = []
+
+    def drop() -> None:
+        store = latchwork.connect("memory://joined")
+        cores.append(store._core)
+        Worker(store, "train", workers=1, key="k").join()
+
+    assert warned_of(drop) == []
+    cores[0].close()
 
 
 def test_closed_store_does_not_warn(backend_url: str) -> None:

@@ -33,6 +33,7 @@ from latchwork.executor.refs import Detached, TaskRef
 from latchwork.executor.submitting.line import Wanted
 from latchwork.executor.submitting.options import Call, Options, error_of, results_of
 from latchwork.executor.submitting.submitter import OnSessionLost, Submitter
+from latchwork.interrupts import call_after_finalizer
 from latchwork.primitives import Group
 from latchwork.store import Store
 from latchwork.store import session_ttl_s as ttl_s
@@ -402,8 +403,12 @@ async def _finish(submitter: Submitter) -> None:
 def _end_when_idle(submitter: Submitter) -> None:
     """Nobody has the executor any more: end once nobody waits for a result either."""
     if not submitter.is_foreign:
-        submitter.begin_close()
-        Background(partial(_finish, submitter), "latchwork-closes-executor")
+        call_after_finalizer(partial(_close_when_idle, submitter), "latchwork-closes-executor")
+
+
+def _close_when_idle(submitter: Submitter) -> None:
+    submitter.begin_close()
+    run(_finish(submitter))
 
 
 _LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()

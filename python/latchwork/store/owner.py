@@ -6,10 +6,11 @@ import logging
 import sys
 import warnings
 import weakref
-from _thread import start_new_thread
 from collections.abc import Callable
-from threading import Thread
+from functools import partial
 from typing import Any, Protocol, TypeVar
+
+from latchwork.interrupts import call_after_finalizer
 
 _log = logging.getLogger(__name__)
 
@@ -81,14 +82,10 @@ class Ownership:
         self._is_replaced = True
 
     def __del__(self) -> None:
-        # In any thread, perhaps inside a mutex: nothing here waits, and no lock of the threading module is taken.
         if sys.is_finalizing() or self._is_replaced or self._core.is_closed:
             return
         self._is_dropped = True
-        try:
-            start_new_thread(_start_closing, (self._core, self._origin, self._kept))
-        except RuntimeError:  # the process is ending
-            return
+        call_after_finalizer(partial(_close, self._core, self._origin, self._kept), "latchwork-close")
         msg = f"store {self._core.url} was not closed, created at {self._origin[0]}:{self._origin[1]}"
         warnings.warn(msg, ResourceWarning, stacklevel=2, source=self)
 
@@ -114,11 +111,6 @@ def forget(owner: Owner | None, part: Part[Any]) -> None:
     ownership = owner() if owner is not None else None
     if ownership is not None:
         ownership.forget(part)
-
-
-def _start_closing(core: Closable, created: Origin, kept: dict[Part[Any], Any]) -> None:
-    # In a thread that was started without the threading module: there the module's locks may be taken.
-    Thread(target=_close, args=(core, created, kept), name="latchwork-close", daemon=True).start()
 
 
 def _close(core: Closable, created: Origin, kept: dict[Part[Any], Any]) -> None:

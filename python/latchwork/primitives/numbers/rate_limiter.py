@@ -13,10 +13,12 @@ follows it by the limit is written, at the earliest, the interval and the slack 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from weakref import WeakMethod
 
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
-from latchwork.interrupts import mutex
+from latchwork.interrupts import call_after_finalizer, mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.rate_window import Permits, Window
@@ -134,6 +136,11 @@ class RateLimiter(Closes):
             if watch is not None:
                 watch.close()
 
+    def __del__(self) -> None:
+        watch = getattr(self, "_watch", None)  # none if an argument was refused
+        if watch is not None:
+            call_after_finalizer(watch.close, "latchwork-close")
+
     # Inside
 
     async def _queue_for(self, count: int, waiter: Waiter, patience: Patience, late: int) -> bool:
@@ -194,7 +201,8 @@ class RateLimiter(Closes):
             if is_wanted:
                 self._watch = watch
         if is_wanted:
-            watch.subscribe(self._look)
+            look = WeakMethod(self._look)  # the store holds the watch, which must not hold the limiter
+            watch.subscribe(lambda batch: _look_if_there(look, batch))
         else:
             watch.close()
 
@@ -226,3 +234,9 @@ class RateLimiter(Closes):
         self._waits.refuse_ended(waiter)
         slow = f"; {late} answers came later than its slack_s, which is too short" if late else ""
         return WaitTimeout(f"{self._what} had no permit for us in time{slow}; wait longer, or ask for fewer")
+
+
+def _look_if_there(look: Callable[[], Callable[[Batch], None] | None], batch: Batch) -> None:
+    fn = look()
+    if fn is not None:
+        fn(batch)

@@ -38,6 +38,7 @@ _real_new_event_loop = asyncio.events.new_event_loop
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
 _real_start_beside = interrupts._start_beside  # noqa: SLF001 - ours
+_real_start_natively = interrupts._start_natively  # noqa: SLF001 - ours
 _real_import = builtins.__import__
 _real_import_module = importlib.import_module
 _real_is_alive = threading.Thread.is_alive
@@ -126,8 +127,12 @@ def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     def start_beside(thread: threading.Thread) -> None:
         (_real_start_beside if sim.me() is None else start)(thread)
 
+    def start_natively(thread: threading.Thread) -> None:
+        (_real_start_natively if sim.me() is None else start)(thread)
+
     return [
         (interrupts, "_start_beside", start_beside),
+        (interrupts, "_start_natively", start_natively),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),
         (threading.Thread, "is_alive", is_alive),
