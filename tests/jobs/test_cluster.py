@@ -539,7 +539,7 @@ def test_a_job_manager_is_started_once_and_closed_as_often_as_one_likes(memory, 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"session_ttl_s": 0}, "session_ttl_s is 0"),
+        ({"session_ttl_s": 0}, "session_ttl_s must be a number of seconds above 0, not 0"),
         ({"lock_ttl_s": 0.1}, "lock_ttl_s is 0.1"),
         ({"close_timeout_s": -1}, "close_timeout_s is -1"),
         ({"weight": float("nan")}, "weight is nan"),
