@@ -278,6 +278,29 @@ def test_reopened_store_that_is_dropped_names_the_line_of_the_reopening() -> Non
     assert f":{drop.__code__.co_firstlineno + 2}" in message
 
 
+def test_hook_of_a_fork_that_drops_the_store_of_the_parent_does_not_warn() -> None:
+    program = """
+import os, latchwork
+held = []
+os.register_at_fork(after_in_child=held.clear)  # before the hooks of latchwork, which is imported at its first use
+held.append(latchwork.connect("memory://forked"))
+if (child := os.fork()) == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+held[0].put("k", b"v")
+held[0].close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_store_that_a_module_has_open_at_the_end_of_the_program_neither_warns_nor_hangs() -> None:
     program = "import latchwork; store = latchwork.connect('memory://end'); store.session"
 

@@ -79,8 +79,8 @@ class Core:
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has ended without an error, and in a child of a fork."""
-        return self._has_closed or self._home.is_foreign
+        """True once ``close`` has ended without an error."""
+        return self._has_closed
 
     def check(self) -> None:
         """Let a call pass.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 import weakref
@@ -25,7 +26,7 @@ class Closable(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True once ``close`` has ended without an error, and in a child of a fork."""
+        """True once ``close`` has ended without an error."""
 
     def close(self) -> None:
         """End everything; may block."""
@@ -57,11 +58,12 @@ class Ownership:
     so a store whose callbacks refer to it is garbage that the collector finds.
     """
 
-    __slots__ = ("__weakref__", "_core", "_is_dropped", "_is_replaced", "_kept", "_origin")
+    __slots__ = ("__weakref__", "_core", "_is_dropped", "_is_replaced", "_kept", "_origin", "_pid")
 
     def __init__(self, core: Closable, created: Origin) -> None:
         self._core = core
         self._origin = created
+        self._pid = os.getpid()  # a hook of a fork may drop this before the hook that Home relies on
         self._is_replaced = False
         self._is_dropped = False
         self._kept: dict[Part[Any], Any] = {}
@@ -82,7 +84,7 @@ class Ownership:
         self._is_replaced = True
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or self._is_replaced or self._core.is_closed:
+        if sys.is_finalizing() or self._is_replaced or self._pid != os.getpid() or self._core.is_closed:
             return
         self._is_dropped = True
         call_after_finalizer(partial(_close, self._core, self._origin, self._kept), "latchwork-close")
