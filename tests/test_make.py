@@ -45,6 +45,7 @@ BENCHES = [
     "executor",
     "plans",
     "workflows",
+    "startup",
     "instructions",
 ]
 #: Installing and building, told from what is run in the end.

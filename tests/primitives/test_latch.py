@@ -294,7 +294,8 @@ def test_a_latch_without_listeners_gives_its_ticket_up_in_the_thread_that_leaves
     latch.wait(10.0)
     monkeypatch.setattr(store, "delete", lambda key: deleted.append(threading.current_thread()) or delete(key))
     latch.leave()
-    assert deleted == [threading.current_thread()]
+    # ZooKeeper reports the deletion before it answers it: the latch's own thread may delete the ticket, too.
+    assert deleted[0] == threading.current_thread()
     assert latch.candidates() == []
 
 
