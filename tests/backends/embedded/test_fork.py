@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -30,6 +31,9 @@ def reopened_in_a_child(store):
             with store.reopen() as again:
                 again.put("from-a-child", b"")
             status = 0
+        except BaseException:
+            traceback.print_exc()  # what it says is in the report of the test
+            raise
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
