@@ -48,6 +48,17 @@ def comes_true(look: Callable[[], bool]) -> bool:
     return True
 
 
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that shows every ``ResourceWarning``; return how it ended."""
+    return subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_dropped_store_warns_with_the_place_of_its_creation_and_gives_up_its_lock(backend_url: str) -> None:
     def drop() -> None:
         Lock(latchwork.connect(backend_url), "dropped").acquire()
@@ -290,13 +301,7 @@ os.waitpid(child, 0)
 held[0].put("k", b"v")
 held[0].close()
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_program(program)
 
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -304,12 +309,6 @@ held[0].close()
 def test_store_that_a_module_has_open_at_the_end_of_the_program_neither_warns_nor_hangs() -> None:
     program = "import latchwork; store = latchwork.connect('memory://end'); store.session"
 
-    ended = subprocess.run(
-        [sys.executable, "-W", "always::ResourceWarning", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_program(program)
 
     assert (ended.returncode, [line for line in ended.stderr.splitlines() if "store " in line]) == (0, [])

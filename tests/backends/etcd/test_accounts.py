@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from etcd3 import etcdrpc as pb
 from etcd3.etcdrpc import auth_pb2
 
+from backends.etcd.authority import Authority
 from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
 from latchwork.types import Put
@@ -136,19 +135,10 @@ def test_stale_token_alone_fails_no_call(guarded, opened, collector):
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """A CA, a server certificate for 127.0.0.1 and a client certificate, made with openssl."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
-
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test ca", "-days", "2")
+    authority = Authority(tmp_path_factory.mktemp("tls"))
     for name, use in (("server", "serverAuth,clientAuth"), ("client", "clientAuth")):
-        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (folder / f"{name}.ext").write_text(f"subjectAltName=IP:127.0.0.1\nextendedKeyUsage={use}\n")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
-    return folder
+        authority.sign(name, "subjectAltName=IP:127.0.0.1", f"extendedKeyUsage={use}")
+    return authority.folder
 
 
 def test_tls_with_client_certificates_connects_and_wrong_tls_says_so(certificates, opened):

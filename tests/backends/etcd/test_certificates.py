@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
 
 import latchwork
+from backends.etcd.authority import Authority
 from latchwork.errors import ConnectFailed
 from latchwork.testing.servers import EtcdCluster, EtcdTls
 
@@ -19,17 +19,9 @@ NAMES = {"localhost": "DNS:localhost", "127.0.0.1": "IP:127.0.0.1"}
 def tls(tmp_path_factory):
     """A certificate for each name, signed by one authority."""
     folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
-
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test ca", "-days", "2")
-    signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
+    authority = Authority(folder)
     for name, subject in NAMES.items():
-        (folder / f"{name}.ext").write_text(f"subjectAltName={subject}\n")
-        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=server")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        authority.sign(name, f"subjectAltName={subject}")
     return {name: EtcdTls(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key") for name in NAMES}
 
 
