@@ -74,7 +74,10 @@ async def _remove_child(place: Place, child_id: str) -> None:
 
 
 async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
-    """The shelves in which its tasks may have items: by their numbers, or all if it is unknown when it was started."""
+    """Return the shelves that may have items of a plan.
+
+    The numbers of its tasks name them. All shelves, if the record does not say when the plan was started.
+    """
     if not plan.started_ms:
         return list(await ask(place.store.children, place.items_of(CONTROL_SHELF).removesuffix(f"/{CONTROL_SHELF}")))
     count = plan.tasks + await place.added(plan_id)
@@ -82,9 +85,9 @@ async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
 
 
 async def _delete_items(place: Place, plan_id: str, seen: Seen, go_on: Callable[[], object]) -> None:
-    """Delete its items, taken or not, but for the one that says that it is to be removed.
+    """Delete the items of a plan, claimed or not, except the one that asks for its removal.
 
-    Another plan may have its id by now, whose items stay.
+    Stop when the record is not the one that was seen: another plan has the ID, and keeps its items.
     """
     entry, plan = seen
     for shelf in await _shelves(place, plan_id, plan):
@@ -109,7 +112,10 @@ def _is_of(plan_id: str, entry: Entry) -> bool:
 
 
 async def remove_damaged(place: Place, plan_id: str) -> None:
-    """Delete a plan whose record cannot be read, as far as it is still so. The task that waits for it fails."""
+    """Delete a plan whose record cannot be read. A task of another plan that waits for it fails.
+
+    Do nothing if the record can be read by now, or is gone: someone else has removed the plan.
+    """
     while True:
         entry = await ask(place.store.get, place.keys.plan(plan_id))
         if entry is None:
@@ -120,18 +126,18 @@ async def remove_damaged(place: Place, plan_id: str) -> None:
             unknown = PlanRecord(PlanState.REMOVING, now_ms(), parent=await _parent_of(place, plan_id))
             if await remove_now(place, plan_id, entry, unknown):
                 return
-        else:  # another removal
+        else:
             return
 
 
 async def _parent_of(place: Place, child_id: str) -> tuple[str, str] | None:
-    """The plan and the task that wait for a child plan; None if none does."""
+    """Return the plan and the task that wait for a child plan; None if no task does."""
     name = child_id.rpartition("-")[0]
     if not name:  # not the id of a child
         return None
+    is_cut = len(name) == MOST_CHILD_NAME
     for entry in await ask(place.store.list, place.keys.plans):
         plan_id = entry.key.rpartition("/")[2]
-        is_cut = len(name) == MOST_CHILD_NAME
         for task in await (place.all_tasks(plan_id) if is_cut else place.tasks(plan_id, [name])):
             if task.record.child == child_id:
                 return plan_id, task.name
