@@ -154,9 +154,8 @@ def run_while_ours(
         watcher.start()
         threading.Thread(target=wait, name="latchwork-child-waiter", daemon=True).start()
         try:
-            SYSTEM_CLOCK.wait(
-                ended
-            )  # not for the process itself: a signal that comes right before would wait for its end
+            # Waiting for the process itself would keep a signal that arrives right before the wait until its end.
+            SYSTEM_CLOCK.wait(ended)
             return codes[0]
         finally:
             over.set()

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
+from latchwork.clock import SIGNALS_S
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
 from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store
 from latchwork.executor.running.lanes import Node
@@ -38,8 +39,6 @@ _log = logging.getLogger(__name__)
 SESSION_TTL_S = 10.0
 #: Errors that no other try mends.
 _FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied, Closed)
-#: Signals are handled within this time, whichever thread of the process the system hands them to.
-_SIGNALS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +274,7 @@ class Runner:
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, tell) for number in numbers}
         try:
-            while not told.wait(_SIGNALS_S) and not self._stop.is_set() and self._error is None:
+            while not told.wait(SIGNALS_S) and not self._stop.is_set() and self._error is None:
                 pass
             if told.is_set():
                 self.drain(drain_s)

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Self
 
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.jobs.job.job import Job, check_jobs
@@ -33,8 +34,6 @@ from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
-#: Signals are handled within this time, whichever thread of the process the system hands them to.
-_SIGNALS_S = 0.5
 #: The record that everybody follows names at most so many of the jobs that a node cannot run.
 _MOST_LACKS = 50
 
@@ -220,8 +219,7 @@ class JobManager:
             try:
                 if self._state == "new":
                     self.start()
-                while not self._closed.wait(_SIGNALS_S):  # one that the system gave to another thread is seen then
-                    pass
+                SYSTEM_CLOCK.wait(self._closed)
             except LatchworkError as error:
                 if not self._called_off:
                     raise
@@ -289,7 +287,7 @@ class JobManager:
         self._membership = Membership(
             self._store,
             self._able,
-            MemberOptions(self.node_id, own.session_ttl_s or SESSION_TTL_S, own.weight, own.labels, lacks),
+            MemberOptions(self.node_id, own.session_s, own.weight, own.labels, lacks),
             lambda: self._manager_options(worker),
             self._settings,
             observers=self._observers,

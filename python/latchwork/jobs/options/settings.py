@@ -64,7 +64,12 @@ class NodeOptions(table.NodeRows[NoReturn], table.NodeOnly):
     @property
     def longest_grace_s(self) -> float:
         """The longest time that runs can go on without the store: as long as the locks allow, and the session lasts."""
-        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_ttl_s or SESSION_TTL_S)
+        return min(self.lock_ttl_s * (1 - STOP_MARGIN), self.session_s)
+
+    @property
+    def session_s(self) -> float:
+        """The TTL that the node asks for its session, in seconds."""
+        return self.session_ttl_s or SESSION_TTL_S
 
     def under(self, settings: ClusterSettings) -> NodeOptions:
         """These options, overridden by what is set for the cluster."""
@@ -87,9 +92,8 @@ def node_options(given: Mapping[str, Any]) -> NodeOptions:
     if grace_s > longest_s:
         locks = f"locks of {options.lock_ttl_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {locks} allow {longest_s:g}; raise lock_ttl_s")
-    ttl_s = options.session_ttl_s or SESSION_TTL_S
-    if grace_s > ttl_s:
-        after = f"others get the items after {ttl_s:g} s"
+    if grace_s > options.session_s:
+        after = f"others get the items after {options.session_s:g} s"
         raise ValueError(f"disconnect_grace_s is {grace_s:g}, but {after}; raise session_ttl_s")
     return options
 

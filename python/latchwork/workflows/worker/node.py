@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from latchwork.checks import check_store
+from latchwork.clock import SIGNALS_S
 from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
 from latchwork.interrupts import Finally
 from latchwork.store import Backoff, Store, session_ttl_s
@@ -43,8 +44,6 @@ _log = logging.getLogger(__name__)
 SESSION_TTL_S = 30.0
 #: Errors after which a worker does not begin anew.
 _FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied)
-#: Seconds after which a signal is seen at the latest.
-_SIGNALS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ class Worker:
         try:
             with self._changed:
                 while not told and not self._stop.is_set() and self._error is None:
-                    self._changed.wait(_SIGNALS_S)
+                    self._changed.wait(SIGNALS_S)
             if told:
                 self._drain_unless_hurried(told)
             self.close()
@@ -231,7 +230,7 @@ class Worker:
         clock = self._store.clock
         until = clock.now() + self.options.drain_s
         _log.info("worker %s takes nothing more, and waits %g s for its tasks", self.name, self.options.drain_s)
-        while len(told) == 1 and clock.now() < until and not self.drain(min(_SIGNALS_S, until - clock.now())):
+        while len(told) == 1 and clock.now() < until and not self.drain(min(SIGNALS_S, until - clock.now())):
             pass
 
     def health(self) -> WorkerHealth:
