@@ -40,7 +40,7 @@ help:
 	@echo '                 WHAT=primitive-faults  every primitive through every fault on every server (30 minutes)'
 	@echo '                 WHAT=history           100,000 calls under faults on every backend, judged (40 minutes)'
 	@echo '                 WHAT=schedules         every primitive under 2,000 random schedules, in virtual time'
-	@echo '                 WHAT=interrupts        an interrupt at every line of every primitive'"'"'s calls'
+	@echo '                 WHAT=interrupts        500 signals at random times on every backend, and a cancellation at every await'
 	@echo '                 WHAT=loop              the contract and the primitives driven by an event loop, on every server'
 	@echo '                 WHAT=mutants           plant defects; the tests must catch each'
 	@echo '                 WHAT=chaos             a cluster of jobs, and an executor, under faults, on each server (5 minutes each)'

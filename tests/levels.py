@@ -24,8 +24,8 @@ from backends_table import BACKENDS, BY_NAME, When
 
 #: Whether this run has the long form of tests that are done for as long as one likes; `make check WHAT=tests` has.
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
-#: Folders that run on every backend every day: the contract, and what belongs to one server.
-EVERY_DAY = ("conformance/", "backends/")
+#: Run on every backend every day: the contract, what belongs to one server, and signals.
+EVERY_DAY = ("conformance/", "backends/", "trials/interrupts/test_signals.py")
 #: Samples of long forms: each play is in a run on one day in so many.
 PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.

@@ -111,20 +111,6 @@ def test_a_condition_of_a_mutex_is_notified():
     thread.join()
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_block_is_begun_again_when_an_interrupt_cut_it_short(raised):
-    calls = []
-
-    def cleanup():
-        calls.append(len(calls))
-        if len(calls) == 1:
-            raise raised
-
-    with pytest.raises(raised), Finally(cleanup):
-        pass
-    assert calls == [0, 1]
-
-
 def test_what_ends_a_block_may_fail_and_is_not_begun_again_then():
     calls = []
 

@@ -8,7 +8,6 @@ import threading
 import pytest
 
 from latchwork.types import Put
-from trials.interrupts.harness import Interrupter
 
 
 @pytest.fixture
@@ -102,25 +101,6 @@ def in_many_threads():
         assert errors == []
 
     return run
-
-
-@pytest.mark.parametrize("writes", [False, True])
-def test_an_interrupt_at_any_line_of_a_call_leaves_the_connection_alive(backend, writes):
-    """Neither a request of others that went with it, nor what is asked later, hangs or meets another's answer."""
-    interrupter, line, interrupted = Interrupter(), 0, True
-
-    def call():
-        future = backend.commit([], [Put("mine", b"")]) if writes else backend.get("k", stale_ok=False)
-        future.result(10)
-
-    while interrupted:
-        line += 1
-        theirs = backend.get("k", stale_ok=True)
-        interrupted = interrupter.call(call, line)
-        assert theirs.result(10) or line == 1, interrupter.where
-        put(backend, "k", str(line).encode())
-        assert backend.get("k", stale_ok=False).result(10).value == str(line).encode(), interrupter.where
-    assert line > 50
 
 
 def test_what_an_interrupted_sender_had_taken_and_not_sent_is_sent_by_the_next_connection(backend, monkeypatch):

@@ -14,12 +14,8 @@ from latchwork import primitives as p
 from latchwork.errors import LockLost, WaitTimeout
 from patience import eventually
 from trials.interrupts.play import WAIT_S, Play
-from trials.interrupts.plays_of_executor import executor
 from trials.interrupts.plays_of_many import barriers, double_barriers, groups, numbers, onces
-from trials.interrupts.plays_of_plans import plans
-from trials.interrupts.plays_of_tasks import tasks
 from trials.interrupts.plays_of_watchers import keepers, mirrors, observers
-from trials.interrupts.plays_of_workers import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -360,6 +356,3 @@ def of_protocols() -> list[Play]:
         *mirrors(),
         *observers(),
     ]
-
-
-PLAYS = [*of_protocols(), *tasks(), *workers(), *plans(), *executor()]
