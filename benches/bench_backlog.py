@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import latchwork
-from latchwork.primitives import Backlog, Queue
+from latchwork.primitives import Queue, WorkQueue
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {"etcd34": lambda: EtcdServer(version="3.4"), "etcd35": lambda: EtcdServer(version="3.5")}
@@ -71,7 +71,7 @@ def fill(store, backlog, lane, items, shelves):
 
 def rates(store, seconds):
     """Puts, takes and acknowledgements a second of one thread."""
-    backlog, number = Backlog(store, "rates"), iter(range(10**9))
+    backlog, number = WorkQueue(store, "rates"), iter(range(10**9))
 
     def put():
         at = next(number)
@@ -127,7 +127,7 @@ def take_cost(store, items, shelves):
     """A take from a lane of so many items, and from one of a hundredth; a take behind many that are taken."""
     found = {}
     for name, count, of in (("short", items // 100, max(1, shelves // 100)), ("long", items, shelves)):
-        with Backlog(store, f"lane-{name}") as backlog:
+        with WorkQueue(store, f"lane-{name}") as backlog:
             begun = time.perf_counter()
             fill(store, backlog, "any", count, of)
             found[f"fill_{name}_s"] = count / (time.perf_counter() - begun)
@@ -149,8 +149,8 @@ def versions(store):
 def wake_up(url):
     """From a put to the return of ``wait_free`` in another client, and what idle takers write."""
     with latchwork.connect(url) as mine, latchwork.connect(url) as theirs:
-        backlog, waiting, woken = Backlog(mine, "wake"), Backlog(theirs, "wake"), []
-        took, backlogs = [], [Backlog(theirs, "wake") for _ in range(5)]
+        backlog, waiting, woken = WorkQueue(mine, "wake"), WorkQueue(theirs, "wake"), []
+        took, backlogs = [], [WorkQueue(theirs, "wake") for _ in range(5)]
         threads = [threading.Thread(target=each.wait_free, args=("idle", 2.0)) for each in backlogs]
         for each in threads:
             each.start()

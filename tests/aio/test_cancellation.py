@@ -104,13 +104,13 @@ async def take(store, name):
 
 async def backlog_told(store, name):
     """One waits and is told; then it takes that."""
-    backlog = aio.Backlog(store, name)
-    waiting = asyncio.create_task(backlog.wait_told("any", 20.0))
+    backlog = aio.WorkQueue(store, name)
+    waiting = asyncio.create_task(backlog.wait_items("any", 20.0))
     try:
         while not await backlog.takers("any"):
             await asyncio.sleep(0.005)
         await backlog.put("any", "s", "1", b"item")
-        for claim in await backlog.take_told(await waiting or await backlog.items("any")):
+        for claim in await backlog.take_items(await waiting or await backlog.items("any")):
             async with claim:
                 pass
     finally:

@@ -16,7 +16,7 @@ import pytest
 import latchwork
 from latchwork.cli.systems.progress import told
 from latchwork.executor import Executor, TaskState
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.tasks import Functions
 
@@ -135,7 +135,7 @@ def test_a_task_that_runs_is_seen_and_cancelled_from_the_shell(executor, node, w
 def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
     assert executor("dead", "list").out == "no dead letters\n"
     assert executor("submit", "mytasks:square", "[2]", "--id", "two").code == 0
-    (claim,) = Backlog(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
+    (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     claim.bury("its \x1b[31mnodes died")
     told = executor("dead", "list")
     assert "d.two.0" in told.out
@@ -143,7 +143,7 @@ def test_dead_letters_are_listed_put_back_and_dropped(executor, store):
     assert executor("dead", "list", "--json").json["dead"][0]["function"] == "mytasks:square"
     assert executor("dead", "revive", "d.two.0").out == "d.two: queued again\n"
     assert [each["id"] for each in executor("tasks", "--json").json["tasks"]] == ["d.two"]
-    (claim,) = Backlog(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
+    (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     claim.bury("again")
     assert executor("dead", "drop", "d.two.0").out == "d.two.0: dropped\n"
     executor("dead", "drop", "d.two.0").refused(1, "no dead letter")

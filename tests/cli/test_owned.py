@@ -16,7 +16,7 @@ import pytest
 import latchwork
 from backends_table import ONE_OF_EACH_KIND
 from latchwork.jobs import FixedDelay, Job, JobManager, inspect
-from latchwork.primitives import Backlog, Counter, Lock, Once, Queue
+from latchwork.primitives import Counter, Lock, Once, Queue, WorkQueue
 
 
 @pytest.fixture(params=ONE_OF_EACH_KIND)
@@ -116,14 +116,14 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
     with latchwork.connect(url) as store:
         Counter(store, "visits").add(3)
         Queue(store, "mail").put(b"a")
-        Backlog(store, "tasks").put("any", "s", "1", b"")
-        Backlog(store, "tasks").try_take(["any"])[0].bury("bad\x1b[31m")
-        Backlog(store, "tasks").put("any", "s", "2", b"")
+        WorkQueue(store, "tasks").put("any", "s", "1", b"")
+        WorkQueue(store, "tasks").try_take(["any"])[0].bury("bad\x1b[31m")
+        WorkQueue(store, "tasks").put("any", "s", "2", b"")
         Once(store, "migrate").run(lambda _work: b"done\x1b[31m")
     assert cli("show", "counter", "visits", "--url", url).out == "value: 3\n"
     assert cli("show", "queue", "mail", "--url", url, "--json").json["items"] == 1
     backlog = cli("show", "backlog", "tasks", "--url", url, "--json").json
-    assert backlog["lanes"] == [{"lane": "any", "items": 1, "takers": 0}]
+    assert backlog["partitions"] == [{"partition": "any", "items": 1, "takers": 0}]
     assert backlog["dead_letters"][0]["item"] == "any/s/1"
     assert "\x1b" not in cli("show", "backlog", "tasks", "--url", url).out
     text = cli("show", "once", "migrate", "--url", url).out

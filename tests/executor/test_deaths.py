@@ -12,7 +12,7 @@ from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
 from latchwork.executor.keys import Keys
 from latchwork.executor.running.sweeping import Sweeper
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
 from latchwork.types import Put
@@ -131,7 +131,7 @@ def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
     submitter.kill()
     eventually(lambda: store.children("running/stops"))
     assert pools().submit(square, 2).result(PATIENCE_S) == 4
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
     assert starts(store, "queued") == []
 
 
@@ -144,7 +144,7 @@ def test_a_lost_submitters_session_fails_its_futures(runners, pools, store, even
         future.result(PATIENCE_S)
     runners()
     assert pool.submit(square, 3).result(PATIENCE_S) == 9
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
     assert starts(store, "failed") == []
 
 
@@ -181,7 +181,7 @@ def test_all_but_one_of_the_copies_may_die(runners, pool, store, eventually, cop
         end_session(runner)
     store.put("copies/go", b"")
     assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
 
 
 def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runners, pool, store, eventually):
@@ -193,7 +193,7 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runne
     pool.flush(PATIENCE_S)
     assert future.cancel()
     gone.close()
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == ["m.n1"])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == ["m.n1"])
     assert busy.stats().taken == 1
     store.put("blocker/go", b"")
     assert blocker.result(PATIENCE_S) == "n1"
@@ -201,13 +201,13 @@ def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runne
 
 def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
     keys = Keys("default")
-    backlog = Backlog(system_namespace(store, "executor"), keys.backlog)
+    backlog = WorkQueue(system_namespace(store, "executor"), keys.backlog)
     for lane, item in (("m.gone", "1"), ("m.full", "2"), ("m.here", "3")):
         backlog.put(lane, "s", item, b"")
     for lane, item in (("m.gone", "1"), ("m.here", "3")):
         backlog.remove(backlog.find(lane, "s", item))
     run(Sweeper(store, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
-    assert backlog.lanes() == ["m.full", "m.here"]
+    assert backlog.partitions() == ["m.full", "m.here"]
 
 
 def test_a_target_member_alone_runs_the_task(runners, pool):

@@ -21,7 +21,7 @@ from latchwork.executor import (
     list_tasks,
     revive_task,
 )
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 
 
@@ -111,7 +111,7 @@ def test_a_task_that_is_not_there_is_named(store):
 
 def bury(store, task_id, why="its nodes died"):
     """As a runner would, after too many attempts."""
-    (claim,) = Backlog(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
+    (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     assert claim.item.id == f"{task_id}.0"
     claim.bury(why)
 

@@ -15,13 +15,13 @@ from latchwork.errors import Unavailable
 from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
 from latchwork.executor.running.lanes import Lanes, Node
 from latchwork.executor.running.shift import Shift
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Release, Run
 from latchwork.testing.faults import Fault, FaultyStore
 
-ITEMS = "@executor/default/backlog/lanes/*/items/*"
+ITEMS = "@executor/default/backlog/partitions/*/items/*"
 RESULTS = "@executor/default/results/*"
 DEAD = "@executor/default/backlog/dead/*"
 #: Not applied and known to be; not applied, applied, or applied later, and not known.
@@ -54,7 +54,7 @@ def settled(eventually, store):
 
 
 def items(store):
-    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         return backlog.items()
 
 
@@ -194,7 +194,7 @@ def test_a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome(pool, 
     future = pool.submit(mark, "never")
     pool.flush(PATIENCE_S)
     with connect() as dying:
-        Backlog(system_namespace(dying, "executor"), "default/backlog").try_take(["any"])  # and dies
+        WorkQueue(system_namespace(dying, "executor"), "default/backlog").try_take(["any"])  # and dies
     hit(faulty, fault, DEAD, times=1)
     with (
         Runner(faulty, node_id="n1", functions=WORK, max_attempts=1),
@@ -322,7 +322,7 @@ def lanes_of(store, member="n1"):
 
     node = Node(member, WORK, allow_pickle=False, labels={}, accept=None)
     keys = Keys("default")
-    backlog = Backlog(system_namespace(store, "executor"), keys.backlog, label=member)
+    backlog = WorkQueue(system_namespace(store, "executor"), keys.backlog, label=member)
     return Lanes(store, keys, backlog, node, lambda: {member}), backlog
 
 
@@ -389,7 +389,7 @@ def find_or_none(store, task_id):
 @pytest.mark.parametrize("fault", FAULTS[1:])
 def test_a_revived_letter_whose_answer_is_lost_runs_once(runners, pool, store, faulty, fault):
     ref = pool.detached(mark, "again", id="again")
-    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         (claim,) = backlog.try_take(["any"])
         claim.bury("its nodes died")
     (dead,) = dead_tasks(store)

@@ -100,7 +100,7 @@ def test_a_cancelled_queued_task_never_runs(runners, pool, store, eventually):
     runners()
     assert pool.submit(square, 1).result(PATIENCE_S) == 1
     assert starts(store, "cancelled") == []
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
 
 
 def test_a_running_task_is_not_cancelled_unless_it_is_interrupted(runners, pool, store, eventually):
@@ -119,7 +119,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(runners, pool, s
     runners()
     with pytest.raises(TimeoutError, match="was cancelled"):
         pool.call(wait, "late", timeout_s=1.0)
-    eventually(lambda: not store.children("@executor/default/backlog/lanes"))
+    eventually(lambda: not store.children("@executor/default/backlog/partitions"))
     if starts(store, "late"):
         eventually(lambda: store.children("late/stops"))
 
@@ -127,7 +127,7 @@ def test_call_removes_the_task_everywhere_when_its_time_is_over(runners, pool, s
 def test_first_gives_the_first_success_and_cancels_the_others(runners, pool, store, eventually):
     runners()
     assert pool.first([Call(boom, "a"), Call(wait, "first"), Call(square, 5)], timeout_s=PATIENCE_S) == 25
-    eventually(lambda: not store.children("@executor/default/backlog/lanes"))
+    eventually(lambda: not store.children("@executor/default/backlog/partitions"))
 
 
 def test_first_raises_all_errors_when_none_succeeds(runners, pool):
@@ -162,7 +162,7 @@ def test_nothing_is_left_in_the_store_of_tasks_that_are_over(runners, pools, sto
     for left in ("backlog/data", "results", "subs", "data", "cancels"):
         assert store.children(f"@executor/default/{left}") == []
     # An empty shelf goes with the next look.
-    eventually(lambda: store.children("@executor/default/backlog/lanes") == [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
 
 
 def test_an_unregistered_function_is_refused_at_submit(pool):

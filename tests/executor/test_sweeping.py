@@ -16,7 +16,7 @@ from latchwork.executor import Member, Runner, TaskDied
 from latchwork.executor.keys import Keys
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.executor.running.sweeping import Sweeper
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
 from latchwork.tasks import Blobs, Retry
@@ -33,7 +33,7 @@ def system(store):
 
 @pytest.fixture
 def sweep(system):
-    with closing(Backlog(system, KEYS.backlog)) as backlog:
+    with closing(WorkQueue(system, KEYS.backlog)) as backlog:
         yield lambda members=(): run(Sweeper(system, KEYS, backlog, unknown_after_s=60.0).sweep(members))
 
 
@@ -44,7 +44,7 @@ def below(store, prefix):
 def test_a_sweep_removes_what_a_submitter_that_is_gone_has_left_everywhere(store, sweep):
     system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
     system_namespace(store, "executor").put(f"{KEYS.data}/gone/1/0", b"x")
-    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         for lane in ("any", "m.n1"):
             backlog.put(lane, "5-000000000000-gone", "gone.000000001.0", b"x")
     system_namespace(store, "executor").put(KEYS.cancel("gone-member", "x.0"), b"")
@@ -92,7 +92,7 @@ def test_a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches(runners, p
     pool.flush(PATIENCE_S)
     gone.close()
     runners("n1", own_store=True, accept=lambda _: not starts(store, "moved"))  # it takes it once
-    eventually(lambda: store.children("@executor/default/backlog/lanes/any/items") != [])
+    eventually(lambda: store.children("@executor/default/backlog/partitions/any/items") != [])
     runners("n2", own_store=True)
     assert future.result(PATIENCE_S) == 3
     assert starts(store, "moved") == ["n1", "n2", "n2"]
@@ -103,12 +103,12 @@ def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(r
     future = pool.submit("length", b"x" * 50_000)
     pool.flush(PATIENCE_S)
     with connect() as dying:
-        Backlog(system_namespace(dying, "executor"), KEYS.backlog).try_take(["any"])  # and dies
+        WorkQueue(system_namespace(dying, "executor"), KEYS.backlog).try_take(["any"])  # and dies
     runners("n1", own_store=True, max_attempts=1)
     with pytest.raises(TaskDied, match="'length'"):
         future.result(PATIENCE_S)
     assert below(store, KEYS.data) == []
-    left = [key for key in below(store, KEYS.backlog) if "/takers/" not in key and "/shelves/" not in key]
+    left = [key for key in below(store, KEYS.backlog) if "/takers/" not in key and "/sort_keys/" not in key]
     assert [key.split("/")[2] for key in left] == ["dead"]
 
 
@@ -137,7 +137,7 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
 
 
 def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, connect):
-    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         backlog.put("elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
         with FaultyStore(connect()) as faulty:
             faulty.add(Fault("fail", op="delete_tree", times=2))
@@ -175,7 +175,7 @@ def test_a_large_outcome_that_no_result_names_is_deleted_while_its_submitter_liv
 def taken(store):
     """A claim, and large outcomes."""
     blobs = Blobs(system_namespace(store, "executor"), KEYS.data)
-    with closing(Backlog(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), KEYS.backlog)) as backlog:
         backlog.put("any", "s", "x", b"x")
         (claim,) = backlog.try_take(["any"])
         yield claim, LargeOutcomes(system_namespace(store, "executor"), blobs), blobs

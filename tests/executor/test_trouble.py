@@ -14,7 +14,7 @@ from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import OutcomeUnknown, QuotaExceeded, SessionLost
 from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks, revive_task
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
 from latchwork.testing.faults import FaultyStore
@@ -369,11 +369,13 @@ HOSTILE = [
 
 
 def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(runners, pool, store, eventually):
-    with closing(Backlog(system_namespace(store, "executor"), "default/backlog")) as backlog:
+    with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         for number, value in enumerate(HOSTILE):
             backlog.put("any", "0-000000000000-x", f"x.{number:09d}.0", value)
-    system_namespace(store, "executor").put("default/backlog/lanes/any/items/0-000000000000-x/raw", b"no item at all")
-    system_namespace(store, "executor").put("default/backlog/lanes/any/claims/0-000000000000-x/raw2", b"no claim")
+    system_namespace(store, "executor").put(
+        "default/backlog/partitions/any/items/0-000000000000-x/raw", b"no item at all"
+    )
+    system_namespace(store, "executor").put("default/backlog/partitions/any/claims/0-000000000000-x/raw2", b"no claim")
     runner = runners(slots=2)
     others_end(pool)
     assert runner.health().ok

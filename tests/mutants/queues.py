@@ -1,4 +1,4 @@
-"""Defects of ``Queue`` and ``Backlog``."""
+"""Defects of ``Queue`` and ``WorkQueue``."""
 
 from __future__ import annotations
 
@@ -64,53 +64,57 @@ DEFECTS = (
         id_of("trials/schedules/queue", "a_claim_that_is_given_back_says_so_before_anybody_else_can_take_the_item"),
     ),
     Defect(
-        "Backlog",
+        "WorkQueue",
         "an item is ended without checking that it is still there",
         "primitives/backlog/claim.py",
         "super().__init__(held.store, claim, [item.check], ",
         "super().__init__(held.store, claim, [], ",
         id_of(
-            "primitives/backlog", "who_has_an_item_that_was_removed_cannot_end_it_and_is_told", on="memory-ack-removed"
+            "primitives/work_queue",
+            "who_has_an_item_that_was_removed_cannot_end_it_and_is_told",
+            on="memory-ack-removed",
         ),
     ),
     Defect(
-        "Backlog",
+        "WorkQueue",
         "an item is ended without checking its claim",
         "primitives/queue/taken.py",
         "self._store.fence(self._claim.created, At(self._claim), *self._checks, self._session.fence)",
         "self._store.fence(self._claim.created, *self._checks, self._session.fence)",
         id_of(
-            "primitives/backlog", "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item", on="memory-ack"
+            "primitives/work_queue",
+            "an_end_without_a_claim_is_refused_though_nobody_else_has_the_item",
+            on="memory-ack",
         ),
     ),
     Defect(
-        "Backlog",
-        "a shelf leaves the index while an item comes into it",
+        "WorkQueue",
+        "a sort_key leaves the index while an item comes into it",
         "primitives/backlog/pages.py",
         "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
         "        await ask(store.commit, [], [Delete(mark.key)])\n",
         id_of(
-            "primitives/backlog_races",
-            "a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile",
+            "primitives/work_queue_races",
+            "a_sort_key_that_is_seen_empty_stays_when_an_item_comes_meanwhile",
             on="memory-put_there",
         ),
     ),
     Defect(
-        "Backlog",
+        "WorkQueue",
         "a step of a caller's transaction forgets that the answer was lost",
         "primitives/queue/taken.py",
         "        self._is_doubtful = self._is_doubtful or isinstance(error, OutcomeUnknown)\n",
         "",
-        id_of("primitives/backlog_races", "a_part_with_a_lost_answer_says_whether_it_landed", on="memory-True"),
+        id_of("primitives/work_queue_races", "a_part_with_a_lost_answer_says_whether_it_landed", on="memory-True"),
     ),
     Defect(
-        "Backlog",
+        "WorkQueue",
         "the end of a claim wakes no waiter",
         "primitives/backlog/waiting.py",
         "            (self._claimed.discard if change.entry is None else self._claimed.add)(place)\n",
         "            self._claimed.add(place)\n",
         id_of(
-            "primitives/backlog_waiting",
+            "primitives/work_queue_waiting",
             "a_claim_that_ends_wakes_one_that_waits_and_one_that_is_made_wakes_nobody",
             on="memory",
         ),

@@ -72,7 +72,7 @@ DEFECTS = (
         id_of(
             "store/lost_answers",
             "a_call_never_says_not_applied_after_a_write_whose_answer_was_lost",
-            on="Backlog.put-loop",
+            on="WorkQueue.put-loop",
         ),
     ),
     Defect(

@@ -157,7 +157,9 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
     assert not run(place.commit(end)), "the end of the child must notice that a task waits for it now"
     told = run(wake(place, child.id, record))
     assert run(place.commit(Edit(end.checks[:1], end.ops).and_also(told)))
-    assert [each for each in store.list("default/backlog/lanes/plans/items", recursive=True) if "~waits" in each.key]
+    assert [
+        each for each in store.list("default/backlog/partitions/plans/items", recursive=True) if "~waits" in each.key
+    ]
 
 
 def test_what_cannot_be_a_child_plan_says_why(store, plans):

@@ -10,7 +10,7 @@ from latchwork.plans import Plans, PlanWorker, TaskState
 from latchwork.plans.keys import LANE
 from latchwork.plans.running.ends import Ends
 from latchwork.plans.running.handing import Handing
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Signal
 from plans.test_ends import FUNCTIONS as ECHO
@@ -24,7 +24,7 @@ class Taking(Bench):
     def __init__(self, store, build, room=1, **options):
         super().__init__(store, build, **options)
         self.room, self.begun = room, []
-        self.backlog = Backlog(system_namespace(store, "plans"), "default/backlog", session=store.session)
+        self.backlog = WorkQueue(system_namespace(store, "plans"), "default/backlog", session=store.session)
         handing = Handing(self.place, self.backlog, store.session)
         handing.spare, handing.begin = lambda: self.room, self.begun.extend
         self.ends = Ends(self.place, self.progress, None, Signal(), handing)
@@ -84,7 +84,7 @@ def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hear
         its.session.close()
         with pytest.raises(LockLost):
             part.landed(OutcomeUnknown("cut"))
-    with Backlog(store, "default/backlog") as others:
+    with WorkQueue(store, "default/backlog") as others:
         assert "p~two" in {each.item.id for each in others.try_take([LANE], limit=10)}
 
 

@@ -22,7 +22,7 @@ def test_a_result_that_was_not_propagated_is_propagated_without_another_call(sto
     task = run(place.tasks(plan.id, ["first"]))[0]
     done = place.edges.done(plan.id, task, result_value(outcome))
     store.commit(done.checks, done.ops)
-    for each in store.list("default/backlog/lanes", recursive=True):
+    for each in store.list("default/backlog/partitions", recursive=True):
         if "@start" in each.key:  # whoever takes that looks at all tasks
             store.delete(each.key)
     with PlanWorker(store, functions=FUNCTIONS):

@@ -75,7 +75,7 @@ def test_a_task_is_not_taken_before_all_that_it_depends_on_is_done(store, plans,
         plan.add("echo", held, done, name="behind")
     assert plan.handle.result(done, WAIT_S) == 1
     wait_until(lambda: ("waits",) in CALLS)
-    items = store.list("default/backlog/lanes/plans/items", recursive=True)
+    items = store.list("default/backlog/partitions/plans/items", recursive=True)
     assert [each.key.rpartition("~")[2] for each in items if "@" not in each.key] == ["held"]
     assert plan.handle.why("behind") == ["held"]
     assert ("echo", "stopped", 1) not in CALLS

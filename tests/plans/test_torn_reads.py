@@ -6,8 +6,8 @@ import pytest
 
 from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import LANE
-from latchwork.primitives import Backlog
-from latchwork.primitives.backlog.items import BacklogItem, Names
+from latchwork.primitives import WorkQueue
+from latchwork.primitives.backlog.items import Names, QueueItem
 from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.steps import run
@@ -19,7 +19,7 @@ NAMES = Names("b")
 
 @pytest.fixture
 def backlog(store):
-    with Backlog(store, "b") as made:
+    with WorkQueue(store, "b") as made:
         made.put(LANE, "s", "one", b"x")
         yield made
 
@@ -44,7 +44,7 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
     """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim(LANE, "s", "one"), store.session
-    body, taken = write_body({"nonce": "ours"}), BacklogItem.of(item).taken().to_bytes()
+    body, taken = write_body({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
     doubts = Doubts(store, "a test")
     doubt = Doubt(key, item.key, "ours", session, item)
     doubts.note(doubt)
@@ -57,7 +57,7 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
     found = run(doubts.settle(doubt))
     assert found is not None
     assert found[0].key == key
-    assert BacklogItem.of(found[1]).attempts == 1
+    assert QueueItem.of(found[1]).attempts == 1
 
 
 def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, backlog):

@@ -150,8 +150,8 @@ def what_is_left(store, name="default"):
     """All keys but the empty shelves of the backlog, which its next taker forgets, and tickets of who waits."""
     store = system_namespace(store, "plans")
     keys = [entry.key for kind in KINDS for entry in store.list(f"{name}/{kind}", recursive=True)]
-    lanes = [entry.key for entry in store.list(f"{name}/backlog/lanes", recursive=True)]
-    return keys + [key for key in lanes if "/shelves/" not in key]
+    lanes = [entry.key for entry in store.list(f"{name}/backlog/partitions", recursive=True)]
+    return keys + [key for key in lanes if "/sort_keys/" not in key]
 
 
 def nothing_left(store, *, but=(), name="default"):

@@ -10,7 +10,7 @@ import pytest
 
 import latchwork
 import patience
-from latchwork.primitives import Backlog, LockKeeper
+from latchwork.primitives import LockKeeper, WorkQueue
 from trials.remote import Remote
 
 #: Seconds after which what should happen counts as never happening: much, because machines that run tests are busy.
@@ -37,7 +37,7 @@ def backlog(connect):
     made = []
 
     def make(name="work", *, store=None, **options):
-        one = Backlog(store or connect(session_ttl_s=10.0), name, **options)
+        one = WorkQueue(store or connect(session_ttl_s=10.0), name, **options)
         made.append(one)
         return one
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.primitives import Backlog, Group, LeaderLatch, Lock, LockKeeper, Once, PersistentLock, Queue, Semaphore
+from latchwork.primitives import Group, LeaderLatch, Lock, LockKeeper, Once, PersistentLock, Queue, Semaphore, WorkQueue
 from latchwork.types import Put
 
 
@@ -68,7 +68,7 @@ def _queue(wire, store, name, _ttl_s):
 
 
 def _backlog(wire, store, name, _ttl_s):
-    taken = Backlog(store, name)
+    taken = WorkQueue(store, name)
     (claim,) = taken.try_take(["any"])
     wire.report({"taken": claim.value.decode()})
     return Holding(wire, store, taken, lambda: claim.is_held, claim.fence, claim)

@@ -12,7 +12,6 @@ import pytest
 import latchwork
 from latchwork.errors import Closed, InvalidKey, LatchworkError
 from latchwork.primitives import (
-    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -29,6 +28,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
     Sequence,
+    WorkQueue,
 )
 from latchwork.types import Create
 
@@ -46,7 +46,7 @@ MAKERS = {
     "Group": lambda store, name="a": Group(store, name, member_id="m"),
     "Queue": lambda store, name="a": Queue(store, name),
     "PriorityQueue": lambda store, name="a": PriorityQueue(store, name),
-    "Backlog": lambda store, name="a": Backlog(store, name),
+    "WorkQueue": lambda store, name="a": WorkQueue(store, name),
     "Once": lambda store, name="a": Once(store, name),
     "RateLimiter": lambda store, name="a": RateLimiter(store, name, permits=1, interval_s=60),
     "Counter": lambda store, name="a": Counter(store, name),
@@ -64,7 +64,7 @@ WAITS = {
     "Group": lambda one, s: one.wait(s),
     "Queue": lambda one, s: one.take(s),
     "PriorityQueue": lambda one, s: one.take(s),
-    "Backlog": lambda one, s: one.wait_free("any", s),
+    "WorkQueue": lambda one, s: one.wait_free("any", s),
     "Once": lambda one, s: one.run(lambda _work: b"", timeout_s=s),
     "RateLimiter": lambda one, s: one.acquire(timeout_s=s),
 }
@@ -182,7 +182,7 @@ USES = {
             "DoubleBarrier": ("leave", "abort", "round", "members"),
             "Queue": ("size", "items", "claims", "dead_letters"),
             "PriorityQueue": ("size", "items", "claims", "dead_letters"),
-            "Backlog": ("size", "items", "claims", "dead_letters", "lanes"),
+            "WorkQueue": ("size", "items", "claims", "dead_letters", "partitions"),
             "Once": ("outcome", "reset"),
             "RateLimiter": ("given",),
         }.items()
@@ -202,12 +202,12 @@ USES = {
             "drop": lambda one: one.drop("5-000000000001"),
         }.items()
     },
-    "Backlog.put": ("Backlog", lambda one: one.put("any", "s", "1", b"")),
-    "Backlog.try_take": ("Backlog", lambda one: one.try_take(["any"])),
-    "Backlog.find": ("Backlog", lambda one: one.find("any", "s", "1")),
-    "Backlog.revive": ("Backlog", lambda one: one.revive("1")),
-    "Backlog.drop": ("Backlog", lambda one: one.drop("1")),
-    "Backlog.takers": ("Backlog", lambda one: one.takers("any")),
+    "WorkQueue.put": ("WorkQueue", lambda one: one.put("any", "s", "1", b"")),
+    "WorkQueue.try_take": ("WorkQueue", lambda one: one.try_take(["any"])),
+    "WorkQueue.find": ("WorkQueue", lambda one: one.find("any", "s", "1")),
+    "WorkQueue.revive": ("WorkQueue", lambda one: one.revive("1")),
+    "WorkQueue.drop": ("WorkQueue", lambda one: one.drop("1")),
+    "WorkQueue.takers": ("WorkQueue", lambda one: one.takers("any")),
 }
 
 
@@ -278,7 +278,7 @@ def test_a_counter_refuses_what_it_would_read_back_as_another_number(store, chan
         lambda store: RateLimiter(store, "a", permits=2, interval_s=1).acquire(1.5),
         lambda store: Queue(store, "a", capacity=1.5),
         lambda store: Queue(store, "a", max_attempts=1.5),
-        lambda store: Backlog(store, "a", max_attempts=1.5),
+        lambda store: WorkQueue(store, "a", max_attempts=1.5),
         lambda store: Once(store, "a", max_starts=1.5),
         lambda store: Barrier(store, "a", parties=1.5, member_id="m"),
         lambda store: Sequence(store, "a").take(lambda _number: [], count=1.5),
@@ -323,7 +323,7 @@ def test_a_member_id_that_is_no_segment_of_a_key_is_refused_before_any_io(kind, 
         lambda label: Semaphore(NoIo(), "a", label=label),
         lambda label: Queue(NoIo(), "a", label=label),
         lambda label: PriorityQueue(NoIo(), "a", label=label),
-        lambda label: Backlog(NoIo(), "a", label=label),
+        lambda label: WorkQueue(NoIo(), "a", label=label),
         lambda label: Once(NoIo(), "a", label=label),
         lambda label: RateLimiter(NoIo(), "a", permits=1, interval_s=1, label=label),
         lambda label: PersistentLock(NoIo(), "a", owner_label=label),
@@ -335,7 +335,7 @@ def test_a_member_id_that_is_no_segment_of_a_key_is_refused_before_any_io(kind, 
         "Semaphore",
         "Queue",
         "PriorityQueue",
-        "Backlog",
+        "WorkQueue",
         "Once",
         "RateLimiter",
         "Persistent",
@@ -372,7 +372,7 @@ def test_a_leaders_value_that_is_no_bytes_is_refused_and_changes_nothing(store, 
     ],
     ids=[
         *("Barrier.abort", "DoubleBarrier.abort", "Claim.release", "Claim.bury"),
-        *("BacklogClaim.release", "BacklogClaim.bury"),
+        *("QueueClaim.release", "QueueClaim.bury"),
     ],
 )
 def test_a_reason_that_is_no_text_is_refused(store, end):
@@ -389,7 +389,7 @@ def taken(store):
 
 def taken_from_backlog(store):
     """The claim of the only item of a backlog."""
-    backlog = Backlog(store, "a")
+    backlog = WorkQueue(store, "a")
     backlog.put("any", "s", "1", b"")
     return backlog.try_take(["any"])[0]
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork.errors import LockLost, NotLeader
-from latchwork.primitives import Backlog, Election, LeaderLatch, Lock, Queue, ReadWriteLock, Semaphore
+from latchwork.primitives import Election, LeaderLatch, Lock, Queue, ReadWriteLock, Semaphore, WorkQueue
 
 #: Much less than the TTL of the sessions, after which everybody would hear of it in any case.
 SOON_S = 8.0
@@ -49,7 +49,7 @@ def claim(store, session):
 
 
 def backlog_claim(store, session):
-    backlog = Backlog(store, "backlog", session=session)
+    backlog = WorkQueue(store, "backlog", session=session)
     backlog.put("any", "s", "1", b"x")
     return backlog.try_take(["any"])[0]
 

@@ -17,7 +17,6 @@ import pytest
 from latchwork.errors import ForkedProcess, LockLost, NotLeader, OutcomeUnknown
 from latchwork.interrupts import Mutex
 from latchwork.primitives import (
-    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -34,6 +33,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
     Sequence,
+    WorkQueue,
 )
 from latchwork.types import Put
 
@@ -399,7 +399,7 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
 
 
 def test_a_backlog_and_its_claim_are_refused(store):
-    backlog = Backlog(store, "a")
+    backlog = WorkQueue(store, "a")
     backlog.put("any", "s", "1", b"1")
     (claim,) = backlog.try_take(["any"])
     item = backlog.find("any", "s", "1")
@@ -415,7 +415,7 @@ def test_a_backlog_and_its_claim_are_refused(store):
             "find": lambda: backlog.find("any", "s", "1"),
             "holder": lambda: backlog.holder(item),
             "size": backlog.size,
-            "lanes": backlog.lanes,
+            "partitions": backlog.partitions,
             "items": backlog.items,
             "claims": backlog.claims,
             "dead_letters": backlog.dead_letters,

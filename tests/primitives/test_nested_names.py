@@ -10,7 +10,6 @@ import pytest
 import latchwork
 from latchwork.errors import BarrierBroken, LatchworkError, WaitTimeout
 from latchwork.primitives import (
-    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -27,6 +26,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
     Sequence,
+    WorkQueue,
 )
 from latchwork.testing import FaultyStore
 from latchwork.types import Create
@@ -79,7 +79,7 @@ def hold(store, used):
     for queue in (Queue(store, "a/queue"), PriorityQueue(store, "a/priorities")):
         queue.put_many([b"taken", b"free"])
         used.callback(queue.take(0).release)
-    backlog = Backlog(store, "a/backlog")
+    backlog = WorkQueue(store, "a/backlog")
     backlog.put("any", "s", "1", b"free")
     RateLimiter(store, "a/rate", permits=1, interval_s=60).acquire(timeout_s=0)
     Counter(store, "a/counter").put(7)
@@ -182,7 +182,7 @@ def priority_queue(store):
 
 
 def backlog(store):
-    one = Backlog(store, "a")
+    one = WorkQueue(store, "a")
     assert (one.lanes(), one.items(), one.wait_free("any", 0.05)) == ([], [], False)
     one.put("any", "s", "1", b"mine")
     (claim,) = one.try_take(["any"], limit=9)

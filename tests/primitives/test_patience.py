@@ -12,7 +12,6 @@ import latchwork
 from latchwork import primitives
 from latchwork.errors import Closed, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives import (
-    Backlog,
     Barrier,
     DoubleBarrier,
     Election,
@@ -27,6 +26,7 @@ from latchwork.primitives import (
     RateLimiter,
     ReadWriteLock,
     Semaphore,
+    WorkQueue,
 )
 from latchwork.testing.faults import Fault, FaultyStore
 
@@ -55,8 +55,8 @@ def with_an_item(store, kind):
 def with_a_free_item(store):
     """A backlog with an item in it, which was put while the server was there."""
     with latchwork.connect(store.url) as before:
-        Backlog(before, "a").put("any", "s", "1", b"")
-    return Backlog(store, "a")
+        WorkQueue(before, "a").put("any", "s", "1", b"")
+    return WorkQueue(store, "a")
 
 
 WAITS = {
@@ -73,7 +73,7 @@ WAITS = {
     "Queue.put": Wait(Queue, lambda one, s: one.put(b"1", timeout_s=s)),
     "Queue.take": Wait(lambda store, _: with_an_item(store, Queue), lambda one, s: one.take(s)),
     "PriorityQueue.take": Wait(lambda store, _: with_an_item(store, PriorityQueue), lambda one, s: one.take(s)),
-    "Backlog": Wait(lambda store, _: with_a_free_item(store), lambda one, s: one.wait_free("any", s), "list"),
+    "WorkQueue": Wait(lambda store, _: with_a_free_item(store), lambda one, s: one.wait_free("any", s), "list"),
     "Once": Wait(Once, lambda one, s: one.run(lambda _work: b"", timeout_s=s)),
     "RateLimiter": Wait(
         lambda store, name: RateLimiter(store, name, permits=1, interval_s=60),
@@ -96,9 +96,9 @@ WITHOUT_WAITS = {"Counter", "Sequence"}
 
 def test_every_primitive_is_here():
     parts = {
-        "BacklogClaim",
-        "BacklogEnding",
-        "BacklogItem",
+        "QueueClaim",
+        "ClaimEnding",
+        "QueueItem",
         "Candidate",
         "Claim",
         "GroupMember",
@@ -108,7 +108,7 @@ def test_every_primitive_is_here():
         "LockHolder",
         "LockState",
         "Observer",
-        "PutTaken",
+        "CreateClaimed",
         "Share",
     }
     parts |= {"Term", "Ticket", "View", "ViewChange", "Work"}

@@ -18,11 +18,11 @@ SECTIONS = {
 }
 #: What a primitive hands out or takes, and in whose section that is explained.
 PARTS = {
-    "BacklogClaim": "Backlog",
-    "BacklogEnding": "Backlog",
-    "BacklogItem": "Backlog",
-    "PutTaken": "Backlog",
-    "Share": "Backlog",
+    "QueueClaim": "WorkQueue",
+    "ClaimEnding": "WorkQueue",
+    "QueueItem": "WorkQueue",
+    "CreateClaimed": "WorkQueue",
+    "Share": "WorkQueue",
     "Candidate": "LeaderLatch",
     "Claim": "Queue",
     "GroupMember": "Group",

@@ -1,4 +1,4 @@
-"""Stored records of backlogs, tasks, executors, workers, plans and workflows: an example each, and what reads it."""
+"""Stored records of work queues, tasks, executors, workers, plans and workflows: an example each, and what reads it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_outputs(value):
 
 #: By name: the module that reads it, a value as the product writes it, and the function that reads.
 ROWS = {
-    "item of a backlog": ("primitives.queue.stored", stored.Stored("a", 1, "why", 5).to_bytes(), read_split),
+    "item of a work queue": ("primitives.queue.stored", stored.Stored("a", 1, "why", 5).to_bytes(), read_split),
     "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.of),
     "task of an executor with a target": (
         "executor.items", replace(ITEM, target=Member("m1", "any")).to_bytes(), TaskItem.of

@@ -39,7 +39,6 @@ from latchwork.interrupts import Driven
 from latchwork.jobs import Control
 from latchwork.plans import PlanHandle, Plans, PlanWorker
 from latchwork.primitives import (
-    Backlog,
     Barrier,
     Counter,
     DoubleBarrier,
@@ -55,6 +54,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
     Sequence,
+    WorkQueue,
 )
 from latchwork.store import system_namespace
 from latchwork.store.keys import SYSTEMS
@@ -137,11 +137,11 @@ def did(one, call):
 
 
 def item(store):
-    return did(Backlog(store, "b"), lambda b: b.put("l", "s", "i", b"x"))
+    return did(WorkQueue(store, "b"), lambda b: b.put("l", "s", "i", b"x"))
 
 
 def found(store):
-    return (item(store), Backlog(store, "b").find("l", "s", "i"))
+    return (item(store), WorkQueue(store, "b").find("l", "s", "i"))
 
 
 def taken(store):
@@ -150,7 +150,7 @@ def taken(store):
 
 def letter(store):
     taken(store).bury("bad")
-    return (Backlog(store, "b"), Backlog(store, "b").dead_letters()[0].letter)
+    return (WorkQueue(store, "b"), WorkQueue(store, "b").dead_letters()[0].letter)
 
 
 def filled(store, kind=Queue):
@@ -220,19 +220,19 @@ CALLS = {
     "Store.commit": Case(lambda s: s, lambda s: s.commit([], [Put("k", b"1"), Put("l", b"1")])),
     "Store.transact": Case(lambda s: s, lambda s: s.transact(lambda tx: tx.put("k", b"1")), THREAD),
     "Store.transact in a loop": Case(lambda s: s, lambda s: s.transact(put_k), LOOP),
-    "Backlog.put": Case(lambda s: Backlog(s, "b"), lambda b: b.put("l", "s", "i", b"v")),
-    "Backlog.put large": Case(lambda s: Backlog(s, "b"), lambda b: b.put("l", "s", "i", b"v" * 9000)),
-    "Backlog.remove": Case(found, lambda b, item: b.remove(item)),
-    "Backlog.bury": Case(found, lambda b, item: b.bury(item)),
-    "Backlog.try_take": Case(item, lambda b: b.try_take(["l"])),
-    "Backlog.take_told": Case(found, lambda b, item: b.take_told([item])),
-    "Backlog.wait_free": Case(lambda s: Backlog(s, "b"), lambda b: b.wait_free("l", SHORT_S)),
-    "Backlog.wait_told": Case(lambda s: Backlog(s, "b"), lambda b: b.wait_told("l", SHORT_S)),
-    "Backlog.revive": Case(letter, lambda b, letter: b.revive(letter)),
-    "Backlog.drop": Case(letter, lambda b, letter: b.drop(letter)),
-    "BacklogClaim.ack": Case(taken, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
-    "BacklogClaim.release": Case(taken, lambda c: c.release("again", timeout_s=SHORT_S)),
-    "BacklogClaim.bury": Case(taken, lambda c: c.bury("bad", timeout_s=SHORT_S)),
+    "WorkQueue.put": Case(lambda s: WorkQueue(s, "b"), lambda b: b.put("l", "s", "i", b"v")),
+    "WorkQueue.put large": Case(lambda s: WorkQueue(s, "b"), lambda b: b.put("l", "s", "i", b"v" * 9000)),
+    "WorkQueue.remove": Case(found, lambda b, item: b.remove(item)),
+    "WorkQueue.bury": Case(found, lambda b, item: b.bury(item)),
+    "WorkQueue.try_take": Case(item, lambda b: b.try_take(["l"])),
+    "WorkQueue.take_items": Case(found, lambda b, item: b.take_items([item])),
+    "WorkQueue.wait_free": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_free("l", SHORT_S)),
+    "WorkQueue.wait_items": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_items("l", SHORT_S)),
+    "WorkQueue.revive": Case(letter, lambda b, letter: b.revive(letter)),
+    "WorkQueue.drop": Case(letter, lambda b, letter: b.drop(letter)),
+    "QueueClaim.ack": Case(taken, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
+    "QueueClaim.release": Case(taken, lambda c: c.release("again", timeout_s=SHORT_S)),
+    "QueueClaim.bury": Case(taken, lambda c: c.bury("bad", timeout_s=SHORT_S)),
     "Queue.put": Case(lambda s: Queue(s, "q"), lambda q: q.put(b"v", timeout_s=SHORT_S)),
     "Queue.put bounded": Case(lambda s: Queue(s, "q", capacity=5), lambda q: q.put(b"v", timeout_s=SHORT_S)),
     "Queue.put_many": Case(lambda s: Queue(s, "q"), lambda q: q.put_many([b"v"] * 3, timeout_s=SHORT_S)),
@@ -308,7 +308,7 @@ CALLS = {
 OTHERS = {
     *("arrived", "candidates", "check", "claims", "completed", "dead_letters", "find", "find_all", "generation"),
     *("given", "graph"),
-    *("holder", "holders", "items", "landed", "lanes", "last", "leader", "list", "members", "next", "outcome"),
+    *("holder", "holders", "items", "landed", "last", "leader", "list", "members", "next", "outcome", "partitions"),
     *("putters", "result", "round", "runner", "size", "state", "status", "sync", "takers", "value", "wait"),
     *("wait_joined", "wait_until", "waiters", "why"),
     *("close", "flush", "leave", "release", "release_held", "resign", "start", "sweep", "tidy"),
@@ -399,7 +399,7 @@ def test_every_call_of_the_primitives_and_of_tasks_that_writes_is_swept():
 COUNTS = {
     "Executor.detached without an id": lambda store: len(list_tasks(store)),
     "PlanHandle.add without a name": lambda store: sum(Plans(store).get("p").status().tasks.values()) - 1,
-    "Backlog.put": lambda store: Backlog(store, "b").size(),
+    "WorkQueue.put": lambda store: WorkQueue(store, "b").size(),
     "Queue.put": lambda store: Queue(store, "q").size(),
 }
 
@@ -442,7 +442,7 @@ def server(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.mark.parametrize("name", ["Backlog.put", "BacklogClaim.ack", "PlanHandle.add without a name"])
+@pytest.mark.parametrize("name", ["WorkQueue.put", "QueueClaim.ack", "PlanHandle.add without a name"])
 def test_no_call_says_not_applied_when_a_server_applied_it_and_its_answer_was_lost(server, name):
     url = server.url(f"lost-{uuid.uuid4().hex}", call_timeout_s=1)
     with (

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.tasks import (
     DEFAULT,
     ONCE,
@@ -35,7 +35,7 @@ PAYLOADS = Payloads()
 def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):  # noqa: A002
     one = DEFAULT.of(fn)
     body = {"fn": one.name, "args": PAYLOADS.encode_call(one, args, {}).hex(), "owner": owner, **about}
-    Backlog(store, "work").put(lane, shelf, id, json.dumps(body).encode())
+    WorkQueue(store, "work").put(lane, shelf, id, json.dumps(body).encode())
 
 
 class System(FeederHooks):
@@ -89,7 +89,7 @@ class Node(ExitStack):
         slot_options = {key: options.pop(key) for key in ("run_in", "stop_grace_s", "leash") if key in options}
         self.commits = self.enter_context(GroupCommit(store, label=name))
         self.slots = self.enter_context(Slots(slots, DEFAULT, PAYLOADS, label=name, **slot_options))
-        backlog = Backlog(store, "work", max_attempts=max_attempts, session=session, label=name)
+        backlog = WorkQueue(store, "work", max_attempts=max_attempts, session=session, label=name)
         self.feeder = self.enter_context(
             Feeder(backlog, self.slots, self.commits, self.system, store=store, node_id=name, **options)
         )

@@ -12,7 +12,7 @@ import pytest
 
 import latchwork
 from latchwork.errors import Closed
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.tasks import DEFAULT, Feeder, Functions, Retry, TaskContext, TaskTimeout, task
 from latchwork.tasks.running.endings import Taken
 from latchwork.testing.faults import Fault, FaultyStore
@@ -34,12 +34,12 @@ def runs(node, *paths):
 
 def is_tidy(store):
     """An idle node looks once more, and takes empty shelves out of the index."""
-    return store.list("work/lanes", recursive=True) == []
+    return store.list("work/partitions", recursive=True) == []
 
 
 def is_empty(store):
     """Nothing is left, but perhaps an empty shelf in the index, which the next look would take out."""
-    assert Backlog(store, "work").tidy("any")
+    assert WorkQueue(store, "work").tidy("any")
     return [entry.key for entry in store.list("work", recursive=True)] == []
 
 
@@ -112,7 +112,7 @@ def test_a_task_may_be_buried_with_its_result(store):
     put(store, examples.fails, "bury me", id="bad")
     with Node(store):
         assert not result_of(store, "bad").is_success
-        eventually(lambda: [letter.id for letter in Backlog(store, "work").dead_letters()] == ["bad"])
+        eventually(lambda: [letter.id for letter in WorkQueue(store, "work").dead_letters()] == ["bad"])
 
 
 def test_a_task_beyond_its_time_is_stopped(store):
@@ -142,7 +142,7 @@ def test_a_task_that_refuses_to_run_here_is_left_to_another(store, connect):
     put(store, picky, id="picky")
     with Node(store) as first:
         eventually(lambda: first.feeder.stats().get("released") == 1)
-        item = Backlog(store, "work").find("any", "s1", "picky")
+        item = WorkQueue(store, "work").find("any", "s1", "picky")
         assert (item.attempts, "not on n1" in item.why) == (0, True)
         time.sleep(0.3)
         assert where == ["n1"], "it is not offered to the same node again at once"
@@ -161,7 +161,7 @@ def test_a_function_that_this_node_does_not_know_is_left_to_another(store):
     node.slots._functions = mine
     with node:
         eventually(lambda: node.feeder.stats().get("released") == 1)
-        assert Backlog(store, "work").find("any", "s1", "x").attempts == 0
+        assert WorkQueue(store, "work").find("any", "s1", "x").attempts == 0
 
 
 def test_an_item_whose_extra_checks_do_not_hold_is_told_and_stays(store):
@@ -185,13 +185,13 @@ def test_an_item_that_is_not_accepted_stays(store):
 
 
 def test_a_record_that_nobody_of_us_wrote_is_one_dead_letter_and_no_more(store):
-    Backlog(store, "work").put("any", "s0", "junk", b"\xff no json")
+    WorkQueue(store, "work").put("any", "s0", "junk", b"\xff no json")
     put(store, examples.square, 2, id="fine")
     put(store, examples.square, 2, id="broken", broken=True)
     with Node(store, max_attempts=2) as node:
         node.system.extra = lambda item: ((), ())
         assert result_of(store, "fine").result(PAYLOADS) == 4
-        eventually(lambda: {letter.id for letter in Backlog(store, "work").dead_letters()} == {"junk", "broken"})
+        eventually(lambda: {letter.id for letter in WorkQueue(store, "work").dead_letters()} == {"junk", "broken"})
 
 
 @pytest.mark.parametrize("hook", ["accept", "extra", "refused"])
@@ -226,8 +226,8 @@ def test_hostile_payloads_harm_only_their_own_task(store):
     name = DEFAULT.of(examples.square).name
     for number, payload in enumerate(hostile):
         body = {"fn": name, "args": payload.hex(), "owner": ""}
-        Backlog(store, "work").put("any", "s1", f"evil{number}", json.dumps(body).encode())
-    Backlog(store, "work").put("any", "s1", "os", json.dumps({"fn": "os:abort", "args": "", "owner": ""}).encode())
+        WorkQueue(store, "work").put("any", "s1", f"evil{number}", json.dumps(body).encode())
+    WorkQueue(store, "work").put("any", "s1", "os", json.dumps({"fn": "os:abort", "args": "", "owner": ""}).encode())
     put(store, examples.square, 5, id="fine")
     with Node(store) as node:
         assert result_of(store, "fine").result(PAYLOADS) == 25
@@ -248,9 +248,9 @@ def test_close_gives_back_what_does_not_end_and_it_is_free_at_once(store, connec
     with node:
         runs(node, "any/s1/deaf")
     assert node.feeder.running() == []
-    item = Backlog(connect(), "work").find("any", "s1", "deaf")
+    item = WorkQueue(connect(), "work").find("any", "s1", "deaf")
     assert (item.attempts, item.why) == (0, "its node closed")
-    assert Backlog(connect(), "work").claims() == {}
+    assert WorkQueue(connect(), "work").claims() == {}
     with pytest.raises(Closed, match="make another one"):
         node.feeder.start()
 
@@ -259,8 +259,8 @@ def test_close_ends_pauses_of_retries(store):
     put(store, examples.fails, "x", id="bad")
     with Node(store, System(retry=Retry(attempts=9, initial_s=300.0, max_s=300.0))) as node:
         eventually(lambda: node.system.finished == ["bad"])
-        assert Backlog(store, "work").find("any", "s1", "bad").attempts == 1
-    assert Backlog(store, "work").claims() == {}
+        assert WorkQueue(store, "work").find("any", "s1", "bad").attempts == 1
+    assert WorkQueue(store, "work").claims() == {}
 
 
 def test_a_pause_that_begins_while_the_node_closes_ends_at_once(store):
@@ -311,7 +311,7 @@ def test_a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped
         eventually(lambda: node.system.losses == ["x"])
         assert node.system.finished == []
     assert store.get("results/x") is None
-    assert Backlog(connect(), "work").find("any", "s1", "x") is not None
+    assert WorkQueue(connect(), "work").find("any", "s1", "x") is not None
 
 
 def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store):
@@ -350,7 +350,7 @@ def test_a_removed_items_result_is_never_written(store, connect):
     put(store, slow, id="x")
     with Node(store) as node:
         eventually(node.feeder.running)
-        other = Backlog(connect(), "work")
+        other = WorkQueue(connect(), "work")
         assert other.remove(other.find("any", "s1", "x"), if_taken=True)
         go_on.set()
         eventually(lambda: node.feeder.stats().get("lost") == 1)
@@ -385,7 +385,7 @@ def test_an_end_that_can_never_be_written_gives_the_item_back_and_buries_it_in_t
             return Done(ops=(Put("not a key!", b""),))
 
     with Node(store, Broken(), max_attempts=1):
-        eventually(lambda: [letter.id for letter in Backlog(store, "work").dead_letters()] == ["x"])
+        eventually(lambda: [letter.id for letter in WorkQueue(store, "work").dead_letters()] == ["x"])
 
 
 @pytest.mark.parametrize("fault", ["fail", "cut_after", "land_late"])
@@ -420,9 +420,9 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
     put(store, examples.waits, id="long")
     node = node_process(backend_url, 2)
     try:
-        eventually(lambda: Backlog(store, "work").claims())
+        eventually(lambda: WorkQueue(store, "work").claims())
         time.sleep(0.3)  # it runs there
-        assert [claim.label for claim in Backlog(store, "work").claims().values()] == ["n1"]
+        assert [claim.label for claim in WorkQueue(store, "work").claims().values()] == ["n1"]
         node.send_signal(how)
         with Node(connect(), name="n2") as other:
             runs(other, "any/s1/long")
@@ -432,7 +432,7 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
                 assert store.get("results/long") is None, "the one that was frozen ends nothing"
             other.feeder.stop_task("any/s1/long")
             assert result_of(store, "long").result(PAYLOADS) is True
-            assert Backlog(store, "work").claims() == {}
+            assert WorkQueue(store, "work").claims() == {}
     finally:
         end_process(node)
 
@@ -440,7 +440,7 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"look_s": 0}, {"margin_s": -1}])
 def test_a_feeder_that_cannot_be_is_refused(store, options):
     with Node(store) as node, pytest.raises(ValueError, match="must be"):
-        Feeder(Backlog(store, "w"), node.slots, node.commits, node.system, store=store, **options)
+        Feeder(WorkQueue(store, "w"), node.slots, node.commits, node.system, store=store, **options)
 
 
 def test_a_feeder_whose_store_is_closed_ends(backend_url):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from processes import lives
 
 from . import examples
@@ -33,7 +33,7 @@ def test_a_task_in_a_process_is_gone_before_the_session_of_its_node(backend_url,
         while lives(pid):
             assert time.monotonic() < began + PATIENCE_S, "it lives on"
             time.sleep(0.005)
-        assert Backlog(store, "work").claims(), "the claim is there: nobody else can have begun"
+        assert WorkQueue(store, "work").claims(), "the claim is there: nobody else can have begun"
         took_s = time.monotonic() - began
         assert took_s < (TTL_S if how == signal.SIGSTOP else 1.5)
     finally:

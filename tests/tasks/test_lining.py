@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from latchwork.primitives import Backlog, BacklogItem
+from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.tasks.running.choosing import SUSPECT
 from latchwork.tasks.running.lining import look_within_s, worth_claiming
 from latchwork.testing.faults import FaultyStore
@@ -18,7 +18,7 @@ from .test_children import eventually
 
 def item(path, **about):
     lane, shelf, item_id = path.split("/")
-    return BacklogItem(item_id, lane=lane, shelf=shelf, **about)
+    return QueueItem(item_id, partition=lane, sort_key=shelf, **about)
 
 
 def test_what_was_told_is_claimed_in_the_order_of_a_look():
@@ -52,7 +52,7 @@ def test_who_has_others_ahead_looks_sooner_and_the_further_behind_the_later():
 
 def looks(store):
     """How often it read the index of the lane."""
-    return sum(call.op == "list" and call.keys[0].endswith("/shelves") for call in store.calls)
+    return sum(call.op == "list" and call.keys[0].endswith("/sort_keys") for call in store.calls)
 
 
 def waits(store):
@@ -81,7 +81,7 @@ def test_a_told_item_is_claimed_without_a_look(store, connect):
 
 
 def looks_until(store, number):
-    return sum(call.op == "list" and call.keys[0].endswith("/shelves") for call in store.calls[:number])
+    return sum(call.op == "list" and call.keys[0].endswith("/sort_keys") for call in store.calls[:number])
 
 
 def test_a_node_that_takes_from_no_lane_takes_nothing_that_it_is_told(store, connect):
@@ -179,9 +179,9 @@ def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store
 
 def test_an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends(store, connect):
     """The first in the line never comes for what it is told, as one that was killed a moment ago."""
-    dead, ahead = Backlog(connect(), "work", label="dead"), []
+    dead, ahead = WorkQueue(connect(), "work", label="dead"), []
     with closing(dead), ThreadPoolExecutor(1) as pool:
-        told = pool.submit(dead.wait_told, "any", stays=True, on_ahead=ahead.append)
+        told = pool.submit(dead.wait_items, "any", stays=True, on_ahead=ahead.append)
         eventually(lambda: ahead == [0])
         with Node(connect(), look_s=300.0):
             eventually(lambda: len(store.children("work/takers/any")) == 2)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.primitives import BacklogItem
+from latchwork.primitives import QueueItem
 from latchwork.tasks import FeederHooks
 from latchwork.tasks.running.choosing import SUSPECT, Choosing
 from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, Arrivals, ahead_of
 
 
 def item(name, attempts, why=""):
-    return BacklogItem(name, attempts, why, lane="any", shelf="s")
+    return QueueItem(name, attempts, why, partition="any", sort_key="s")
 
 
 class Everything(FeederHooks):

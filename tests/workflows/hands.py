@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.types import Absent, At, Create, Delete
 from latchwork.workflows.database import Database, consuming, definitions, runs
 from latchwork.workflows.database.commands import CommandType, ask
@@ -41,7 +41,7 @@ class Hand:
     def __init__(self, store, keys=None, name="hand"):
         self.store, self.keys, self.name = workflows_store(store), keys or Keys(), name
         self.session = store.open_session(30.0)  # a machine that is busy elsewhere loses none
-        self.backlog = Backlog(self.store, self.keys.backlog, session=self.session, max_attempts=1000)
+        self.backlog = WorkQueue(self.store, self.keys.backlog, session=self.session, max_attempts=1000)
 
     def take(self, *, limit=20, lanes=("default",)):
         """What is free, by the name of the task."""
@@ -215,7 +215,7 @@ class Stage:
         return self.store.get(self.keys.cancel(Item.of(claim.item.id).x)) is not None
 
     def items(self):
-        found = self.store.list(f"{self.keys.backlog}/lanes", recursive=True)
+        found = self.store.list(f"{self.keys.backlog}/partitions", recursive=True)
         return {entry.key for entry in found if "/items/" in entry.key}
 
     def is_over(self, run):
@@ -261,7 +261,7 @@ class Stage:
         return [
             key
             for key in ours
-            if "/shelves/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id", "/pair"))
+            if "/sort_keys/" not in key and "/high/" not in key and not key.endswith(("/poke", "/id", "/pair"))
         ]
 
     def run_of(self, on=0, **tools):

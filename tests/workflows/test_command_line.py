@@ -363,7 +363,7 @@ def test_a_client_waits_follows_and_asks(served, nightly):
 def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
     told = flows("doctor")
     assert (told.code, told.out) == (0, "nothing is wrong\n")
-    item = "default/backlog/lanes/nobodys/items/s1/" + Item(987654, 1, 0).id
+    item = "default/backlog/partitions/nobodys/items/s1/" + Item(987654, 1, 0).id
     with latchwork.connect(served.home.store) as opened:
         store = workflows_store(opened)
         store.create(item, b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}')

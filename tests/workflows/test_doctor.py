@@ -42,9 +42,9 @@ def mend(stage):
 
 def plant_item(stage, name, shelf="s1"):
     made = Item(999, 1, 0).id if name is None else name
-    stage.store.put(f"{stage.keys.backlog}/lanes/default/shelves/{shelf}", b"")
+    stage.store.put(f"{stage.keys.backlog}/partitions/default/sort_keys/{shelf}", b"")
     value = b'{"attempts": 0, "why": "", "size": 2, "data": ""}\n{}'
-    stage.store.create(f"{stage.keys.backlog}/lanes/default/items/{shelf}/{made}", value)
+    stage.store.create(f"{stage.keys.backlog}/partitions/default/items/{shelf}/{made}", value)
 
 
 def test_nothing_is_wrong_with_what_works(joined):

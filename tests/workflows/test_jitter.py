@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.testing import FaultyStore
 from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.logs import LogMissing
@@ -117,7 +117,7 @@ def test_worker_that_stops_ends_its_tasks_soon_and_they_run_again_with_no_attemp
         eventually(lambda: journal(path)[token][-1][0] == "term", 50, "the end of the task")
         faulty.reconnect()
         begun_runs(path, 2, timeout_s=90)
-        (item,) = Backlog(store, KEYS.backlog).items()
+        (item,) = WorkQueue(store, KEYS.backlog).items()
         assert item.attempts == 1
         Path(f"{path}.go").touch()
         assert result(store, x).outcome is Outcome.SUCCESS
@@ -171,7 +171,7 @@ def test_end_of_a_task_that_the_store_learns_late_is_learnt_once(tmp_path):
         faulty.reconnect()
         assert result(store, x).outcome is Outcome.SUCCESS
         assert (tmp_path / "ran").read_text() == "x\n"
-        assert Backlog(store, KEYS.backlog).items() == []
+        assert WorkQueue(store, KEYS.backlog).items() == []
         worker.close()
         faulty.close()
 

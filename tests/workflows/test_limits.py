@@ -67,7 +67,7 @@ def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_d
         eventually(lambda: stage.store.get(stage.keys.group_size("=default")))
         made = stage.start(version)
         eventually(lambda: len(stage.items()) == 4)
-        lanes = sorted(each.split("/lanes/")[1].split("/")[0] for each in stage.items())
+        lanes = sorted(each.split("/partitions/")[1].split("/")[0] for each in stage.items())
         assert lanes == ["default", "default~=default", "default~few", "default~few~=default"]
         assert client.limits()[0]._asdict() == {
             "project": "default",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.tasks import Feeder
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
@@ -52,7 +52,7 @@ def test_shell_task_succeeds_with_outputs_and_a_log_and_leaves_nothing(store, lo
     assert log_of(logs, found) == "hello Monday\noops\n[latchwork] success, exit code 0\n"
     assert logs.read(found.log_ref, 0).ended
     assert store.get(KEYS.running(0, x)) is None
-    assert Backlog(store, KEYS.backlog).items() == []
+    assert WorkQueue(store, KEYS.backlog).items() == []
     assert list((tmp_path / "work" / "attempts" / "w1").iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_flood_of_output_that_is_no_text_neither_stops_the_task_nor_fills_the_di
 def test_noop_has_succeeded_once_it_is_taken_without_a_log(store, logs, worker):
     found = result(store, put(store, 1, {}, type="noop"))
     assert (found.outcome, found.log_ref, found.pid) == (Outcome.SUCCESS, "", None)
-    assert Backlog(store, KEYS.backlog).items() == []
+    assert WorkQueue(store, KEYS.backlog).items() == []
 
 
 def test_program_that_is_not_there_is_a_failure_that_names_it(store, logs, worker):
@@ -333,7 +333,7 @@ def test_program_that_is_not_there_is_a_failure_that_names_it(store, logs, worke
 def test_task_that_has_killed_five_workers_is_ended_by_the_next_without_running(store, logs, tmp_path):
     x = shell(store, 1, f"touch {tmp_path}/ran")
     for _ in range(5):
-        (claim,) = Backlog(store, KEYS.backlog, session=(session := store.open_session(10.0))).try_take(["default"])
+        (claim,) = WorkQueue(store, KEYS.backlog, session=(session := store.open_session(10.0))).try_take(["default"])
         assert claim.is_held
         session.close()
     made = working.worker(store, tmp_path)
@@ -344,7 +344,7 @@ def test_task_that_has_killed_five_workers_is_ended_by_the_next_without_running(
 
 
 def test_items_that_nobody_of_ours_wrote_get_out_of_the_way(store, logs, worker):
-    backlog = Backlog(store, KEYS.backlog)
+    backlog = WorkQueue(store, KEYS.backlog)
     backlog.put("default", "00", "nonsense", b"nonsense")
     good = shell(store, 1, "true")
     broken = working.Item(5, 1, 0)
@@ -364,7 +364,7 @@ def test_items_that_nobody_of_ours_wrote_get_out_of_the_way(store, logs, worker)
 def test_task_of_a_type_or_tenant_that_is_not_for_this_worker_is_left_to_others(store, logs, worker):
     put(store, 1, {}, type="teleport")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
-    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+    assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
 
 
 def test_task_of_another_group_is_left_to_its_workers(store, logs, worker, tmp_path):
@@ -425,7 +425,7 @@ def test_worker_that_ends_gives_its_tasks_back_and_no_attempt_is_used_up(store, 
         working.begun_runs(path, number)
         made.close()
         assert store.get(KEYS.running(0, x)) is None
-    (item,) = Backlog(store, KEYS.backlog).items()
+    (item,) = WorkQueue(store, KEYS.backlog).items()
     assert item.attempts == 0
     Path(f"{path}.go").touch()
     made = working.worker(store, tmp_path, name="w9")
@@ -446,7 +446,7 @@ def test_draining_worker_ends_its_tasks_and_takes_no_others(store, logs, tmp_pat
     assert result(store, x).outcome is Outcome.SUCCESS
     assert store.get(KEYS.running(0, "2.1")) is None
     made.close()
-    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+    assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
 
 
 def test_worker_takes_nothing_while_its_logs_cannot_be_written_and_goes_on_when_they_can(
@@ -627,7 +627,7 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
     made = working.worker(store, tmp_path)
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
-    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+    assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
     made.close()
 
 
@@ -659,7 +659,7 @@ def test_task_of_a_user_that_is_not_on_the_list_is_not_taken(store, logs, tmp_pa
     request.addfinalizer(working.worker(store, tmp_path, tenants=("root",)).close)
     shell(store, 1, "true", tenant="nobody")
     assert result(store, shell(store, 2, "true", tenant="root")).outcome is Outcome.SUCCESS
-    assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+    assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.types import Put
 from latchwork.workflows.keys import workflows_store
 from latchwork.workflows.state import Outcome
@@ -84,7 +84,7 @@ def test_daemon_that_a_task_makes_is_gone_before_its_end_is_told(store, logs, wo
     if end == "its worker gives it back":
         worker.close()
         assert is_gone(pid)
-        assert [each.attempts for each in Backlog(store, KEYS.backlog).items()] == [0]
+        assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
         return
     found = result(store, x)
     assert is_gone(pid)
@@ -236,7 +236,7 @@ def test_rolling_restart_of_several_workers_under_long_tasks_uses_up_no_attempt(
             assert processes[name].wait(60) == 0
             end_process(processes[name])
             processes[name] = worker_process(url, tmp_path, name, 20.0, drain_s=0.2)
-        items = Backlog(store, KEYS.backlog).items()
+        items = WorkQueue(store, KEYS.backlog).items()
         assert [each.attempts for each in items] == [each.attempts for each in items if each.attempts <= 1]
         for path in paths.values():
             Path(f"{path}.go").touch()
@@ -249,7 +249,7 @@ def test_rolling_restart_of_several_workers_under_long_tasks_uses_up_no_attempt(
     for path in paths.values():
         runs = [moments for _, moments in sorted(journal(path).items())]
         assert all(before[-1][1] < after[0][1] for before, after in pairwise(runs))
-    assert Backlog(store, KEYS.backlog).items() == []
+    assert WorkQueue(store, KEYS.backlog).items() == []
 
 
 def test_folders_of_attempts_are_gone_with_them_whatever_they_did(store, logs, tmp_path):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import latchwork
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.types import Create
 from latchwork.workflows.exchange import Head, Result, Running, Spec
 from latchwork.workflows.keys import Item, Keys, shelf_of, workflows_store
@@ -66,7 +66,7 @@ def put(store, task, params=None, *, type="shell", n=1, shard=0, lane="default",
     item, body = spec.to_bytes()
     ops = [Create(KEYS.data(about.x), body)] if body is not None else []
     shelf = shelf or shelf_of("instance", 11, 2, 2, 0.0)
-    Backlog(workflows_store(store), KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
+    WorkQueue(workflows_store(store), KEYS.backlog).put(lane, shelf, Item(task, n, shard).id, item, ops=ops)
     return about.x
 
 

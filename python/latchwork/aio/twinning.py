@@ -29,8 +29,8 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("transact", "fn"): as_work,
     ("wait_until", "predicate"): as_look,
     ("wait_free", "accept"): as_look,
-    ("wait_told", "accept"): as_look,
-    ("take_told", "accept"): as_look,
+    ("wait_items", "accept"): as_look,
+    ("take_items", "accept"): as_look,
     ("try_take", "accept"): as_look,
     **{
         (method, "fn"): as_listener

@@ -16,7 +16,7 @@ from latchwork.tasks import BlobRef, Retry
 from latchwork.types import Delete
 
 if TYPE_CHECKING:
-    from latchwork.primitives import Backlog
+    from latchwork.primitives import WorkQueue
 
 _MOST_COPIES = 1000
 _MOST_HEAD = 3000
@@ -208,7 +208,7 @@ def ref_of(value: bytes) -> BlobRef | None:
         return None
 
 
-def other_copies(backlog: Backlog, item: TaskItem, keep: str) -> list[Delete]:
+def other_copies(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
     """The writes that delete all copies of a task but one, wherever they are by now: a copy may go to the lane of all.
 
     Args:

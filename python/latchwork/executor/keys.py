@@ -3,7 +3,7 @@
 Keys, below ``@executor``; see ``executor_store``:
 
        <name>/group/...                   who runs tasks; see ``primitives.Group``
-       <name>/backlog/...                 the tasks; see ``primitives.Backlog``: lane ``any``, and ``m.<member>``
+       <name>/backlog/...                 the tasks; see ``primitives.WorkQueue``: lane ``any``, and ``m.<member>``
        <name>/subs/<sid>                  a submitter is there; dies with its session
        <name>/results/<sid>/<k>/<number>  how a task of a submitter ended, a thousand in one folder
        <name>/detached/<hh>/<id>          a task that outlives its submitter: where it was put

@@ -24,7 +24,7 @@ from latchwork.executor.keys import (
 )
 from latchwork.executor.placing.placing import Offer, read_offer
 from latchwork.executor.stored import Place, Stored, TaskState, ended
-from latchwork.primitives import Backlog, BacklogItem, Group
+from latchwork.primitives import Group, QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import run
@@ -157,7 +157,7 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
         said = {_last(each.key): read_offer(each.value) for each in system.list(keys.functions)}
         running: dict[str, int] = {}
         lanes = []
-        for lane in backlog.lanes():
+        for lane in backlog.partitions():
             holders = [ticket.label for ticket in backlog.claims(lane, _CLAIMS).values()]
             for holder in holders:
                 running[holder] = running.get(holder, 0) + 1
@@ -194,7 +194,7 @@ def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[Task
     """
     with _opened(store, name) as (_, _, backlog):
         found: dict[str, TaskRecord] = {}
-        for lane in backlog.lanes():
+        for lane in backlog.partitions():
             items = backlog.items(lane, limit)
             limit -= len(items)
             claims = backlog.claims(lane, _CLAIMS)
@@ -293,9 +293,9 @@ _NOTHING = Offer()
 
 
 @contextmanager
-def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, Backlog]]:
+def _opened(store: Store, name: str) -> Iterator[tuple[Store, Keys, WorkQueue]]:
     system, keys = executor_store(store, "an executor"), Keys(validate_name(name))
-    with closing(Backlog(system, keys.backlog)) as backlog:
+    with closing(WorkQueue(system, keys.backlog)) as backlog:
         yield system, keys, backlog
 
 
@@ -303,17 +303,17 @@ def _last(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _record(item: BacklogItem, holder: str | None) -> TaskRecord:
+def _record(item: QueueItem, holder: str | None) -> TaskRecord:
     phase, on = ("queued", ()) if holder is None else ("running", (holder,))
-    at_s = queued_at_s(item.shelf)
+    at_s = queued_at_s(item.sort_key)
     try:
         task = task_of(item.value)
     except BadRecord as error:
         why = f"it is no task: {error}"
-        return TaskRecord(item.id, "", phase, (item.lane,), on, item.attempts, 0, at_s, "", why)
+        return TaskRecord(item.id, "", phase, (item.partition,), on, item.attempts, 0, at_s, "", why)
     function = "" if task.function == PICKLED else task.function
     return TaskRecord(
-        task.id, function, phase, (item.lane,), on, item.attempts, task.priority, at_s, task.sid, item.why
+        task.id, function, phase, (item.partition,), on, item.attempts, task.priority, at_s, task.sid, item.why
     )
 
 
@@ -330,7 +330,7 @@ def _merged(one: TaskRecord, other: TaskRecord) -> TaskRecord:
     )
 
 
-def _dead(item: BacklogItem) -> DeadTask:
+def _dead(item: QueueItem) -> DeadTask:
     try:
         task = task_of(item.value)
     except BadRecord:
@@ -338,7 +338,7 @@ def _dead(item: BacklogItem) -> DeadTask:
     return DeadTask(item.letter, task.id, task.function, item.attempts, item.why)
 
 
-def _look(store: Store, keys: Keys, backlog: Backlog, task_id: str) -> tuple[Place | None, TaskState]:
+def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[Place | None, TaskState]:
     """Where a task is; None with its state when it is over."""
     sid, number = task_number(task_id)
     detached = sid == DETACHED
@@ -353,9 +353,9 @@ def _look(store: Store, keys: Keys, backlog: Backlog, task_id: str) -> tuple[Pla
     return None, ended(over.value)
 
 
-def _tasks_of(store: Store, backlog: Backlog, sid: str, task_id: str) -> Iterator[TaskItem]:
+def _tasks_of(store: Store, backlog: WorkQueue, sid: str, task_id: str) -> Iterator[TaskItem]:
     """The copies of a task that are there, found by the shelves of its submitter."""
-    for lane in backlog.lanes():
+    for lane in backlog.partitions():
         prefix = backlog.key(lane, "x", "x").removesuffix("/x/x")
         for shelf in _of(store.children(prefix), sid):
             for each in store.children(f"{prefix}/{shelf}"):

@@ -24,7 +24,7 @@ from latchwork.executor.placing.pickers import Picker
 from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.line import INLINE_BYTES, copies_ops
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.records import Record
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
@@ -49,7 +49,7 @@ class Detached:
         self.keys = keys
         self.payloads = payloads
         self.hint_of = hint_of
-        self.backlog = Backlog(store, keys.backlog)
+        self.backlog = WorkQueue(store, keys.backlog)
         self.stored = Stored(store, keys, self.backlog)
         self.blobs = Blobs(store, keys.data)
         self._placing = Placing(store, keys)

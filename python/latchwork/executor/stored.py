@@ -15,7 +15,7 @@ from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
 from latchwork.executor.errors import TaskCancelled
 from latchwork.executor.items import TaskItem, task_of
 from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
-from latchwork.primitives import Backlog, BacklogItem
+from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.tasks import BadPayload, BlobRef, Blobs, Outcome
@@ -80,7 +80,7 @@ class Stored:
         backlog: its tasks.
     """
 
-    def __init__(self, store: Store, keys: Keys, backlog: Backlog) -> None:
+    def __init__(self, store: Store, keys: Keys, backlog: WorkQueue) -> None:
         self._store = store
         self._keys = keys
         self._backlog = backlog
@@ -93,10 +93,10 @@ class Stored:
         first = [self._backlog.key(lane, place.shelf, item) for lane, item in pairs]
         return first, [self._backlog.key(ANY, place.shelf, item) for lane, item in pairs if lane != ANY]
 
-    async def items(self, place: Place) -> list[BacklogItem]:
+    async def items(self, place: Place) -> list[QueueItem]:
         """The copies that are there. In this order: one that is moved meanwhile is found, twice at most."""
         ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
-        found: dict[str, BacklogItem] = {}
+        found: dict[str, QueueItem] = {}
         for lanes in (place.lanes, [ANY] * len(ids)):
             wanted = [(lane, each) for lane, each in zip(lanes, ids, strict=True) if each not in found]
             for lane, each in wanted:
@@ -218,9 +218,9 @@ class Stored:
             return set()
         return set(batch)
 
-    async def _items_of(self, places: Mapping[int, Place]) -> dict[int, list[BacklogItem]]:
+    async def _items_of(self, places: Mapping[int, Place]) -> dict[int, list[QueueItem]]:
         """The copies that are there, by task. Looks where they were put first, then where they may have been moved."""
-        found: dict[int, list[BacklogItem]] = {number: [] for number in places}
+        found: dict[int, list[QueueItem]] = {number: [] for number in places}
         seen: set[tuple[int, str]] = set()
         for look in (0, 1):
             wanted = [(number, key) for number, place in places.items() for key in self.keys_of(place)[look]]
@@ -235,7 +235,7 @@ class Stored:
 
     def _removal(
         self,
-        items: Sequence[BacklogItem],
+        items: Sequence[QueueItem],
         holders: Sequence[Any],
         session: Session | None,
         *,
@@ -251,7 +251,7 @@ class Stored:
         ops = [*(op for _, each in parts for op in each), *self._blob_of(items[0]), *marks]
         return [check for checks, _ in parts for check in checks], ops
 
-    def _blob_of(self, item: BacklogItem) -> list[Op]:
+    def _blob_of(self, item: QueueItem) -> list[Op]:
         """The writes that delete what is kept beside a task."""
         try:
             blob = task_of(item.value).blob

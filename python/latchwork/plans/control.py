@@ -16,7 +16,7 @@ from latchwork.plans.running.children import Children
 from latchwork.plans.running.removing import delete_plan
 from latchwork.plans.running.waking import wake
 from latchwork.plans.states import Edit, Seen
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import QueueClaim, QueueItem
 from latchwork.store.steps import ask
 from latchwork.types import Absent, Create, Entry
 
@@ -32,7 +32,7 @@ class Control:
         self._children = children
         self._progress = progress
 
-    async def handle(self, claim: BacklogClaim, plan_id: str, what: str) -> None:
+    async def handle(self, claim: QueueClaim, plan_id: str, what: str) -> None:
         """Do what ``@start.0`` says, to its end.
 
         Raises:
@@ -66,7 +66,7 @@ class Control:
 
     # Cancel
 
-    async def _cancel(self, claim: BacklogClaim, plan_id: str, turn: int) -> None:
+    async def _cancel(self, claim: QueueClaim, plan_id: str, turn: int) -> None:
         """End all that has not ended, until nothing is left; what runs is told to by its own worker."""
         place = self._place
         while True:
@@ -86,7 +86,7 @@ class Control:
             if not ended:
                 raise NotYet(f"plan {plan_id!r} is being cancelled, and tasks of it run")
 
-    async def _cancel_task(self, claim: BacklogClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
+    async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
         """Whether it ended; one that runs does not."""
         edit = self._place.edges.cancelled(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
@@ -102,7 +102,7 @@ class Control:
             return False
         return await self._place.commit(edit, claim.fence)
 
-    def _take_along(self, edit: Edit, item: BacklogItem | None, shelf: str, name: str) -> None:
+    def _take_along(self, edit: Edit, item: QueueItem | None, shelf: str, name: str) -> None:
         """Remove an item that nobody has in the same transaction; one that is not there must not be there then."""
         if item is None:
             edit.checks.append(Absent(self._place.backlog.key(LANE, shelf, name)))
@@ -111,7 +111,7 @@ class Control:
         edit.checks.extend(checks)
         edit.ops.extend(ops)
 
-    def _as_it_is(self, edit: Edit, item: BacklogItem | None, shelf: str, name: str) -> None:
+    def _as_it_is(self, edit: Edit, item: QueueItem | None, shelf: str, name: str) -> None:
         """An item that nobody has stays; one that is not there is not there then, or is made."""
         if item is not None:
             edit.checks.extend(self._place.backlog.removal(item)[0])
@@ -120,7 +120,7 @@ class Control:
 
     # Recover
 
-    async def _recover(self, claim: BacklogClaim, plan_id: str, turn: int) -> None:
+    async def _recover(self, claim: QueueClaim, plan_id: str, turn: int) -> None:
         """First all that was lost waits, and then the first of it becomes ready, once the plan is."""
         place = self._place
         while True:
@@ -139,7 +139,7 @@ class Control:
             await place.commit(place.edges.recovered(entry, plan), claim.fence)
         await self._look_at_all(plan_id, (entry, plan))
 
-    async def _reset(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> None:
+    async def _reset(self, claim: QueueClaim, plan_id: str, seen: Seen, task: Task) -> None:
         """Make a task wait again, once its last holder has left it. Nothing runs meanwhile: what is done stands."""
         entry, plan = seen
         place = self._place
@@ -161,7 +161,7 @@ class Control:
 
     # Remove
 
-    async def _remove(self, claim: BacklogClaim, plan_id: str) -> None:
+    async def _remove(self, claim: QueueClaim, plan_id: str) -> None:
         """Delete all of it, its record at last. A run that goes on finds its task gone, and is quiet."""
         held(claim)
         await delete_plan(self._place, plan_id, lambda: held(claim))

@@ -29,7 +29,7 @@ from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.results import Results
 from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
-from latchwork.primitives import BacklogClaim, BacklogItem, Share
+from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, driven, steps_of
 from latchwork.tasks import (
@@ -103,8 +103,8 @@ class PlanHooks(FeederHooks):
         self._company = company
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
-        self._begun: WeakKeyDictionary[BacklogClaim, Begun] = WeakKeyDictionary()
-        self._read: WeakKeyDictionary[BacklogClaim, _Read] = WeakKeyDictionary()
+        self._begun: WeakKeyDictionary[QueueClaim, Begun] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[QueueClaim, _Read] = WeakKeyDictionary()
         self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
         #: By the path of an item that runs, the token of the creation of its plan.
@@ -128,7 +128,7 @@ class PlanHooks(FeederHooks):
         """What of the items is ours first."""
         return self._mates.share()
 
-    def accept(self, item: BacklogItem) -> bool:
+    def accept(self, item: QueueItem) -> bool:
         """Items of control; those of tasks of a plan that is ready, and of one that has ended, to remove them."""
         plan_id, task = split_id(item.id)
         known = self._known(plan_id)
@@ -141,7 +141,7 @@ class PlanHooks(FeederHooks):
         most = known[1].max_parallel
         return most is None or self._limits.has_room(plan_id, most)
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """A task is claimed while its plan is as we know it: not after a cancel that we have not heard of."""
         plan_id, task = split_id(item.id)
         known = self._known(plan_id)
@@ -150,7 +150,7 @@ class PlanHooks(FeederHooks):
         most = known[1].max_parallel
         return (At(known[0]),), () if most is None else self._limits.choose(plan_id, most, item.path)
 
-    def refused(self, item: BacklogItem) -> bool:
+    def refused(self, item: QueueItem) -> bool:
         """Its plan has changed, or has no place."""
         return self._limits.refused(item.path)
 
@@ -177,7 +177,7 @@ class PlanHooks(FeederHooks):
     # Beginning
 
     @driven
-    async def taken(self, claims: Sequence[BacklogClaim]) -> None:
+    async def taken(self, claims: Sequence[QueueClaim]) -> None:
         """Read all their tasks, and the results that these need, together."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
@@ -185,14 +185,14 @@ class PlanHooks(FeederHooks):
             for claim, want, read in zip(tasks, wanted, await self._place.tasks_and_entries(wanted), strict=True):
                 self._read[claim] = (want[2], *read)
 
-    def _wanted(self, claim: BacklogClaim) -> tuple[str, str, list[str]]:
+    def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
         """The plan and the task of a claim, and the tasks whose results are to be read for it."""
         plan_id, name = split_id(claim.item.id)
         known, names = self._known(plan_id), read_wanted(claim.value)[1]
         kept = {} if known is None else self._results.known(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
-    def begin(self, claim: BacklogClaim) -> Run | Ending:
+    def begin(self, claim: QueueClaim) -> Run | Ending:
         """The call is made in the slot, where the store may be asked."""
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
@@ -210,7 +210,7 @@ class PlanHooks(FeederHooks):
         )
 
     @driven
-    async def _call(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
+    async def _call(self, claim: QueueClaim, plan_id: str, name: str) -> Call:
         if name.startswith(_CONTROL):
             raise NothingToRun("control")
         try:
@@ -225,7 +225,7 @@ class PlanHooks(FeederHooks):
             raise
         return call
 
-    async def _made(self, claim: BacklogClaim, plan_id: str, name: str) -> Call:
+    async def _made(self, claim: QueueClaim, plan_id: str, name: str) -> Call:
         known = self._known(plan_id)
         read = self._read.pop(claim, None)
         if read is None:
@@ -252,18 +252,18 @@ class PlanHooks(FeederHooks):
 
     # Ending
 
-    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:
+    def at_end(self, claim: QueueClaim) -> Sequence[Op]:
         """A task of a limited plan gives its place back."""
         return self._limits.end(claim)
 
-    def claim_over(self, claim: BacklogClaim) -> bool:
+    def claim_over(self, claim: QueueClaim) -> bool:
         """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
         self._company.returned(claim)
         self._plan_created.pop(claim.item.path, None)
         return self._limits.over(claim)
 
     @driven
-    async def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
+    async def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """What follows from a run, all of it written before the item goes, or together with it."""
         self._company.returned(claim)
         backoff = Backoff()
@@ -278,7 +278,7 @@ class PlanHooks(FeederHooks):
                 if await Pause(self._place.store.clock, self._stop, backoff.next_s()):
                     return Release(str(error)[:200], count=False)
 
-    async def _ending(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
+    async def _ending(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         plan_id, name = split_id(claim.item.id)
         if name.startswith(_CONTROL):
             await self._control.handle(claim, plan_id, name)
@@ -300,7 +300,7 @@ class PlanHooks(FeederHooks):
         except NoSuchPlan:  # removed meanwhile
             return Done()
 
-    async def _hand_over(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _hand_over(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
         _, plan = await self._place.plan(plan_id)
         found = await self._place.tasks(plan_id, [name])
@@ -322,7 +322,7 @@ class PlanHooks(FeederHooks):
         edit = self._children.begun(found[0], *child)
         return Done(tuple(edit.checks), tuple(edit.ops))
 
-    async def _end_child(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending | None:
+    async def _end_child(self, claim: QueueClaim, plan_id: str, seen: Seen, task: Task) -> Ending | None:
         """The plan that a task waits for has ended, or goes on after all. None: look again."""
         outcome, check = await self._children.outcome(plan_id, task)
         if outcome is None:
@@ -334,7 +334,7 @@ class PlanHooks(FeederHooks):
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
-    async def _stored(self, claim: BacklogClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
+    async def _stored(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
         """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
         begun = self._begun.get(claim, Begun())
         if not begun.result:
@@ -342,7 +342,7 @@ class PlanHooks(FeederHooks):
             begun = self._begun[claim] = replace(begun, result=stored)
         return begun.result
 
-    async def _end_task(self, claim: BacklogClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
+    async def _end_task(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
         while True:
             entry, plan = await self._place.plan(plan_id)
             found = await self._place.tasks(plan_id, [name])
@@ -362,7 +362,7 @@ class PlanHooks(FeederHooks):
             if ending is not None:
                 return ending
 
-    async def _pass_on(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task) -> Ending:
+    async def _pass_on(self, claim: QueueClaim, plan_id: str, seen: Seen, task: Task) -> Ending:
         """A task that has ended: what follows from it, which whoever ended it may not have come to."""
         if task.record.state is TaskState.DONE:
             await self._progress.propagate(plan_id, seen, task)
@@ -373,7 +373,7 @@ class PlanHooks(FeederHooks):
         return Done()
 
     async def _succeed(
-        self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome
+        self, claim: QueueClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome
     ) -> Ending | None:
         """None: look again; it is done, or something was written meanwhile."""
         result = await self._stored(claim, plan_id, task, outcome)
@@ -384,7 +384,7 @@ class PlanHooks(FeederHooks):
         await self._progress.complete(plan_id)
         return Done()
 
-    async def _fail(self, claim: BacklogClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome) -> Ending | None:
+    async def _fail(self, claim: QueueClaim, plan_id: str, seen: Seen, task: Task, outcome: Outcome) -> Ending | None:
         entry, plan = seen
         failure = outcome.failure
         assert failure is not None
@@ -404,7 +404,7 @@ class PlanHooks(FeederHooks):
         await self._commit(edit.checks, edit.ops, claim)
         return None
 
-    async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: BacklogClaim) -> bool:
+    async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: QueueClaim) -> bool:
         """Whether it was written, as far as is known.
 
         Raises:

@@ -11,7 +11,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, Keys
 from latchwork.plans.records import PlanRecord, Task, TaskState, read_result, result_at, result_value
 from latchwork.plans.states import Edges, Edit
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store.steps import ask, steps_of
 from latchwork.store.store import Store, system_namespace
 from latchwork.tasks import BlobRef, Blobs
@@ -31,7 +31,7 @@ class Place:
     def __init__(self, store: Store, name: str) -> None:
         self.store = store = system_namespace(store, "plans")
         self.keys = Keys(name)
-        self.backlog = Backlog(store, self.keys.backlog)
+        self.backlog = WorkQueue(store, self.keys.backlog)
         self.blobs = Blobs(store, self.keys.data)
         self.edges = Edges(self.keys, self._put_item)
 
@@ -59,7 +59,7 @@ class Place:
 
     def claim_key(self, lane: str, rest: str) -> str:
         """The key of the claim of an item: ``<shelf>/<id>`` in a lane."""
-        return f"{self.keys.backlog}/lanes/{lane}/claims/{rest}"
+        return f"{self.keys.backlog}/partitions/{lane}/claims/{rest}"
 
     async def added(self, plan_id: str) -> int:
         """How many tasks were added since the start, at least."""

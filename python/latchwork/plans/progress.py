@@ -17,7 +17,7 @@ from latchwork.plans.records import PlanState, Task, TaskState
 from latchwork.plans.running.handing import NOBODY, Along, Taker
 from latchwork.plans.running.waking import wake
 from latchwork.plans.states import Seen, portions
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.store.steps import ask
 from latchwork.types import Committed
 
@@ -136,7 +136,7 @@ class Progress:
 
     # Failed
 
-    async def skip_behind(self, claim: BacklogClaim, plan_id: str, task: Task, turn: int) -> None:
+    async def skip_behind(self, claim: QueueClaim, plan_id: str, task: Task, turn: int) -> None:
         """Skip all that can never run, since a task has failed; through what another had skipped before it died.
 
         Raises:
@@ -149,7 +149,7 @@ class Progress:
                 seen.add(name)
                 left.extend(await self._skip(claim, plan_id, name, turn))
 
-    async def _skip(self, claim: BacklogClaim, plan_id: str, name: str, turn: int) -> Iterable[str]:
+    async def _skip(self, claim: QueueClaim, plan_id: str, name: str, turn: int) -> Iterable[str]:
         """What comes after it too."""
         place = self._place
         while True:
@@ -167,7 +167,7 @@ class Progress:
                 return task.record.succ
 
 
-def held(claim: BacklogClaim) -> None:
+def held(claim: QueueClaim) -> None:
     """Refuse to go on with a claim that may be over.
 
     Raises:

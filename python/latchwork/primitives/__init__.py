@@ -1,9 +1,9 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
-from latchwork.primitives.backlog.backlog import Backlog
-from latchwork.primitives.backlog.claim import BacklogClaim, BacklogEnding
-from latchwork.primitives.backlog.handing import PutTaken
-from latchwork.primitives.backlog.items import BacklogItem
+from latchwork.primitives.backlog.backlog import WorkQueue
+from latchwork.primitives.backlog.claim import ClaimEnding, QueueClaim
+from latchwork.primitives.backlog.handing import CreateClaimed
+from latchwork.primitives.backlog.items import QueueItem
 from latchwork.primitives.backlog.pages import Share
 from latchwork.primitives.fair.election import Election, Term
 from latchwork.primitives.fair.latch import LeaderLatch
@@ -32,14 +32,12 @@ from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.waiting.work import Work
 
 __all__ = [
-    "Backlog",
-    "BacklogClaim",
-    "BacklogEnding",
-    "BacklogItem",
     "Barrier",
     "Candidate",
     "Claim",
+    "ClaimEnding",
     "Counter",
+    "CreateClaimed",
     "DoubleBarrier",
     "Election",
     "Group",
@@ -56,8 +54,9 @@ __all__ = [
     "Once",
     "PersistentLock",
     "PriorityQueue",
-    "PutTaken",
     "Queue",
+    "QueueClaim",
+    "QueueItem",
     "RateLimiter",
     "ReadWriteLock",
     "Semaphore",
@@ -68,6 +67,7 @@ __all__ = [
     "View",
     "ViewChange",
     "Work",
+    "WorkQueue",
     "force_release",
     "forget_free_locks",
     "list_groups",

@@ -46,12 +46,12 @@ class StoreCluster:
 
         Claims are read first: what is taken meanwhile counts as free, and nothing that is free as taken.
         """
-        prefix = f"{self._keys.backlog}/lanes/{lane}"
+        prefix = f"{self._keys.backlog}/partitions/{lane}"
         taken = set(self._names(f"{prefix}/claims", _MOST_TAKEN, recursive=True))
         if len(taken) == _MOST_TAKEN:
             return None
         wanted = most + len(taken) + 1
-        shelves = self._names(f"{prefix}/shelves", wanted)
+        shelves = self._names(f"{prefix}/sort_keys", wanted)
         names = self._head(f"{prefix}/items", shelves, wanted)
         free = [each for each in names if each not in taken]
         return Line(tuple(free[:most]), is_whole=max(len(names), len(shelves)) < wanted and len(free) <= most)

@@ -6,7 +6,7 @@ Keys, below ``@workflows``; see ``workflows_store``:
        <name>/pair                     which of all stores it is; the database has the same
        <name>/high/<shard>             transactions of the shard's owners when results were last deleted
        <name>/cluster/...              the masters' job manager: shards are items of a job
-       <name>/backlog/...              tasks that workers take; see ``primitives.Backlog``
+       <name>/backlog/...              tasks that workers take; see ``primitives.WorkQueue``
        <name>/shards/<shard>/...       what the shard's master follows, by one watch:
          .../running/<x>               who runs an attempt; written by the claim, dies with the worker's session
          .../results/<x>               how an attempt ended; written by its end, deleted once it is in the database

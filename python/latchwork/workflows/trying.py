@@ -62,7 +62,7 @@ from latchwork.workflows.worker.outputs import BadOutput, outputs_of
 from latchwork.workflows.worker.preparing import CannotRun, Preparing
 
 if TYPE_CHECKING:
-    from latchwork.primitives import BacklogClaim
+    from latchwork.primitives import QueueClaim
 
 #: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
 _MOST_ROUNDS = 100_000
@@ -297,7 +297,7 @@ class Trying:
     def _started(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
         """A task of another type, in a process of its own."""
         folder = self._folder / f"{spec.head.task}.{spec.head.n}"
-        attempt = Attempt(cast("BacklogClaim", None), spec.head, spec.head.n)
+        attempt = Attempt(cast("QueueClaim", None), spec.head, spec.head.n)
         made = self._preparing.prepare(attempt, spec, folder)
         try:
             done = subprocess.run(  # noqa: S603 - what the definition says

@@ -152,11 +152,11 @@ async def work_to_do(store: aio.Store) -> None:
         assert_type(claim, aio.Claim)
         assert_type(claim.value, bytes)
     await aio.PriorityQueue(store, "urgent").put(b"x", priority=1)
-    backlog = aio.Backlog(store, "tasks")
+    backlog = aio.WorkQueue(store, "tasks")
     for taken in await backlog.try_take(["any"], limit=3, accept=lambda item: bool(item.id)):
-        assert_type(taken, aio.BacklogClaim)
+        assert_type(taken, aio.QueueClaim)
         ending = taken.ack_part()
-        assert_type(ending, aio.BacklogEnding)
+        assert_type(ending, aio.ClaimEnding)
         assert_type(await ending.landed(LatchworkError("x")), bool)
 
 

@@ -64,4 +64,4 @@ def left_of(store, keys):
     """What no run that is over leaves: items, claims, who runs, slots, results, cancels, second parts of specs."""
     prefixes = (keys.backlog, keys.shards, keys.cancels, keys.every_data, keys.slots)
     found = [entry.key for prefix in prefixes for entry in store.list(prefix, recursive=True)]
-    return [key for key in found if not ("/shelves/" in key or "/takers/" in key or key.endswith(("/poke", "/size")))]
+    return [key for key in found if not ("/sort_keys/" in key or "/takers/" in key or key.endswith(("/poke", "/size")))]

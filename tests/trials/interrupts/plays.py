@@ -248,15 +248,15 @@ def _queue() -> list[Play]:
     ]
 
 
-def _filled_backlog(store: Store, name: str) -> p.Backlog:
-    backlog = p.Backlog(store, name)
+def _filled_backlog(store: Store, name: str) -> p.WorkQueue:
+    backlog = p.WorkQueue(store, name)
     backlog.put("any", "s", "1", b"item")
     assert store.session.remaining_s() > 0.0  # opened here, where nothing is interrupted
     return backlog
 
 
 def _emptied(_ours: object, _mine: Store, other: Store, name: str) -> None:
-    backlog = p.Backlog(other, name)
+    backlog = p.WorkQueue(other, name)
     deadline = time.monotonic() + WAIT_S
     while backlog.size():  # the end of a claim that was interrupted goes on in the background
         assert time.monotonic() < deadline, "an item that nobody can have"
@@ -267,38 +267,38 @@ def _emptied(_ours: object, _mine: Store, other: Store, name: str) -> None:
 
 
 def _backlog() -> list[Play]:
-    def taken(store: Store, name: str) -> p.BacklogClaim:
+    def taken(store: Store, name: str) -> p.QueueClaim:
         return _filled_backlog(store, name).try_take(["any"])[0]
 
-    def take(backlog: p.Backlog, *_: object) -> None:
+    def take(backlog: p.WorkQueue, *_: object) -> None:
         for claim in backlog.try_take(["any"]):
             with claim:
                 pass
 
-    def take_told(backlog: p.Backlog, *_: object) -> None:
-        for claim in backlog.take_told(backlog.items("any")):
+    def take_items(backlog: p.WorkQueue, *_: object) -> None:
+        for claim in backlog.take_items(backlog.items("any")):
             with claim:
                 pass
 
-    def ended(claim: p.BacklogClaim, mine: Store, other: Store, name: str) -> None:
+    def ended(claim: p.QueueClaim, mine: Store, other: Store, name: str) -> None:
         if claim.is_held:
             with suppress(LockLost):
                 claim.release()
         _emptied(claim, mine, other, name)
 
-    def put(backlog: p.Backlog, *_: object) -> None:
+    def put(backlog: p.WorkQueue, *_: object) -> None:
         backlog.put("any", "s", "1", b"item")
 
     return [
-        Play("Backlog.put", p.Backlog, put, _emptied),
-        Play("Backlog.try_take", _filled_backlog, take, _emptied),
-        Play("Backlog.take_told", _filled_backlog, take_told, _emptied),
-        Play("Backlog.wait_told", _filled_backlog, lambda one, *_: one.wait_told("other", 0.01), _emptied),
-        Play("Backlog.wait_free", _filled_backlog, lambda one, *_: one.wait_free("other", 0.01), _emptied),
-        Play("BacklogClaim.with", taken, _with, _emptied),
-        Play("BacklogClaim.ack", taken, lambda claim, *_: claim.ack(), ended),
-        Play("BacklogClaim.release", taken, lambda claim, *_: claim.release(count=False), ended),
-        Play("BacklogClaim.bury", taken, lambda claim, *_: claim.bury(), ended),
+        Play("WorkQueue.put", p.WorkQueue, put, _emptied),
+        Play("WorkQueue.try_take", _filled_backlog, take, _emptied),
+        Play("WorkQueue.take_items", _filled_backlog, take_items, _emptied),
+        Play("WorkQueue.wait_items", _filled_backlog, lambda one, *_: one.wait_items("other", 0.01), _emptied),
+        Play("WorkQueue.wait_free", _filled_backlog, lambda one, *_: one.wait_free("other", 0.01), _emptied),
+        Play("QueueClaim.with", taken, _with, _emptied),
+        Play("QueueClaim.ack", taken, lambda claim, *_: claim.ack(), ended),
+        Play("QueueClaim.release", taken, lambda claim, *_: claim.release(count=False), ended),
+        Play("QueueClaim.bury", taken, lambda claim, *_: claim.bury(), ended),
     ]
 
 

@@ -12,7 +12,6 @@ import time
 
 from latchwork.errors import LatchworkError, LockLost, OutcomeUnknown, OwnershipLost, Unavailable, WaitTimeout
 from latchwork.primitives import (
-    Backlog,
     Election,
     LeaderLatch,
     Lock,
@@ -23,6 +22,7 @@ from latchwork.primitives import (
     Queue,
     ReadWriteLock,
     Semaphore,
+    WorkQueue,
 )
 
 #: Nobody is forgotten: whoever waits longer fails the test.
@@ -186,7 +186,7 @@ class BacklogTaker:
     """The claim of the one item of a backlog: given back, or acknowledged late."""
 
     def __init__(self, store, name, role, ttl_s):
-        self._backlog = Backlog(store, name, max_attempts=100, label=role)
+        self._backlog = WorkQueue(store, name, max_attempts=100, label=role)
         self._claim = None
 
     def prepare(self):
@@ -284,7 +284,7 @@ OWNERS = {
     "LockKeeper": Keeper,
     "Queue": Taker,
     "PriorityQueue": PriorityTaker,
-    "Backlog": BacklogTaker,
+    "WorkQueue": BacklogTaker,
     "Once": Runner,
 }
 #: They outlive their session.

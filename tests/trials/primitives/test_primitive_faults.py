@@ -31,7 +31,7 @@ SAMPLE = [
     ("zookeeper", "waiter killed", "Lock"),
     ("etcd35", "waiter frozen past its TTL", "Semaphore"),
     ("etcd35", "connection of a waiter cut for more than the TTL", "Queue"),
-    ("zookeeper", "holder frozen past its TTL", "Backlog"),
+    ("zookeeper", "holder frozen past its TTL", "WorkQueue"),
     ("etcd34", "leader of three killed", "Counter"),
     ("etcd34", "leader of three killed", "PriorityQueue"),
     ("etcd34", "leader of three frozen, then woken", "ReadWriteLock"),

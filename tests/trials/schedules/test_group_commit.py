@@ -6,7 +6,7 @@ import json
 import threading
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.tasks import Call, Done, Feeder, FeederHooks, Functions, GroupCommit, Outcome, Payloads, Run, Slots
 from latchwork.types import Absent, At, Create, Delete, Put
 from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check
@@ -128,7 +128,7 @@ class FeederModel(Model):
 
     @action
     def put_two(self, me):
-        backlog = Backlog(me.store, "work")
+        backlog = WorkQueue(me.store, "work")
         for _ in range(2):
             self.number += 1
             name = f"{me.name}-{self.number}"
@@ -146,7 +146,7 @@ class FeederModel(Model):
     def node(self, me, store, seconds):
         commits = GroupCommit(store, label=me)
         slots = Slots(2, self.functions, PAYLOADS, label=me, clock=store.clock, stop_grace_s=1.0)
-        backlog = Backlog(store, "work", max_attempts=100)
+        backlog = WorkQueue(store, "work", max_attempts=100)
         feeder = Feeder(backlog, slots, commits, Work(self, me), store=store, node_id=me)
         feeder.start()
         try:

@@ -14,7 +14,6 @@ from latchwork.cli.outcome import UsageError
 from latchwork.cli.text import say, say_json
 from latchwork.errors import OnceFailed
 from latchwork.primitives import (
-    Backlog,
     Counter,
     Election,
     Group,
@@ -25,6 +24,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
     Ticket,
+    WorkQueue,
     lock_states,
 )
 from latchwork.store import Store
@@ -105,11 +105,14 @@ def _queue(store: Store, name: str) -> dict[str, Any]:
 
 
 def _backlog(store: Store, name: str) -> dict[str, Any]:
-    with closing(Backlog(store, name)) as backlog:
-        lanes = backlog.lanes()
-        takers = {lane: backlog.takers(lane) for lane in lanes}
+    with closing(WorkQueue(store, name)) as backlog:
+        partitions = backlog.partitions()
+        takers = {partition: backlog.takers(partition) for partition in partitions}
         return {
-            "lanes": [{"lane": lane, "items": backlog.size(lane), "takers": len(takers[lane])} for lane in lanes],
+            "partitions": [
+                {"partition": partition, "items": backlog.size(partition), "takers": len(takers[partition])}
+                for partition in partitions
+            ],
             "claims": [{"item": item, **_ticket(each)} for item, each in backlog.claims().items()],
             "dead_letters": [
                 {"letter": each.letter, "item": each.path, "attempts": each.attempts, "why": each.why}

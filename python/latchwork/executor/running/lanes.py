@@ -20,7 +20,7 @@ from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.interrupts import mutex
-from latchwork.primitives import Backlog, BacklogClaim, BacklogItem, Share
+from latchwork.primitives import QueueClaim, QueueItem, Share, WorkQueue
 from latchwork.store import Store
 from latchwork.tasks import (
     PICKLED,
@@ -118,7 +118,7 @@ class Lanes(FeederHooks):
     """
 
     def __init__(
-        self, store: Store, keys: Keys, backlog: Backlog, node: Node, members: Callable[[], Collection[str] | None]
+        self, store: Store, keys: Keys, backlog: WorkQueue, node: Node, members: Callable[[], Collection[str] | None]
     ) -> None:
         self._store = store
         self._keys = keys
@@ -179,7 +179,7 @@ class Lanes(FeederHooks):
             return Share()
         return Share(members.index(self._node.member_id), len(members))
 
-    def accept(self, item: BacklogItem) -> bool:
+    def accept(self, item: QueueItem) -> bool:
         """Whether it is for us; what is no task is, so that it gets out of the way."""
         lane = item.path.partition("/")[0]
         try:
@@ -188,14 +188,14 @@ class Lanes(FeederHooks):
             return True
         return self._node.suits(found, lane, self._members())
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Its submitter has to be there."""
         try:
             return self._wanted(task_of(item.value)), ()
         except BadRecord:
             return (), ()
 
-    def extra_dead(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """With the dead letter of a task that nobody ended: its outcome, for who waits for it."""
         try:
             found = task_of(item.value)
@@ -203,7 +203,7 @@ class Lanes(FeederHooks):
             return (), ()
         return (), self._over(found, Outcome.failed(_died(found, item.attempts, item.why)), keep=item.id)
 
-    def refused(self, item: BacklogItem) -> bool:
+    def refused(self, item: QueueItem) -> bool:
         """Its submitter is gone: a chore removes what there is of it."""
         try:
             sid = task_of(item.value).sid
@@ -257,7 +257,7 @@ class Lanes(FeederHooks):
 
     # How it runs, and ends
 
-    def begin(self, claim: BacklogClaim) -> Run | Ending:
+    def begin(self, claim: QueueClaim) -> Run | Ending:
         """What to run."""
         try:
             item = task_of(claim.value)
@@ -281,7 +281,7 @@ class Lanes(FeederHooks):
         call = partial(self._call, item) if item.blob else Call(item.function, item.payload)
         return Run(call, item.id, timeout_s, attempt)
 
-    def _elsewhere(self, item: TaskItem, claim: BacklogClaim) -> Ending:
+    def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
         """The end of a task of our lane that we have not the function of: others may have it, unless we alone may."""
         if isinstance(item.target, Member) and item.target.otherwise == "fail":
             unknown = UnknownFunction.of(item.function, (each.name for each in self._node.functions))
@@ -291,7 +291,7 @@ class Lanes(FeederHooks):
     def _call(self, item: TaskItem) -> Call:
         return Call(item.function, self._blobs.read(BlobRef.of_body(item.blob)))
 
-    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """Another try, or the outcome for who waits for it."""
         item = task_of(claim.value)
         self.over(claim.item.path, claim.item.id)
@@ -302,15 +302,15 @@ class Lanes(FeederHooks):
             return Release(why[:300], after_s=pause_s, count=False, lane=self._home_of(claim))
         return self._done(item, outcome, claim)
 
-    def lost(self, claim: BacklogClaim) -> None:
+    def lost(self, claim: QueueClaim) -> None:
         """It is not ours any more."""
         self.over(claim.item.path, claim.item.id)
 
-    def why(self, claim: BacklogClaim, why: str) -> str:
+    def why(self, claim: QueueClaim, why: str) -> str:
         """With how many tries have failed, which the item says and nothing else: whoever gives it back."""
         return said_with_tries(tries_of(_why(claim)), why)
 
-    def at_last(self, claim: BacklogClaim, why: str) -> Sequence[Op]:
+    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:
         """The outcome of a task that no node could end, for who waits for it."""
         try:
             item = task_of(claim.value)
@@ -318,7 +318,7 @@ class Lanes(FeederHooks):
             return ()
         return self._over(item, Outcome.failed(_died(item, claim.attempts, why)), keep=claim.item.id)
 
-    def _home_of(self, claim: BacklogClaim) -> str | None:
+    def _home_of(self, claim: QueueClaim) -> str | None:
         """Where a task goes that is given back: from a lane that nobody watches to that of all."""
         lane = claim.item.path.partition("/")[0]
         return None if lane in (ANY, self._node.lane) else ANY
@@ -328,12 +328,12 @@ class Lanes(FeederHooks):
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
         return own if item.retry is None else item.retry
 
-    def claim_over(self, claim: BacklogClaim) -> bool:
+    def claim_over(self, claim: QueueClaim) -> bool:
         """Its large outcome goes, if no result names it."""
         self._large.over(claim)
         return False
 
-    def _done(self, item: TaskItem, outcome: Outcome, claim: BacklogClaim) -> Done:
+    def _done(self, item: TaskItem, outcome: Outcome, claim: QueueClaim) -> Done:
         stored = outcome.to_bytes()
         if len(stored) > INLINE_BYTES:
             ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
@@ -391,5 +391,5 @@ def said_with_tries(tries: int, why: str) -> str:
     return f"try {tries} failed; then {why or 'given back'}" if tries > tries_of(why) else why
 
 
-def _why(claim: BacklogClaim) -> str:
+def _why(claim: QueueClaim) -> str:
     return str(getattr(claim.item, "why", ""))

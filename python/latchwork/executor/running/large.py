@@ -14,7 +14,7 @@ from functools import partial
 from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.items import ref_of
 from latchwork.interrupts import mutex
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef, Blobs
@@ -44,9 +44,9 @@ class LargeOutcomes:
         self._store = store
         self._blobs = blobs
         self._lock = mutex()
-        self._written: dict[BacklogClaim, _Written] = {}
+        self._written: dict[QueueClaim, _Written] = {}
 
-    def write(self, claim: BacklogClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
+    def write(self, claim: QueueClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
         """Write the outcome of a claim's run; the one that was written if its end is tried again."""
         with self._lock:
             found = self._written.get(claim)
@@ -56,12 +56,12 @@ class LargeOutcomes:
                 self._written[claim] = found
         return found.ref
 
-    def named(self, claim: BacklogClaim, *_: object) -> None:
+    def named(self, claim: QueueClaim, *_: object) -> None:
         """The result that names it is written."""
         with self._lock:
             self._written.pop(claim, None)
 
-    def over(self, claim: BacklogClaim) -> None:
+    def over(self, claim: QueueClaim) -> None:
         """The claim is over: what no result names is deleted, in the background. Asks no store."""
         with self._lock:
             found = self._written.pop(claim, None)

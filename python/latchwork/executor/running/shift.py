@@ -19,7 +19,7 @@ from latchwork.executor.keys import Keys, lane_of, member_of
 from latchwork.executor.placing.placing import read_load
 from latchwork.executor.running.lanes import Lanes, Node
 from latchwork.executor.running.sweeping import Sweeper
-from latchwork.primitives import Backlog, BacklogClaim, Group, View, ViewChange
+from latchwork.primitives import Group, QueueClaim, View, ViewChange, WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
 from latchwork.store.steps import Pause, Signal, ask, steps_of
@@ -66,14 +66,14 @@ class Plan:
     run_loop: RunAsync | None = None
 
 
-class Tasks(Backlog):
+class Tasks(WorkQueue):
     """The backlog of an executor: with each dead letter comes an outcome for who waits."""
 
     extra_dead: Any = None
 
-    def try_take(self, lanes: Sequence[str], **options: Any) -> list[BacklogClaim]:
-        """See ``Backlog``."""
-        return super().try_take(lanes, **{"extra_dead": self.extra_dead, **options})
+    def try_take(self, partitions: Sequence[str], **options: Any) -> list[QueueClaim]:
+        """See ``WorkQueue``."""
+        return super().try_take(partitions, **{"extra_dead": self.extra_dead, **options})
 
 
 class Shift:
@@ -136,7 +136,7 @@ class Shift:
             node_id=node.member_id,
             context=plan.context,
         )
-        self._records = Backlog(store, keys.backlog, session=session, label=node.member_id)
+        self._records = WorkQueue(store, keys.backlog, session=session, label=node.member_id)
         self._sweeper = Sweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
         self._view: View | None = None
         self._stop = Signal()
@@ -168,7 +168,7 @@ class Shift:
         key = self._keys.functions_of(self._node.member_id)
         await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
         self._view = await steps_of(self.group.wait)(None)
-        for lane in await steps_of(self._records.lanes)():
+        for lane in await steps_of(self._records.partitions)():
             owner = member_of(lane)
             if owner is not None and owner not in self._view:
                 self.lanes.adopt(lane)

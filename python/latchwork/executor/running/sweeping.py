@@ -15,7 +15,7 @@ from latchwork.errors import BadRecord
 from latchwork.executor.items import TaskItem, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
 from latchwork.executor.placing.placing import read_offer
-from latchwork.primitives import Backlog, BacklogItem
+from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
 from latchwork.tasks import PICKLED, BlobRef, Blobs, Outcome, UnknownFunction
@@ -56,7 +56,7 @@ class Sweeper:
         unknown_after_s: seconds for which a task waits for a member that has its function.
     """
 
-    def __init__(self, store: Store, keys: Keys, backlog: Backlog, *, unknown_after_s: float) -> None:
+    def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, *, unknown_after_s: float) -> None:
         self._store = store
         self._keys = keys
         self._backlog = backlog
@@ -104,7 +104,7 @@ class Sweeper:
     async def _shelves(self) -> list[tuple[str, str, str]]:
         """Lane, prefix and submitter of each shelf there is."""
         found = []
-        for lane in await steps_of(self._backlog.lanes)():
+        for lane in await steps_of(self._backlog.partitions)():
             prefix = self._backlog.key(lane, "x", "x").rpartition("/")[0].rpartition("/")[0]
             for shelf in await ask(self._store.children, prefix):
                 parts = shelf.split("-")
@@ -123,7 +123,7 @@ class Sweeper:
 
     async def _tidy_lanes(self, members: Collection[str]) -> None:
         """Forget the lanes of those that are gone if nothing is in them: nobody takes from there, and forgets them."""
-        for lane in await steps_of(self._backlog.lanes)():
+        for lane in await steps_of(self._backlog.partitions)():
             owner = member_of(lane)
             if owner is None or owner in members:
                 continue
@@ -134,7 +134,7 @@ class Sweeper:
         """End tasks at the head of the lane of all that have waited for long, and whose function no member has."""
         now = time.time()
         heads = await steps_of(self._backlog.items)(ANY, _LOOKED_AT)
-        old = [item for item in heads if now - queued_at_s(item.shelf) >= self._unknown_after_s]
+        old = [item for item in heads if now - queued_at_s(item.sort_key) >= self._unknown_after_s]
         if not old:
             return []
         known = await self._functions()
@@ -149,7 +149,7 @@ class Sweeper:
             found.update(offer.functions, [PICKLED] if offer.allows_pickle else ())
         return found
 
-    async def _end_if_unknown(self, stored: BacklogItem, known: set[str]) -> str:
+    async def _end_if_unknown(self, stored: QueueItem, known: set[str]) -> str:
         try:
             item = task_of(stored.value)
         except BadRecord:

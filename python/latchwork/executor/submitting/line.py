@@ -16,7 +16,7 @@ from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of, task_id_of
 from latchwork.executor.placing.pickers import Picker
 from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.submitting.collecting import Collector, Ends
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, ask, steps_of
@@ -140,7 +140,7 @@ class Preparing:
         placing: where they go.
     """
 
-    def __init__(self, store: Store, keys: Keys, backlog: Backlog, placing: Placing) -> None:
+    def __init__(self, store: Store, keys: Keys, backlog: WorkQueue, placing: Placing) -> None:
         self._backlog = backlog
         self._placing = placing
         self._blobs = Blobs(store, keys.data)
@@ -180,7 +180,7 @@ class Preparing:
         self._written.pop(number, None)
 
 
-def copies_ops(backlog: Backlog, item: TaskItem) -> list[Op]:
+def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
     """The writes that put all copies of a task into their lanes."""
     stored = item.to_bytes()
     pairs = zip(item.lanes, item.item_ids, strict=True)

@@ -26,7 +26,7 @@ from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
 from latchwork.executor.submitting.runner_watch import RunnerWatch
 from latchwork.interrupts import Finally, surely
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
@@ -78,7 +78,7 @@ class Submitter:
         self._resubmits = on_session_lost == "resubmit"
         self._label = label
         self._home = Home(f"executor {keys.name!r}")
-        self._backlog = Backlog(store, keys.backlog, label=label)
+        self._backlog = WorkQueue(store, keys.backlog, label=label)
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
         self._runners = RunnerWatch(store.clock, keys.name, self._placing.has_members)

@@ -19,7 +19,7 @@ from latchwork.plans.running.child_plan import read_spec
 from latchwork.plans.running.waking import read_child
 from latchwork.plans.states import Edit
 from latchwork.plans.writing import drop_draft, write_draft
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import QueueClaim, QueueItem
 from latchwork.store import Session
 from latchwork.tasks import Outcome, Payloads
 from latchwork.types import At, Entry, Exists, Put
@@ -93,7 +93,7 @@ class Children:
     # Cancel and recover
 
     async def cancelled(
-        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, claim: BacklogClaim
+        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
     ) -> Edit | None:
         """The end of a task that waits, once its child has ended; until then None, and the child is told to."""
         place, child_id = self._place, task.record.child
@@ -108,7 +108,7 @@ class Children:
         return None
 
     async def recovered(
-        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, item: BacklogItem | None
+        self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, item: QueueItem | None
     ) -> Edit | None:
         """A task that was lost waits for its child again, which is recovered; None where that is gone."""
         place, child_id = self._place, task.record.child

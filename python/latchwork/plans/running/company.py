@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from latchwork.interrupts import mutex
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 
 #: Calls that take longer are not waited for.
 _SHORT_S = 0.02
@@ -25,14 +25,14 @@ class Company:
     def __init__(self, typical_s: Callable[[], float]) -> None:
         self._typical_s = typical_s
         self._mutex = mutex()
-        self._runs: WeakSet[BacklogClaim] = WeakSet()
+        self._runs: WeakSet[QueueClaim] = WeakSet()
 
-    def begun(self, claim: BacklogClaim) -> None:
+    def begun(self, claim: QueueClaim) -> None:
         """It is to be run."""
         with self._mutex:
             self._runs.add(claim)
 
-    def returned(self, claim: BacklogClaim) -> None:
+    def returned(self, claim: QueueClaim) -> None:
         """It has returned, or will not. Twice is fine."""
         with self._mutex:
             self._runs.discard(claim)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Seen
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.tasks import Ending, Outcome
 from latchwork.types import Entry
 
@@ -27,7 +27,7 @@ class End:
         ending: how its claim ends.
     """
 
-    claim: BacklogClaim
+    claim: QueueClaim
     plan_id: str
     name: str
     outcome: Outcome

@@ -23,7 +23,7 @@ from latchwork.plans.running.end import End, gathered, is_clean, is_simple, last
 from latchwork.plans.running.handing import NOBODY, Along, Handing
 from latchwork.plans.running.known import Known
 from latchwork.plans.states import Edit, Seen
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
@@ -58,7 +58,7 @@ class Ends:
         self,
         place: Place,
         progress: Progress,
-        alone: Callable[[BacklogClaim, str, str, Outcome], Awaitable[Ending]],
+        alone: Callable[[QueueClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
         handing: Handing | None = None,
         *,
@@ -153,7 +153,7 @@ class Ends:
         if first and (left := await self._pass_on(plan_id, first)):
             await self._end_and_look(plan_id, left)
 
-    def _begin(self, claims: Sequence[BacklogClaim]) -> None:
+    def _begin(self, claims: Sequence[QueueClaim]) -> None:
         if self._handing is not None and claims:
             self._handing.begin(claims)
 

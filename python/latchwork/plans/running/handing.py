@@ -13,7 +13,7 @@ from latchwork.plans.keys import LANE, item_id
 from latchwork.plans.place import Place
 from latchwork.plans.records import PlanRecord, PlanState, Task
 from latchwork.plans.states import item_value
-from latchwork.primitives import Backlog, BacklogClaim, PutTaken
+from latchwork.primitives import CreateClaimed, QueueClaim, WorkQueue
 from latchwork.store import Session
 from latchwork.types import Committed, Entry, Op
 
@@ -26,13 +26,13 @@ class Along:
         puts: by task, what puts its item and takes it.
     """
 
-    puts: dict[str, PutTaken] = field(default_factory=dict)
+    puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
     def items(self) -> dict[str, Sequence[Op]]:
         """By task, the writes that put its item."""
         return {name: put.ops for name, put in self.puts.items()}
 
-    def taken(self, done: Committed | None) -> list[BacklogClaim]:
+    def taken(self, done: Committed | None) -> list[QueueClaim]:
         """The claims, once they were written; of an answer that is lost the next look finds them."""
         claims = []
         for put in self.puts.values():
@@ -57,14 +57,14 @@ class Handing:
         session: what claims live by.
     """
 
-    def __init__(self, place: Place, backlog: Backlog, session: Session) -> None:
+    def __init__(self, place: Place, backlog: WorkQueue, session: Session) -> None:
         self._place = place
         self._backlog = backlog
         self._session = session
         self._unsure: dict[str, list[Along]] = {}
         #: How many the worker has room for now, and what runs them: the feeder's.
         self.spare: Callable[[], int] = int
-        self.begin: Callable[[Sequence[BacklogClaim]], object] = bool
+        self.begin: Callable[[Sequence[QueueClaim]], object] = bool
 
     def of(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Taker:
         """Takes along what a look at one plan finds."""
@@ -96,10 +96,10 @@ class Handing:
             return NOBODY
         return Along({each.name: self._put(plan_id, seen[1], each) for each in some})
 
-    def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> PutTaken:
+    def _put(self, plan_id: str, plan: PlanRecord, task: Task) -> CreateClaimed:
         shelf = self._place.edges.shelf(plan, task.record)
         value = item_value(task.record)
-        return self._backlog.put_taken(LANE, shelf, item_id(plan_id, task.name), value, session=self._session)
+        return self._backlog.create_claimed(LANE, shelf, item_id(plan_id, task.name), value, session=self._session)
 
 
 @dataclass(frozen=True, slots=True)

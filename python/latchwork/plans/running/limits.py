@@ -18,7 +18,7 @@ from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
 from latchwork.plans.place import Place
 from latchwork.plans.states import Edit
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.store import Mirror, Session
 from latchwork.store.steps import ask
 from latchwork.types import At, Create, Delete, Op
@@ -50,7 +50,7 @@ class Limits:
         self._mutex = mutex()
         self._new: dict[str, float] = {}
         self._chosen: dict[str, str] = {}
-        self._held: WeakKeyDictionary[BacklogClaim, str] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[QueueClaim, str] = WeakKeyDictionary()
         self._idle: set[str] = set()
         #: Has the worker look for items again.
         self.poke: Callable[[], object] = bool
@@ -103,24 +103,24 @@ class Limits:
             self.holds_back = True
             return True
 
-    def begun(self, claim: BacklogClaim) -> None:
+    def begun(self, claim: QueueClaim) -> None:
         """It was claimed."""
         with self._mutex:
             key = self._chosen.pop(claim.item.path, None)
             if key is not None:
                 self._held[claim] = key
 
-    def end(self, claim: BacklogClaim) -> list[Op]:
+    def end(self, claim: QueueClaim) -> list[Op]:
         """What gives the place of a claim back, for the transaction that ends the claim."""
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]
 
-    def over(self, claim: BacklogClaim) -> bool:
+    def over(self, claim: QueueClaim) -> bool:
         """A claim is over; whether it had a place that items were left alone for."""
         return self._freed(self._held.pop(claim, None))
 
-    def given_back(self, claim: BacklogClaim) -> None:
+    def given_back(self, claim: QueueClaim) -> None:
         """It went before the claim: the next end of that leaves it alone, since another may have it."""
         if self._freed(self._held.pop(claim, None)):
             self.poke()

@@ -20,7 +20,7 @@ from latchwork.plans.running.handing import Handing
 from latchwork.plans.running.limits import Limits
 from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.waking import ends
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.store import Mirror, Session, Store
 from latchwork.store.steps import Signal
 from latchwork.tasks import Failure, Feeder, Functions, GroupCommit, Payloads, RunIn, Slots
@@ -91,7 +91,7 @@ class Shift:
             clock=store.clock,
         )
         self._commits = GroupCommit(place.store, label=way.label)
-        backlog = Backlog(place.store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
+        backlog = WorkQueue(place.store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
         self.mates = Mates(place.keys, workers, session)

@@ -1,4 +1,4 @@
-"""Items with names, lanes and shelves, each step of which can be part of a caller's transaction.
+"""Items with names, partitions and sort_keys, each step of which can be part of a caller's transaction.
 
-What claims, doubts and stored items are it shares with the queues; how takers share a lane stays inside.
+What claims, doubts and stored items are it shares with the queues; how takers share a partition stays inside.
 """

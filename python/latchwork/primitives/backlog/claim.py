@@ -1,4 +1,4 @@
-"""A taken item of a backlog; see ``taken``.
+"""A taken item of a work queue; see ``taken``.
 
 What holds while it is ours: the claim is unchanged, its session alive, and the item as we wrote it when we took it. So
 of an item that is removed, or removed and put anew, while somebody has it, that one can end nothing.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.backlog.items import BacklogItem, Names, letter_op, other_letter, shelf_op
+from latchwork.primitives.backlog.items import Names, QueueItem, letter_op, other_letter, sort_key_op
 from latchwork.primitives.queue.doubts import delete_claim_later
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
@@ -36,8 +36,8 @@ class Holding:
     most: int
 
 
-class BacklogClaim(Taken):
-    """One item taken from a backlog: ``with claim: handle(claim.value)``.
+class QueueClaim(Taken):
+    """One item taken from a work queue: ``with claim: handle(claim.value)``.
 
     The end of the ``with`` acknowledges it; an exception gives it back. Safe to share between threads.
 
@@ -47,17 +47,17 @@ class BacklogClaim(Taken):
         attempts: how often it was taken, this time included.
     """
 
-    def __init__(self, held: Holding, item: BacklogItem, value: bytes, claim: Entry, *, session: Session) -> None:
+    def __init__(self, held: Holding, item: QueueItem, value: bytes, claim: Entry, *, session: Session) -> None:
         self.item = item
         self.value = value
         self.attempts = item.attempts
         self._held = held
         self._names = held.names
-        what = f"item {item.path!r} of backlog {held.names.name!r}"
+        what = f"item {item.path!r} of work queue {held.names.name!r}"
         super().__init__(held.store, claim, [item.check], session=session, what=what)
 
     def __repr__(self) -> str:
-        return f"<BacklogClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
+        return f"<QueueClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
 
     @property
     def is_last(self) -> bool:
@@ -88,7 +88,7 @@ class BacklogClaim(Taken):
         why: str = "",
         *,
         count: bool = True,
-        lane: str | None = None,
+        partition: str | None = None,
         ops: Sequence[Op] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
@@ -97,18 +97,18 @@ class BacklogClaim(Taken):
         Args:
             why: kept in the item.
             count: False: as if it had not been taken this time.
-            lane: to this lane instead, to the same shelf there.
+            partition: to this partition instead, to the same sort_key there.
             ops: written in the same transaction.
             timeout_s: as for ``ack``.
         Raises:
-            Conflict: that lane has an item of this name; it is still ours.
+            Conflict: that partition has an item of this name; it is still ours.
             LockLost, Unavailable, OutcomeUnknown: as for ``ack``.
         """
         check_text(why, "the reason")
         if count and self.is_last:
             await steps_of(self.bury)(why or f"given back {self.attempts} times", ops, timeout_s=timeout_s)
             return
-        await self._end([*self._give(why, count=count, lane=lane), *ops], (), timeout_s)
+        await self._end([*self._give(why, count=count, partition=partition), *ops], (), timeout_s)
 
     @driven
     async def bury(self, why: str = "", ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
@@ -129,30 +129,30 @@ class BacklogClaim(Taken):
 
     # As parts of a transaction of the caller's, which may end several claims
 
-    def ack_part(self, ops: Sequence[Op] = ()) -> BacklogEnding:
-        """``ack`` as a part of a transaction of yours; see ``BacklogEnding``."""
+    def ack_part(self, ops: Sequence[Op] = ()) -> ClaimEnding:
+        """``ack`` as a part of a transaction of yours; see ``ClaimEnding``."""
         return self._part([*self._delete(), *ops])
 
-    def release_part(self, why: str = "", *, count: bool = True, lane: str | None = None) -> BacklogEnding:
-        """``release`` as a part of a transaction of yours; see ``BacklogEnding``. It makes no dead letters."""
+    def release_part(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
+        """``release`` as a part of a transaction of yours; see ``ClaimEnding``. It makes no dead letters."""
         check_text(why, "the reason")
-        return self._part(self._give(why, count=count, lane=lane))
+        return self._part(self._give(why, count=count, partition=partition))
 
-    def _part(self, ops: Sequence[Op]) -> BacklogEnding:
+    def _part(self, ops: Sequence[Op]) -> ClaimEnding:
         self._home.check()
         if self._is_over or self._session.remaining_s() <= 0.0:
             raise self._lost()
-        return BacklogEnding(self, tuple(ops))
+        return ClaimEnding(self, tuple(ops))
 
-    def _give(self, why: str, *, count: bool, lane: str | None) -> list[Op]:
+    def _give(self, why: str, *, count: bool, partition: str | None) -> list[Op]:
         item = self.item.given_back(why)
         stored = (item if count else item.not_taken()).to_bytes()
-        if lane is None or lane == item.lane:
+        if partition is None or partition == item.partition:
             return [Put(item.key, stored), Delete(self._claim.key)]
-        check_member(lane, "lane")
-        moved = self._names.item(lane, item.shelf, item.id)
-        shelf = shelf_op(self._names, lane, item.shelf)
-        return [Delete(item.key), shelf, Create(moved, stored), Delete(self._claim.key)]
+        check_member(partition, "partition")
+        moved = self._names.item(partition, item.sort_key, item.id)
+        sort_key = sort_key_op(self._names, partition, item.sort_key)
+        return [Delete(item.key), sort_key, Create(moved, stored), Delete(self._claim.key)]
 
     def _delete(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []
@@ -179,7 +179,7 @@ class BacklogClaim(Taken):
         return super()._lost(standing)
 
 
-class BacklogEnding:
+class ClaimEnding:
     """The end of a claim as a part of a transaction of yours, which may end many: one commit instead of many.
 
     Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``committed``. When it was
@@ -191,14 +191,14 @@ class BacklogEnding:
         ops: what ends the claim.
     """
 
-    def __init__(self, claim: BacklogClaim, ops: tuple[Op, ...]) -> None:
+    def __init__(self, claim: QueueClaim, ops: tuple[Op, ...]) -> None:
         self.checks: tuple[Check, ...] = (claim.fence,)
         self.ops = ops
         self._claim = claim
         claim._is_ending = True  # noqa: SLF001 - both are this file's
 
     def __repr__(self) -> str:
-        return f"<BacklogEnding of {self._claim!r}>"
+        return f"<ClaimEnding of {self._claim!r}>"
 
     def committed(self) -> None:
         """The transaction was committed: the claim is over."""

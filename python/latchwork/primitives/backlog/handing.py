@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latchwork.primitives.backlog.claim import BacklogClaim, Holding
-from latchwork.primitives.backlog.items import BacklogItem, new_number, shelf_op
+from latchwork.primitives.backlog.claim import Holding, QueueClaim
+from latchwork.primitives.backlog.items import QueueItem, new_number, sort_key_op
 from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.doubts import Doubt, Doubts
 from latchwork.store.session import Session
 from latchwork.types import Committed, Create, Op
 
 
-class PutTaken:
+class CreateClaimed:
     """An item that is ours from the start. Do ``taken`` or ``doubtful`` once its transaction may have been written.
 
     Attributes:
@@ -23,7 +23,7 @@ class PutTaken:
     """
 
     def __init__(
-        self, held: Holding, doubts: Doubts, item: BacklogItem, about: Mapping[str, object], *, session: Session
+        self, held: Holding, doubts: Doubts, item: QueueItem, about: Mapping[str, object], *, session: Session
     ) -> None:
         self._held = held
         self._doubts = doubts
@@ -32,21 +32,21 @@ class PutTaken:
         self._claim_key = held.names.claim_of(item)
         self._nonce = new_number()
         self.ops: tuple[Op, ...] = (
-            shelf_op(held.names, item.lane, item.shelf),
+            sort_key_op(held.names, item.partition, item.sort_key),
             Create(item.key, item.to_bytes()),
             Create(self._claim_key, write_body({**about, "nonce": self._nonce}), session),
         )
 
     def __repr__(self) -> str:
-        return f"<PutTaken {self._item.path!r}>"
+        return f"<CreateClaimed {self._item.path!r}>"
 
-    def taken(self, done: Committed) -> BacklogClaim | None:
+    def taken(self, done: Committed) -> QueueClaim | None:
         """The claim, out of what was committed; None if it is not there. Call it once."""
         found = {entry.key: entry for entry in done.entries if entry.key in (self._item.key, self._claim_key)}
         item, claim = found.get(self._item.key), found.get(self._claim_key)
         if item is None or claim is None:
             return None
-        return BacklogClaim(self._held, self._item.at(item), self._item.value, claim, session=self._session)
+        return QueueClaim(self._held, self._item.at(item), self._item.value, claim, session=self._session)
 
     def doubtful(self) -> None:
         """It landed, or it did not and never will: the next take has it, or a thread gives it back after a second."""

@@ -1,8 +1,9 @@
-"""Reads a lane of a backlog from its head, page by page: what nobody has claimed.
+"""Reads a partition of a work queue from its head, page by page: what nobody has claimed.
 
-A lane has an index: a key for each shelf, written anew by every put into that shelf. The first shelves are read from
+A partition has an index: a key for each sort_key, written anew by every put into that sort_key. The first sort_keys
+are read from
 there, then stretches of their items and the claims of the same stretches. So no request reads, or makes a server count,
-more than a shelf: etcd counts all that is in a range, however few of it are asked for.
+more than a sort_key: etcd counts all that is in a range, however few of it are asked for.
 
 Who sees that many at the head are taken remembers for a moment where the first free one was, and begins there: else a
 take would cost the more the more are taken.
@@ -13,7 +14,8 @@ or when the first item of a share has been the same for a moment: whoever was to
 has read of its share and had no need for it takes next, without reading it again; each claim checks that its item is as
 it was read. A share is a preference: two that think they have the same one lose a round trip, and nothing else.
 
-A shelf that is seen empty is taken out of the index, on condition that nobody has put anything into it since the index
+A sort_key that is seen empty is taken out of the index, on condition that nobody has put anything into it since the
+index
 was read.
 """
 
@@ -41,8 +43,8 @@ _log = logging.getLogger(__name__)
 #: one before.
 SPARE, LONGEST_PAGE = 16, 640
 #: Shelves of which the index is read at once, and that are looked at together at most.
-SHELVES_READ, SHELVES_TOGETHER = 16, 16
-#: So many lists, of one shelf, are not worth a thread.
+SORT_KEYS_READ, SORT_KEYS_TOGETHER = 16, 16
+#: So many lists, of one sort_key, are not worth a thread.
 FEW = 2
 #: So many taken items at the head are worth a hint.
 MANY = 48
@@ -54,7 +56,7 @@ LEFT_S, LEFT_LOOKS = 0.05, 3
 FEW = 2
 #: Seconds for which what was read is taken without reading it again. What comes before it waits so long.
 KEPT_S = 0.25
-#: Seconds for which a lane without items is not read again while there are such items of other lanes.
+#: Seconds for which a partition without items is not read again while there are such items of other partitions.
 EMPTY_S = 0.02
 
 
@@ -84,24 +86,24 @@ class Lists(Step[list[list[Entry]]]):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a shelf that is to be read: from a name on, so many items.
+    """A part of a sort_key that is to be read: from a name on, so many items.
 
     Attributes:
-        mark: the shelf in the index, as it was read.
-        shelf: its name.
+        mark: the sort_key in the index, as it was read.
+        sort_key: its name.
         limit: items to read.
-        after: the item behind which to begin; None at the start of the shelf.
+        after: the item behind which to begin; None at the start of the sort_key.
     """
 
     mark: Entry
-    shelf: str
+    sort_key: str
     limit: int
     after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where the first free item of a lane was.
+    """Where the first free item of a partition was.
 
     Attributes:
         start: the stretch that begins with it.
@@ -113,24 +115,24 @@ class Hint:
 
 
 class Pages:
-    """Reads one lane once. One thread only.
+    """Reads one partition once. One thread only.
 
     Args:
         held: the backlog.
-        lane: which.
+        partition: which.
         wanted: how many free items.
-        tidies: take empty shelves out of the index.
+        tidies: take empty sort_keys out of the index.
         start: where to begin instead of at the head.
     """
 
     def __init__(
-        self, held: Holding, lane: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
+        self, held: Holding, partition: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
     ) -> None:
-        self.lane = lane
+        self.partition = partition
         self._store = held.store
-        self._index = held.names.shelves(lane)
-        self._items = held.names.items(lane)
-        self._claims = held.names.claims(lane)
+        self._index = held.names.sort_keys(partition)
+        self._items = held.names.items(partition)
+        self._claims = held.names.claims(partition)
         self._limit = min(wanted + SPARE, LONGEST_PAGE)
         self._tidies = tidies
         self._todo = [] if start is None else [replace(start, limit=self._limit)]
@@ -154,14 +156,14 @@ class Pages:
             claimed = {_name(entry) for entry in await self._claims_to(stretch, items, claims)}
             self._look_for_first(stretch, items, claimed)
             free += [entry for entry in items if _name(entry) not in claimed]
-            if len(items) == stretch.limit:  # what is behind it comes before the shelves behind it
+            if len(items) == stretch.limit:  # what is behind it comes before the sort_keys behind it
                 longer = min(LONGEST_PAGE, 2 * stretch.limit)
-                rest = Stretch(stretch.mark, stretch.shelf, longer, _name(items[-1]))
+                rest = Stretch(stretch.mark, stretch.sort_key, longer, _name(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
             if not items and stretch.after is None:
                 await self._tidy(stretch)
-        self._together = min(2 * self._together, SHELVES_TOGETHER)
+        self._together = min(2 * self._together, SORT_KEYS_TOGETHER)
         return free
 
     def hint(self, until: float) -> Hint | None:
@@ -170,7 +172,7 @@ class Pages:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the lane had no shelf."""
+        """Whether the partition had no sort_key."""
         return self._behind is None
 
     @property
@@ -188,8 +190,8 @@ class Pages:
             self._skipped += 1
 
     async def _read_index(self) -> None:
-        marks = await ask(self._store.list, self._index, limit=SHELVES_READ, start_after=self._behind)
-        self._has_more = len(marks) == SHELVES_READ
+        marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._behind)
+        self._has_more = len(marks) == SORT_KEYS_READ
         self._behind = marks[-1].key if marks else None
         self._todo = [Stretch(mark, _name(mark), self._limit) for mark in marks]
 
@@ -198,7 +200,7 @@ class Pages:
         return [self._part(self._items, stretch, stretch.after), self._part(self._claims, stretch, stretch.after)]
 
     def _part(self, prefix: str, stretch: Stretch, after: str | None) -> tuple[str, int, str | None]:
-        below = f"{prefix}/{stretch.shelf}"
+        below = f"{prefix}/{stretch.sort_key}"
         return below, stretch.limit, None if after is None else f"{below}/{after}"
 
     async def _claims_to(self, stretch: Stretch, items: Sequence[Entry], claims: list[Entry]) -> list[Entry]:
@@ -218,7 +220,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of the takers of a lane one is.
+    """Which of the takers of a partition one is.
 
     Attributes:
         rank: its number, from 0.
@@ -251,7 +253,7 @@ NO_SHARE = Share()
 
 @dataclass(slots=True)
 class Kept:
-    """What one taker remembers of a lane. One thread at a time.
+    """What one taker remembers of a partition. One thread at a time.
 
     Attributes:
         entries: items of its share that were free, in order.
@@ -293,20 +295,20 @@ class Kept:
         return self.entries if now < self.until else []
 
 
-def check_lanes(lanes: Sequence[str]) -> None:
-    """Refuse what is no list of names of lanes."""
-    if isinstance(lanes, str):
-        raise TypeError(f"lanes must be a list of names, not {lanes!r}; give [{lanes!r}]")
-    for lane in lanes:
-        check_member(lane, "lane")
+def check_partitions(partitions: Sequence[str]) -> None:
+    """Refuse what is no list of names of partitions."""
+    if isinstance(partitions, str):
+        raise TypeError(f"partitions must be a list of names, not {partitions!r}; give [{partitions!r}]")
+    for partition in partitions:
+        check_member(partition, "partition")
 
 
-async def tidy(store: Store, names: Names, lane: str) -> bool:
-    """Take the empty shelves of a lane out of its index; whether none is left there."""
+async def tidy(store: Store, names: Names, partition: str) -> bool:
+    """Take the empty sort_keys of a partition out of its index; whether none is left there."""
     behind: str | None = None
     is_empty = True
-    while marks := await ask(store.list, names.shelves(lane), limit=SHELVES_READ, start_after=behind):
-        heads = await Lists(store, [(f"{names.items(lane)}/{_name(mark)}", 1, None) for mark in marks])
+    while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=behind):
+        heads = await Lists(store, [(f"{names.items(partition)}/{_name(mark)}", 1, None) for mark in marks])
         for mark, head in zip(marks, heads, strict=True):
             is_out = not head and await _take_out(store, mark)
             is_empty = is_empty and is_out
@@ -315,11 +317,11 @@ async def tidy(store: Store, names: Names, lane: str) -> bool:
 
 
 async def _take_out(store: Store, mark: Entry) -> bool:
-    """Take a shelf out of the index, if nobody has put anything into it since the index was read."""
+    """Take a sort_key out of the index, if nobody has put anything into it since the index was read."""
     try:
         await ask(store.commit, [At(mark)], [Delete(mark.key)])
     except LatchworkError as error:
-        _log.debug("shelf %s stays in its index: %s", mark.key, error)
+        _log.debug("sort_key %s stays in its index: %s", mark.key, error)
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a backlog holds, for those who look and for operators: items, claims, and dead letters.
+"""What a work queue holds, for those who look and for operators: items, claims, and dead letters.
 
 Nothing here takes an item.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork.errors import Conflict, KeyExists
-from latchwork.primitives.backlog.items import BacklogItem, Names, check_place, place_of, shelf_op, shown
+from latchwork.primitives.backlog.items import Names, QueueItem, check_place, place_of, shown, sort_key_op
 from latchwork.primitives.backlog.pages import tidy
 from latchwork.primitives.backlog.waiting import Waiting
 from latchwork.primitives.fair.tickets import Ticket
@@ -32,100 +32,107 @@ class Records(Closes):
     # Looking around
 
     @driven
-    async def lanes(self) -> list[str]:
-        """The lanes that have items, or had some and were not looked at since then; sorted."""
+    async def partitions(self) -> list[str]:
+        """The partitions that have items, or had some and were not looked at since then; sorted."""
         self._waits.check()
-        return list(await ask(self._store.children, self._names.lanes))
+        return list(await ask(self._store.children, self._names.partitions))
 
     @driven
-    async def find(self, lane: str, shelf: str, item_id: str) -> BacklogItem | None:
+    async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
         """An item, taken or not, without a large value; None when there is none of this name."""
-        check_place(lane, shelf, item_id)
+        check_place(partition, sort_key, item_id)
         self._waits.check()
-        return await self._find(self._names.item(lane, shelf, item_id))
+        return await self._find(self._names.item(partition, sort_key, item_id))
 
-    async def _find(self, key: str) -> BacklogItem | None:
+    async def _find(self, key: str) -> QueueItem | None:
         entry = await ask(self._store.get, key)
         return None if entry is None else shown(entry)
 
     @driven
-    async def items(self, lane: str | None = None, limit: int = 100) -> list[BacklogItem]:
-        """The first items of a lane, or of all lanes in order of their names; taken ones too, without large values."""
-        found: list[BacklogItem] = []
-        for each in await self._lanes(lane):
-            for mark in await ask(self._store.list, self._names.shelves(each)):
+    async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
+        """The first items of a partition, or of all partitions in order of their names; taken ones too, without large
+        values.
+        """
+        found: list[QueueItem] = []
+        for each in await self._partitions(partition):
+            for mark in await ask(self._store.list, self._names.sort_keys(each)):
                 if len(found) >= limit:
                     return found
-                shelf = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
-                found += [shown(entry) for entry in await ask(self._store.list, shelf, limit=limit - len(found))]
+                sort_key = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                found += [shown(entry) for entry in await ask(self._store.list, sort_key, limit=limit - len(found))]
         return found
 
     @driven
-    async def claims(self, lane: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
-        """Who has taken which item, by ``<lane>/<shelf>/<id>``, sorted; the first so many."""
+    async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
+        """Who has taken which item, by ``<partition>/<sort_key>/<id>``, sorted; the first so many."""
         found: dict[str, Ticket] = {}
-        for each in await self._lanes(lane):
+        for each in await self._partitions(partition):
             prefix = self._names.claims(each)
             entries = await self._list(prefix, limit - len(found))
             found.update({f"{each}{entry.key[len(prefix) :]}": Ticket.of(entry) for entry in entries})
         return found
 
     @driven
-    async def holder(self, item: BacklogItem) -> Ticket | None:
+    async def holder(self, item: QueueItem) -> Ticket | None:
         """Who has taken an item; None when nobody has."""
         self._waits.check()
         entry = await ask(self._store.get, self._names.claim_of(item))
         return None if entry is None else Ticket.of(entry)
 
     @driven
-    async def find_all(self, keys: Sequence[str]) -> list[BacklogItem | None]:
-        """Return the items of these keys, see ``Backlog.key``, without large values; None where there is none."""
+    async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
+        """Return the items of these keys, see ``WorkQueue.key``, without large values; None where there is none."""
         self._waits.check()
         return [None if entry is None else shown(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
-    async def holders(self, items: Sequence[BacklogItem]) -> list[Ticket | None]:
+    async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
         """Return who has taken each of these items; None where nobody has."""
         self._waits.check()
         keys = [self._names.claim_of(item) for item in items]
         return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
 
     @driven
-    async def size(self, lane: str | None = None) -> int:
-        """How many items a lane has, or all; taken ones too. Reads all their names, shelf by shelf."""
+    async def size(self, partition: str | None = None) -> int:
+        """How many items a partition has, or all; taken ones too. Reads all their names, sort_key by sort_key."""
         count = 0
-        for each in await self._lanes(lane):
-            for mark in await ask(self._store.list, self._names.shelves(each)):
-                shelf = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
-                count += len(await ask(self._store.children, shelf))
+        for each in await self._partitions(partition):
+            for mark in await ask(self._store.list, self._names.sort_keys(each)):
+                sort_key = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                count += len(await ask(self._store.children, sort_key))
         return count
 
     @driven
-    async def takers(self, lane: str) -> list[Ticket]:
-        """Who waits for a lane, in order."""
-        check_member(lane, "lane")
+    async def takers(self, partition: str) -> list[Ticket]:
+        """Who waits for a partition, in order."""
+        check_member(partition, "partition")
         self._waits.check()
-        return await self._waiting.line(lane).tickets()
+        return await self._waiting.line(partition).tickets()
 
     @driven
-    async def tidy(self, lane: str) -> bool:
-        """Forget the empty shelves of a lane. Takers do it as they look: this is for a lane that nobody takes from.
+    async def tidy(self, partition: str) -> bool:
+        """Forget the empty sort_keys of a partition. Takers do it as they look: this is for a partition that nobody
+        takes from.
 
-        Items that were removed, or deleted in a transaction of yours, leave their shelf behind.
+        Items that were removed, or deleted in a transaction of yours, leave their sort_key behind.
 
         Returns:
-            Whether the lane has no shelf any more.
+            Whether the partition has no sort_key any more.
         Raises:
-            Unavailable: some shelves may be forgotten.
+            Unavailable: some sort_keys may be forgotten.
             Closed, ForkedProcess: the backlog cannot be used here.
         """
-        check_member(lane, "lane")
+        check_member(partition, "partition")
         self._waits.check()
-        return await tidy(self._store, self._names, lane)
+        return await tidy(self._store, self._names, partition)
 
-    async def _lanes(self, lane: str | None) -> Sequence[str]:
+    async def _partitions(self, partition: str | None) -> Sequence[str]:
         self._waits.check()
-        return await ask(self._store.children, self._names.lanes) if lane is None else [check_member(lane, "lane")]
+        return (
+            await ask(self._store.children, self._names.partitions)
+            if partition is None
+            else [check_member(partition, "partition")]
+        )
 
     async def _list(self, prefix: str, limit: int) -> list[Entry]:
         """Items or claims below a prefix; without keys that can be neither."""
@@ -142,20 +149,20 @@ class Records(Closes):
     # Dead letters
 
     @driven
-    async def dead_letters(self, limit: int = 100) -> list[BacklogItem]:
+    async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
         """Items that were given up, with the reason, by the names of their letters; without large values."""
         self._waits.check()
         return [shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
 
     @driven
     async def revive(
-        self, letter: str, *, lane: str | None = None, checks: Sequence[Check] = (), ops: Sequence[Op] = ()
-    ) -> BacklogItem:
+        self, letter: str, *, partition: str | None = None, checks: Sequence[Check] = (), ops: Sequence[Op] = ()
+    ) -> QueueItem:
         """Put a dead letter back where it was, with all its attempts before it.
 
         Args:
             letter: ``item.letter`` of one of ``dead_letters``: the id of the item, or like it.
-            lane: to this lane instead.
+            partition: to this partition instead.
             checks: must hold too.
             ops: written in the same transaction.
         Returns:
@@ -166,12 +173,12 @@ class Records(Closes):
             BadRecord: its key had been written by something else; drop it.
         """
         entry = await self._letter(letter)
-        dead = BacklogItem.letter_of(entry)
-        where = dead.lane if lane is None else check_member(lane, "lane")
-        key = self._names.item(where, dead.shelf, dead.id)
+        dead = QueueItem.letter_of(entry)
+        where = dead.partition if partition is None else check_member(partition, "partition")
+        key = self._names.item(where, dead.sort_key, dead.id)
         writes: list[Op] = [
             Create(key, dead.revived().to_bytes()),
-            shelf_op(self._names, where, dead.shelf),
+            sort_key_op(self._names, where, dead.sort_key),
             Delete(entry.key),
         ]
         try:
@@ -179,10 +186,10 @@ class Records(Closes):
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):
                 raise KeyExists(
-                    f"{self._what} has an item {where}/{dead.shelf}/{dead.id}; nothing was changed"
+                    f"{self._what} has an item {where}/{dead.sort_key}/{dead.id}; nothing was changed"
                 ) from error
             raise
-        return BacklogItem.of(done.entries[0])
+        return QueueItem.of(done.entries[0])
 
     @driven
     async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Taking items from a backlog: the first that nobody has claimed, many in one transaction.
+"""Taking items from a work queue: the first that nobody has claimed, many in one transaction.
 
 Keys:  see ``items``
 Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
@@ -16,10 +16,10 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives.backlog.claim import BacklogClaim, Holding
-from latchwork.primitives.backlog.handing import PutTaken
+from latchwork.primitives.backlog.claim import Holding, QueueClaim
+from latchwork.primitives.backlog.handing import CreateClaimed
 from latchwork.primitives.backlog.items import (
-    BacklogItem,
+    QueueItem,
     letter_op,
     new_number,
     other_letter,
@@ -43,22 +43,22 @@ HINT_S = 0.25
 
 #: Checks and writes of the caller's.
 Parts = tuple[Sequence[Check], Sequence[Op]]
-Accept = Callable[[BacklogItem], bool]
-Extra = Callable[[BacklogItem], Parts]
+Accept = Callable[[QueueItem], bool]
+Extra = Callable[[QueueItem], Parts]
 T = TypeVar("T")
 
 
-def nothing_more(_item: BacklogItem) -> Parts:
+def nothing_more(_item: QueueItem) -> Parts:
     """No checks and no writes."""
     return (), ()
 
 
-def everything(_item: BacklogItem) -> bool:
+def everything(_item: QueueItem) -> bool:
     """Any item will do."""
     return True
 
 
-def no_share(_lane: str) -> Share:
+def no_share(_partition: str) -> Share:
     """Takers do not know each other."""
     return NO_SHARE
 
@@ -68,21 +68,21 @@ class Wish:
     """What a caller of ``try_take`` wants.
 
     Attributes:
-        lanes: where to look, in this order.
+        partitions: where to look, in this order.
         limit: so many at most.
         accept: whether an item will do.
         extra: checks and writes in the transaction that takes it.
         extra_dead: checks and writes in the transaction that makes a dead letter of it.
         on_refused: called for an item whose extra checks did not hold.
-        share: which of the takers of a lane we are.
+        share: which of the takers of a partition we are.
     """
 
-    lanes: Sequence[str]
+    partitions: Sequence[str]
     limit: int = 1
     accept: Accept = everything
     extra: Extra = nothing_more
     extra_dead: Extra = nothing_more
-    on_refused: Callable[[BacklogItem], object] | None = None
+    on_refused: Callable[[QueueItem], object] | None = None
     share: Callable[[str], Share] = no_share
 
 
@@ -91,7 +91,7 @@ class Try:
     """One item that is to be taken: as it was read, as it would be, and what the caller adds."""
 
     entry: Entry
-    item: BacklogItem
+    item: QueueItem
     claim_key: str
     checks: Sequence[Check]
     ops: Sequence[Op]
@@ -141,7 +141,7 @@ def _from_anywhere(free: list[Entry]) -> list[Entry]:
 
 
 class Taking:
-    """The heads of the lanes of one backlog. Safe to share between threads."""
+    """The heads of the partitions of one backlog. Safe to share between threads."""
 
     def __init__(self, held: Holding, what: str, about: dict[str, object]) -> None:
         self._held = held
@@ -158,26 +158,24 @@ class Taking:
         """Attempts that an item has."""
         return self._held.most
 
-    async def try_take(self, wish: Wish, session: Session) -> list[BacklogClaim]:
+    async def try_take(self, wish: Wish, session: Session) -> list[QueueClaim]:
         """Take the first items that are free; what is taken already is not lost by trouble with the others."""
-        return await self._surely(partial(self._take_from_lanes, wish, session), session)
+        return await self._surely(partial(self._take_from_partitions, wish, session), session)
 
-    async def take_told(self, items: Sequence[BacklogItem], wish: Wish, session: Session) -> list[BacklogClaim]:
+    async def take_items(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
         """Take these as they were read; what is taken already is not lost by trouble with the others."""
         entries = [Entry(item.key, item.to_bytes(), item.version, 0, 0) for item in items]
         claims = await self._surely(partial(self._take_of, entries, wish, session), session)
         places = {item.key: at for at, item in enumerate(items)}
         return sorted(claims, key=lambda claim: places.get(claim.item.key, len(places)))
 
-    async def _take_from_lanes(self, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+    async def _take_from_partitions(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
         await self._settle_doubts(wish, session, claims)
-        for lane in self._worth_a_look(wish):
-            await self._take_from_lane(lane, wish, session, claims)
+        for partition in self._worth_a_look(wish):
+            await self._take_from_partition(partition, wish, session, claims)
 
-    async def _surely(
-        self, take: Callable[[list[BacklogClaim]], Steps[object]], session: Session
-    ) -> list[BacklogClaim]:
-        claims: list[BacklogClaim] = []
+    async def _surely(self, take: Callable[[list[QueueClaim]], Steps[object]], session: Session) -> list[QueueClaim]:
+        claims: list[QueueClaim] = []
         try:
             await take(claims)
         except LatchworkError as error:
@@ -190,48 +188,52 @@ class Taking:
         return claims
 
     def _worth_a_look(self, wish: Wish) -> list[str]:
-        """The lanes to look into: without those that had nothing a moment ago, if others have what is known."""
+        """The partitions to look into: without those that had nothing a moment ago, if others have what is known."""
         now = self._store.clock.now()
-        kept = {lane: self._kept[lane] for lane in wish.lanes if lane in self._kept}
+        kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
         if not any(each.fresh(now) for each in kept.values()):
-            return list(wish.lanes)
-        return [lane for lane in wish.lanes if lane not in kept or now >= kept[lane].is_empty_until]
+            return list(wish.partitions)
+        return [
+            partition for partition in wish.partitions if partition not in kept or now >= kept[partition].is_empty_until
+        ]
 
-    async def _take_from_lane(self, lane: str, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+    async def _take_from_partition(
+        self, partition: str, wish: Wish, session: Session, claims: list[QueueClaim]
+    ) -> None:
         """Take what was read before; else from where the first free item was a moment ago; else from the head."""
         if len(claims) >= wish.limit:
             return
-        had, now, share = len(claims), self._store.clock.now(), wish.share(lane)
+        had, now, share = len(claims), self._store.clock.now(), wish.share(partition)
         if share.is_known:
-            kept = self._kept.setdefault(lane, Kept())
+            kept = self._kept.setdefault(partition, Kept())
             kept.entries = await self._take_of(kept.fresh(now), wish, session, claims)
             if len(claims) > had:
                 return
-        hint = self._hints.pop(lane, None)
+        hint = self._hints.pop(partition, None)
         wanted = (wish.limit - len(claims)) * share.count
         if hint is not None and now < hint.until:
-            pages = Pages(self._held, lane, wanted, tidies=True, start=hint.start)
+            pages = Pages(self._held, partition, wanted, tidies=True, start=hint.start)
             await self._take_from(pages, wish, session, claims, share)
             if len(claims) >= wish.limit or (share.is_known and len(claims) > had):
-                self._hints[lane] = Hint(pages.first or hint.start, hint.until)
+                self._hints[partition] = Hint(pages.first or hint.start, hint.until)
                 return
-        pages = Pages(self._held, lane, wanted, tidies=True)
+        pages = Pages(self._held, partition, wanted, tidies=True)
         await self._take_from(pages, wish, session, claims, share)
         found = pages.hint(now + HINT_S)
         if found is not None:
-            self._hints[lane] = found
+            self._hints[partition] = found
         if share.is_known and pages.is_empty:
-            self._kept[lane].is_empty_until = now + EMPTY_S
+            self._kept[partition].is_empty_until = now + EMPTY_S
 
     async def _take_from(
-        self, pages: Pages, wish: Wish, session: Session, claims: list[BacklogClaim], share: Share
+        self, pages: Pages, wish: Wish, session: Session, claims: list[QueueClaim], share: Share
     ) -> None:
         had = len(claims)
         while len(claims) < wish.limit and (free := await pages.next()) is not None:
             if not share.is_known:
                 await self._take_of(free, wish, session, claims)
                 continue
-            kept, now = self._kept[pages.lane], self._store.clock.now()
+            kept, now = self._kept[pages.partition], self._store.clock.now()
             mine, others = kept.split(free, share, now)
             kept.keep(await self._take_of(mine, wish, session, claims), now)
             if len(claims) == had and not share.is_patient:
@@ -239,21 +241,21 @@ class Taking:
             if len(claims) > had:
                 return
 
-    def put_taken(self, lane: str, shelf: str, item_id: str, value: bytes, session: Session) -> PutTaken:
+    def create_claimed(
+        self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
+    ) -> CreateClaimed:
         """An item that is put and taken at once."""
-        key = self._names.item(lane, shelf, item_id)
-        item = BacklogItem(item_id, 1, size=len(value), value=value, lane=lane, shelf=shelf, key=key)
-        return PutTaken(self._held, self._doubts, item, self._about, session=session)
+        key = self._names.item(partition, sort_key, item_id)
+        item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
+        return CreateClaimed(self._held, self._doubts, item, self._about, session=session)
 
-    def _give_up(self, claims: Iterable[BacklogClaim], session: Session) -> None:
+    def _give_up(self, claims: Iterable[QueueClaim], session: Session) -> None:
         self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001
 
     def _doubt(self, claim: Entry, item_key: str, session: Session) -> Doubt:
         return Doubt(claim.key, item_key, str(read_body(claim.value).get("nonce")), session, None)
 
-    async def _take_of(
-        self, free: list[Entry], wish: Wish, session: Session, claims: list[BacklogClaim]
-    ) -> list[Entry]:
+    async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[Entry]:
         """Take from a page; what is left of it.
 
         After others were faster, from anywhere in the page, so that takers spread out.
@@ -283,12 +285,12 @@ class Taking:
     async def _tell_refused(self, refused: Iterable[Try], wish: Wish) -> None:
         for each in refused:
             if wish.on_refused is not None:
-                await called(wish.on_refused, BacklogItem.of(each.entry))
+                await called(wish.on_refused, QueueItem.of(each.entry))
 
     async def _try_of(self, entry: Entry, wish: Wish) -> Try | None:
         """How an item is to be taken; None if it will not do, or is a dead letter now, as is what is no item."""
         try:
-            item = BacklogItem.of(entry)
+            item = QueueItem.of(entry)
         except BadRecord:
             await self.bury(shown(entry), nothing_more)
             return None
@@ -301,7 +303,7 @@ class Taking:
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
         return Try(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
 
-    async def bury(self, item: BacklogItem, extra: Extra) -> bool:
+    async def bury(self, item: QueueItem, extra: Extra) -> bool:
         """Make a dead letter of an item that nobody has: its takers died, or it is none and in everybody's way."""
         checks, ops = extra(item)
         letter = item.id
@@ -319,7 +321,7 @@ class Taking:
                 _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, item.why)
                 return True
 
-    async def _claim(self, batch: Sequence[Try], session: Session) -> list[BacklogClaim]:
+    async def _claim(self, batch: Sequence[Try], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
         nonce = new_number()
         body = write_body({**self._about, "nonce": nonce})
@@ -342,7 +344,7 @@ class Taking:
         pairs = [(each.item.at(written[2 * n]), written[2 * n + 1]) for n, each in enumerate(batch)]
         return await self._claimed(pairs, session)
 
-    async def _claimed(self, pairs: Sequence[tuple[BacklogItem, Entry]], session: Session) -> list[BacklogClaim]:
+    async def _claimed(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:
         """The claims on items, with their values."""
         try:
             values = await self._large(item for item, _ in pairs)
@@ -352,14 +354,14 @@ class Taking:
         claims = []
         for item, entry in pairs:
             value = values.get(item.data_id) if item.data_id else item.value
-            claim = BacklogClaim(self._held, item, value or b"", entry, session=session)
+            claim = QueueClaim(self._held, item, value or b"", entry, session=session)
             if value is None:
                 await steps_of(claim.bury)("its value is gone, somebody deleted it")
             else:
                 claims.append(claim)
         return claims
 
-    async def _large(self, items: Iterable[BacklogItem]) -> dict[str, bytes]:
+    async def _large(self, items: Iterable[QueueItem]) -> dict[str, bytes]:
         """Values that are kept beside their items, by their names."""
         found = {}
         for number in [item.data_id for item in items if item.data_id]:
@@ -368,13 +370,13 @@ class Taking:
                 found[number] = entry.value
         return found
 
-    async def _settle_doubts(self, wish: Wish, session: Session, claims: list[BacklogClaim]) -> None:
+    async def _settle_doubts(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
         """Claims of ours that turn out to be there, and are on items that are wanted now."""
-        lanes = {self._names.items(lane) for lane in wish.lanes}
+        partitions = {self._names.items(partition) for partition in wish.partitions}
         for doubt in self._doubts.of(session):
             if len(claims) >= wish.limit:
                 return
-            if doubt.item_key.rpartition("/")[0].rpartition("/")[0] not in lanes:
+            if doubt.item_key.rpartition("/")[0].rpartition("/")[0] not in partitions:
                 continue
             await OnInterrupt(partial(self._doubts.note, doubt))  # whoever ends a doubt has the claim
             landed = await self._doubts.settle(doubt)
@@ -383,7 +385,7 @@ class Taking:
             claim, entry = landed
             suits = False
             try:
-                item = BacklogItem.of(entry)
+                item = QueueItem.of(entry)
                 suits = wish.accept(item)
             except BadRecord as error:
                 _log.info("%s: %s", self._what, error)

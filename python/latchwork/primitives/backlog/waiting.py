@@ -1,7 +1,8 @@
-"""Waiting until something is free in a lane of a backlog: only the first in the line watches the lane.
+"""Waiting until something is free in a partition of a work queue: only the first in the line watches the partition.
 
-What it was told is enough to take it: its watch has all of the lane, so what is free there, and in which order, is
-known without a look. It leaves the line in the background then; the next one sees the lane as it is. Or it stays: then
+What it was told is enough to take it: its watch has all of the partition, so what is free there, and in which order, is
+known without a look. It leaves the line in the background then; the next one sees the partition as it is. Or it stays:
+then
 its next wait goes on by the same watch, is told of what is new, and costs nothing.
 
 Who waits with ``accept`` and sees a free item that it does not accept says so in its ticket: then those behind it do
@@ -16,8 +17,8 @@ from functools import partial
 
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.primitives.backlog.claim import BacklogClaim, Holding
-from latchwork.primitives.backlog.items import BacklogItem, Names, place_of
+from latchwork.primitives.backlog.claim import Holding, QueueClaim
+from latchwork.primitives.backlog.items import Names, QueueItem, place_of
 from latchwork.primitives.backlog.pages import Pages
 from latchwork.primitives.backlog.taking import Accept
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
@@ -33,7 +34,7 @@ _PASSES = "passes"
 _PAGES = 3
 
 
-#: Waits in a lane: by whom, how long, and for which items.
+#: Waits in a partition: by whom, how long, and for which items.
 Wait = Callable[[str, Waiter, Patience, Accept], Steps["IsFree | None"]]
 
 
@@ -43,7 +44,7 @@ class Post:
 
     Attributes:
         place: its ticket.
-        waiter: who is there, with the watch of the lane.
+        waiter: who is there, with the watch of the partition.
         look: what that has told.
         is_watching: whether the watch was opened.
     """
@@ -55,7 +56,7 @@ class Post:
 
 
 class Waiting:
-    """The lines of those that wait, one for each lane. Safe to share between threads."""
+    """The lines of those that wait, one for each partition. Safe to share between threads."""
 
     def __init__(self, held: Holding, what: str, label: str) -> None:
         self._held = held
@@ -68,53 +69,55 @@ class Waiting:
         self._looks: dict[str, IsFree] = {}
         self._is_closed = False
 
-    def line(self, lane: str) -> TicketQueue:
-        """The tickets of those that wait for a lane."""
-        what = f"takers of lane {lane!r} of {self._what}"
-        return self._lines.setdefault(lane, TicketQueue(self._store, self._held.names.takers(lane), what, self._label))
+    def line(self, partition: str) -> TicketQueue:
+        """The tickets of those that wait for a partition."""
+        what = f"takers of partition {partition!r} of {self._what}"
+        return self._lines.setdefault(
+            partition, TicketQueue(self._store, self._held.names.takers(partition), what, self._label)
+        )
 
-    async def wait(self, lane: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
+    async def wait(self, partition: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
         """Wait until an item that will do is free; what it was told. None when time is over or called off."""
-        if await waiter.keep_trying(lambda: self._is_free(lane, accept), patience):
-            return self._look(lane, accept)
+        if await waiter.keep_trying(lambda: self._is_free(partition, accept), patience):
+            return self._look(partition, accept)
         if patience.is_over:
             return None
-        place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks)
+        place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks)
         if place is None:
             return None
         found = False
-        post = Post(place, waiter, self._look(lane, accept))
+        post = Post(place, waiter, self._look(partition, accept))
         try:
-            found = await self._told(lane, post, patience)
+            found = await self._told(partition, post, patience)
         finally:
             if found:
-                self.line(lane).leave_later(place)
+                self.line(partition).leave_later(place)
             else:
-                await self.line(lane).leave(place)
+                await self.line(partition).leave(place)
         return post.look if found else None
 
     # Staying
 
-    def kept(self, lane: str) -> Waiter | None:
-        """Who has kept a place in the line of a lane."""
-        post = self._posts.get(lane)
+    def kept(self, partition: str) -> Waiter | None:
+        """Who has kept a place in the line of a partition."""
+        post = self._posts.get(partition)
         return None if post is None else post.waiter
 
-    def _kept_by(self, lane: str) -> Post | None:
+    def _kept_by(self, partition: str) -> Post | None:
         with self._lock:
-            return self._posts.pop(lane, None)
+            return self._posts.pop(partition, None)
 
-    def taken(self, claims: Iterable[BacklogClaim]) -> None:
-        """We have these: whoever stays in the line of their lane is not told of them."""
+    def taken(self, claims: Iterable[QueueClaim]) -> None:
+        """We have these: whoever stays in the line of their partition is not told of them."""
         for claim in claims:
             item = claim.item
-            look = self._looks.get(item.lane)
+            look = self._looks.get(item.partition)
             if look is not None:
-                look.ours[item.shelf, item.id] = item.version
+                look.ours[item.sort_key, item.id] = item.version
 
     async def stay(
         self,
-        lane: str,
+        partition: str,
         waiter: Waiter,
         patience: Patience,
         accept: Accept,
@@ -123,60 +126,60 @@ class Waiting:
         """As ``wait``, without a look before; the place is kept, also when time is over, but not once called off.
 
         Args:
-            lane: where.
+            partition: where.
             waiter: who waits: who has kept a place, if somebody has.
             patience: how long.
             accept: whether an item will do.
             on_ahead: called with how many are ahead in the line, whenever that is looked at.
         """
         is_kept, post = False, None
-        await OnInterrupt(partial(self.leave, lane))
+        await OnInterrupt(partial(self.leave, partition))
         try:
-            post = self._kept_by(lane)
+            post = self._kept_by(partition)
             if post is None:
-                place = await take_turn(self.line(lane), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
+                place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
-                post = Post(place, waiter, self._look(lane, accept))
-                self._looks[lane] = post.look
-            found = await self._told(lane, post, patience)
-            is_kept = self._keep(lane, post)
+                post = Post(place, waiter, self._look(partition, accept))
+                self._looks[partition] = post.look
+            found = await self._told(partition, post, patience)
+            is_kept = self._keep(partition, post)
         finally:
             if post is not None and not is_kept:
-                self._looks.pop(lane, None)
-                await self.line(lane).leave(post.place)
+                self._looks.pop(partition, None)
+                await self.line(partition).leave(post.place)
         return post.look if found else None
 
-    def _keep(self, lane: str, post: Post) -> bool:
+    def _keep(self, partition: str, post: Post) -> bool:
         with self._lock:
             if self._is_closed or post.waiter.is_off or post.look.lets_pass:
                 return False
-            self._posts[lane] = post
+            self._posts[partition] = post
             post.waiter.is_kept = True
             return True
 
-    def leave(self, lane: str) -> None:
+    def leave(self, partition: str) -> None:
         """Give up the place that was kept in a line, in the background; nothing if there is none."""
-        post = self._kept_by(lane)
+        post = self._kept_by(partition)
         if post is not None:
-            self._looks.pop(lane, None)
-            self.line(lane).leave_later(post.place)
+            self._looks.pop(partition, None)
+            self.line(partition).leave_later(post.place)
             post.waiter.close()
 
     def close(self) -> None:
         """Keep no place, and give up those that are kept. Twice is fine."""
         with self._lock:
             self._is_closed = True
-            lanes = list(self._posts)
-        for lane in lanes:
-            self.leave(lane)
+            partitions = list(self._posts)
+        for partition in partitions:
+            self.leave(partition)
 
     # At the head
 
-    def _look(self, lane: str, accept: Accept) -> IsFree:
-        return IsFree(self._held.names, lane, accept)
+    def _look(self, partition: str, accept: Accept) -> IsFree:
+        return IsFree(self._held.names, partition, accept)
 
-    async def _told(self, lane: str, post: Post, patience: Patience) -> bool:
+    async def _told(self, partition: str, post: Post, patience: Patience) -> bool:
         """Wait until the watch tells of something that will do; False when time is over or called off."""
         waiter, look = post.waiter, post.look
         while True:
@@ -184,15 +187,15 @@ class Waiting:
                 is_done = await waiter.go_on(look, patience)
             else:
                 post.is_watching = True
-                is_done = await waiter.follow(self._held.names.lane(lane), look, patience)
+                is_done = await waiter.follow(self._held.names.partition(partition), look, patience)
             if not is_done or look.is_found:
                 return is_done
             await waiter.keep_trying(lambda: self._let_pass(post.place), patience)
             look.lets_pass = True
 
-    async def _is_free(self, lane: str, accept: Accept) -> bool:
+    async def _is_free(self, partition: str, accept: Accept) -> bool:
         """Whether the first pages have something: then there is nothing to wait for."""
-        pages = Pages(self._held, lane, 1)
+        pages = Pages(self._held, partition, 1)
         for _ in range(_PAGES):
             free = await pages.next()
             if free is None or any(_suits(entry, accept) for entry in free):
@@ -205,7 +208,7 @@ class Waiting:
 
 
 class IsFree:
-    """Follows a lane, and says whether an item that will do is free. One thread only.
+    """Follows a partition, and says whether an item that will do is free. One thread only.
 
     Attributes:
         is_found: whether one is. It may also be done because one is free that will not do, before those behind know.
@@ -214,9 +217,9 @@ class IsFree:
             claim, and looks free.
     """
 
-    def __init__(self, names: Names, lane: str, accept: Accept) -> None:
-        self._items = names.items(lane)
-        self._claims = names.claims(lane)
+    def __init__(self, names: Names, partition: str, accept: Accept) -> None:
+        self._items = names.items(partition)
+        self._claims = names.claims(partition)
         self._accept = accept
         self._suits: dict[tuple[str, str], bool] = {}
         self._entries: dict[tuple[str, str], Entry] = {}
@@ -234,7 +237,7 @@ class IsFree:
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
-    def tell(self, most: int) -> list[BacklogItem]:
+    def tell(self, most: int) -> list[QueueItem]:
         """What is free and will do, in order; none when it is more than that, or when it was not told what it is.
 
         It is told once: again only when it has changed.
@@ -243,7 +246,7 @@ class IsFree:
         if len(told) > most:
             return []
         try:
-            return [BacklogItem.of(self._entries[place]) for place in told]
+            return [QueueItem.of(self._entries[place]) for place in told]
         except BadRecord:  # who looks makes a dead letter of it
             return []
 
@@ -275,7 +278,7 @@ class IsFree:
 def _suits(entry: Entry, accept: Accept) -> bool:
     """Whether an item will do. What is no item will do: who looks makes a dead letter of it."""
     try:
-        return accept(BacklogItem.of(entry))
+        return accept(QueueItem.of(entry))
     except BadRecord:
         return True
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from latchwork.clock import Clock
-from latchwork.primitives import BacklogItem
+from latchwork.primitives import QueueItem
 from latchwork.tasks.running.feeding import FeederHooks
 from latchwork.types import Absent, Check, Op
 from latchwork.user_code import call_user
@@ -48,7 +48,7 @@ class Choosing:
         self._wanted = ""
         self.looks_again = False
 
-    def accept(self, item: BacklogItem) -> bool:
+    def accept(self, item: QueueItem) -> bool:
         """Whether to take an item."""
         until = self._refused.get(item.path)
         if until is not None:
@@ -63,7 +63,7 @@ class Choosing:
             self._leave_broken(item)
             return False
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Checks and writes of the transaction that takes it."""
         if is_suspect(item):
             self._wanted = item.path
@@ -73,38 +73,38 @@ class Choosing:
             self._leave_broken(item)
             return [Absent(item.key)], []  # it is there: so it is left out
 
-    def told_refused(self, item: BacklogItem) -> None:
+    def told_refused(self, item: QueueItem) -> None:
         """Its extra checks did not hold."""
         try:
             self.looks_again |= call_user(self._hooks.refused, item)
         except Exception:
             self._leave_broken(item)
 
-    def taken(self, item: BacklogItem) -> None:
+    def taken(self, item: QueueItem) -> None:
         """It was taken; so it says one attempt more."""
         if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
-    def over(self, item: BacklogItem) -> bool:
+    def over(self, item: QueueItem) -> bool:
         """We do not have it any more; whether others may be taken now that were left because of it."""
         was_held = bool(self._held) and self._held == item.path
         if was_held:
             self._held = ""
         return was_held
 
-    def leave_to_others(self, item: BacklogItem) -> None:
+    def leave_to_others(self, item: QueueItem) -> None:
         """Do not take it for a while."""
         now = self._clock.now()
         if len(self._refused) >= _MOST_REFUSED:
             self._refused = {path: until for path, until in self._refused.items() if until > now}
         self._refused[item.path] = now + REFUSED_S
 
-    def _leave_broken(self, item: BacklogItem) -> None:
+    def _leave_broken(self, item: QueueItem) -> None:
         """A hook raised: one item must not keep a node from all others."""
         _log.exception("node %s leaves item %s alone for %g s", self._node_id, item.path, REFUSED_S)
         self.leave_to_others(item)
 
 
-def is_suspect(item: BacklogItem) -> bool:
+def is_suspect(item: QueueItem) -> bool:
     """Whether the nodes that had an item may have died of it."""
     return item.attempts >= SUSPECT and not item.why

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
-from latchwork.primitives import BacklogClaim, BacklogEnding
+from latchwork.primitives import ClaimEnding, QueueClaim
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
 from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run
@@ -54,7 +54,7 @@ class Taken:
         hurry: ends that pause, if there is one.
     """
 
-    claim: BacklogClaim
+    claim: QueueClaim
     context: TaskContext | None = None
     outcome: Outcome | None = None
     why_cut: str = ""
@@ -161,15 +161,15 @@ class Endings:
         else:
             self._pauses.later(0.0, partial(self._try, task, ending))
 
-    def _release(self, claim: BacklogClaim, ending: Release) -> str:
+    def _release(self, claim: QueueClaim, ending: Release) -> str:
         if ending.count and claim.is_last:
             why = ending.why or f"given back {claim.attempts} times"
             return self._bury(claim, Bury(why, tuple(self._hooks.at_last(claim, why))))
         why = self._hooks.why(claim, ending.why)
-        claim.release(why, count=ending.count, lane=ending.lane, ops=self._hooks.at_end(claim), timeout_s=0.0)
+        claim.release(why, count=ending.count, partition=ending.lane, ops=self._hooks.at_end(claim), timeout_s=0.0)
         return "released"
 
-    def _bury(self, claim: BacklogClaim, ending: Bury) -> str:
+    def _bury(self, claim: QueueClaim, ending: Bury) -> str:
         claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)], timeout_s=0.0)
         return "buried"
 
@@ -189,7 +189,7 @@ class Endings:
             return
         future.add_done_callback(partial(self._committed, task, done, part))
 
-    def _committed(self, task: Taken, done: Done, part: BacklogEnding, future: Future[Committed | None]) -> None:
+    def _committed(self, task: Taken, done: Done, part: ClaimEnding, future: Future[Committed | None]) -> None:
         """In the thread of the group commit: quick."""
         error = future.exception()
         if error is None:
@@ -242,7 +242,7 @@ class Endings:
             _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
 
 
-def _instead(claim: BacklogClaim, ending: Release | Bury) -> Release | Bury:
+def _instead(claim: QueueClaim, ending: Release | Bury) -> Release | Bury:
     """What to do with an item whose end was refused because of what goes with it. Pure."""
     if isinstance(ending, Release) and ending.count and claim.is_last:
         return Bury(ending.why)

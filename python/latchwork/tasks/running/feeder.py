@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import Finally
-from latchwork.primitives import Backlog, BacklogClaim, BacklogItem
+from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -71,7 +71,7 @@ class Feeder(Starts):
 
     def __init__(
         self,
-        backlog: Backlog,
+        backlog: WorkQueue,
         slots: Slots,
         commits: GroupCommit,
         hooks: FeederHooks,
@@ -156,7 +156,7 @@ class Feeder(Starts):
         with self._bell.mutex:
             return self._room() if self._lines.is_hungry or self._clock.now() < self._looked_at + UNSEEN_S else 0
 
-    def begin_taken(self, claims: Sequence[BacklogClaim]) -> None:
+    def begin_taken(self, claims: Sequence[QueueClaim]) -> None:
         """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
         tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
@@ -257,11 +257,11 @@ class Feeder(Starts):
         self.begin_taken(claims)
         return len(claims), is_all
 
-    async def _take_told(self, items: Sequence[BacklogItem]) -> list[BacklogClaim]:
+    async def _take_told(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
             return []
-        claims: list[BacklogClaim] = await ask(
-            self._backlog.take_told,
+        claims: list[QueueClaim] = await ask(
+            self._backlog.take_items,
             items,
             accept=self._choosing.accept,
             extra=self._choosing.extra,
@@ -269,9 +269,9 @@ class Feeder(Starts):
         )
         return claims
 
-    async def _take(self, lanes: Sequence[str], room: int) -> list[BacklogClaim]:
+    async def _take(self, lanes: Sequence[str], room: int) -> list[QueueClaim]:
         self._looked_at = self._clock.now()
-        claims: list[BacklogClaim] = await ask(
+        claims: list[QueueClaim] = await ask(
             self._backlog.try_take,
             lanes,
             limit=room,
@@ -317,7 +317,7 @@ class Feeder(Starts):
 
     # Running
 
-    def _begin(self, claim: BacklogClaim) -> None:
+    def _begin(self, claim: QueueClaim) -> None:
         task = Taken(claim)
         self._choosing.taken(claim.item)
         with self._bell.mutex:

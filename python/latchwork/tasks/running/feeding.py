@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from latchwork.errors import LatchworkError
-from latchwork.primitives import BacklogClaim, BacklogItem, Share
+from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
@@ -102,18 +102,18 @@ class FeederHooks(ABC):
         return self.lanes()
 
     def share(self, lane: str) -> Share:  # noqa: ARG002 - likewise
-        """Which of the takers of a lane this node is, see ``Backlog.try_take``. Default: none knows the others."""
+        """Which of the takers of a lane this node is, see ``WorkQueue.try_take``. Default: none knows the others."""
         return Share()
 
-    def accept(self, item: BacklogItem) -> bool:  # noqa: ARG002 - of those that say so
+    def accept(self, item: QueueItem) -> bool:  # noqa: ARG002 - of those that say so
         """Whether an item is one for this node. Asks no store. Default: each is."""
         return True
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
         """Checks and writes of the transaction that takes it. Default: none."""
         return (), ()
 
-    def refused(self, item: BacklogItem) -> bool:  # noqa: ARG002 - likewise
+    def refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - likewise
         """Its extra checks did not hold: it stays where it is. Return whether to look again soon, without any news.
 
         A mirror merges states: it may never report a key that came between two of them, so nothing reports its end.
@@ -121,41 +121,41 @@ class FeederHooks(ABC):
         """
         return False
 
-    def taken(self, claims: Sequence[BacklogClaim]) -> None:  # noqa: B027 - likewise
+    def taken(self, claims: Sequence[QueueClaim]) -> None:  # noqa: B027 - likewise
         """These were taken together: called once before they are begun, in the thread that looks. It may ask the store.
 
         What it raises is logged, and changes nothing.
         """
 
     @abstractmethod
-    def begin(self, claim: BacklogClaim) -> Run | Ending:
+    def begin(self, claim: QueueClaim) -> Run | Ending:
         """What to run for a claim; or its end, without a run. Asks no store: ``Run.call`` may."""
 
     @abstractmethod
-    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending | Future[Ending]:
+    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
         """How the claim of a run ends. It may ask the store: called in the slot's thread.
 
         A future says it later, in a thread of the system's that decides on many at once: the slot goes on meanwhile.
         Called again, a moment later, when the transaction was refused because of its own checks.
         """
 
-    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
+    def at_end(self, claim: QueueClaim) -> Sequence[Op]:  # noqa: ARG002 - of those that say so
         """Writes that go with the end of a claim, whichever end it is. Asks no store. Default: none."""
         return ()
 
-    def why(self, claim: BacklogClaim, why: str) -> str:  # noqa: ARG002 - likewise
+    def why(self, claim: QueueClaim, why: str) -> str:  # noqa: ARG002 - likewise
         """What is kept in an item that is given back, for a reason of the system's or the feeder's. Asks no store."""
         return why
 
-    def at_last(self, claim: BacklogClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - likewise
+    def at_last(self, claim: QueueClaim, why: str) -> Sequence[Op]:  # noqa: ARG002 - likewise
         """Writes that go with the dead letter of an item that was given back once too often. It may ask the store."""
         return ()
 
-    def claim_over(self, claim: BacklogClaim) -> bool:  # noqa: ARG002 - likewise
+    def claim_over(self, claim: QueueClaim) -> bool:  # noqa: ARG002 - likewise
         """A claim is over; whether to look for items that were left alone while it was there. Asks no store. Quick."""
         return False
 
-    def lost(self, claim: BacklogClaim) -> None:  # noqa: B027 - likewise
+    def lost(self, claim: QueueClaim) -> None:  # noqa: B027 - likewise
         """The claim was lost: another may run the task; its outcome here is dropped."""
 
 
@@ -177,7 +177,7 @@ def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
     return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
 
 
-def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str) -> None:
+def tell_taken(hooks: FeederHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
     """Tell a system what was taken, if anything was; what it raises keeps nothing from being begun."""
     try:
         if claims:
@@ -187,7 +187,7 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[BacklogClaim], node_id: str)
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
 
 
-def tell_lost(hooks: FeederHooks, claim: BacklogClaim, node_id: str) -> None:
+def tell_lost(hooks: FeederHooks, claim: QueueClaim, node_id: str) -> None:
     """Tell a system that a claim will not be ended by it here."""
     try:
         call_user(hooks.lost, claim)

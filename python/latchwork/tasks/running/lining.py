@@ -17,7 +17,7 @@ from functools import partial
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.primitives import Backlog, BacklogItem
+from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, Signal, ask
@@ -34,7 +34,7 @@ BEHIND_S = 1.0
 STAY_S = 0.02
 
 
-def worth_claiming(told: Sequence[BacklogItem], lanes: Sequence[str], room: int) -> list[BacklogItem]:
+def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -> list[QueueItem]:
     """What to claim of the items that were told, without a look; nothing when a look is better. Pure.
 
     Args:
@@ -45,9 +45,9 @@ def worth_claiming(told: Sequence[BacklogItem], lanes: Sequence[str], room: int)
         In the order in which a look would take them; all that was told, or nothing.
     """
     rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}
-    if len(told) > room or any(item.lane not in rank or is_suspect(item) for item in told):
+    if len(told) > room or any(item.partition not in rank or is_suspect(item) for item in told):
         return []
-    return sorted(told, key=lambda item: (rank[item.lane], item.shelf, item.id))
+    return sorted(told, key=lambda item: (rank[item.partition], item.sort_key, item.id))
 
 
 def look_within_s(ahead: Iterable[int], look_s: float) -> float:
@@ -79,12 +79,12 @@ class Lines:
 
     def __init__(
         self,
-        backlog: Backlog,
+        backlog: WorkQueue,
         clock: Clock,
         bell: Bell,
         stop: Signal,
         *,
-        accept: Callable[[BacklogItem], bool],
+        accept: Callable[[QueueItem], bool],
         runs: Callable[[], bool],
         node_id: str,
     ) -> None:
@@ -97,7 +97,7 @@ class Lines:
         self._node_id = node_id
         self.news = Bell(bell.mutex)
         self.is_hungry = False
-        self._told: dict[str, list[BacklogItem]] = {}
+        self._told: dict[str, list[QueueItem]] = {}
         self._first_in: set[str] = set()
         self._ahead: dict[str, int] = {}
         self._is_poked = False
@@ -111,7 +111,7 @@ class Lines:
         """Whether something is free that the node was told of since the last look."""
         return self._is_poked or bool(self._told)
 
-    def told(self) -> list[BacklogItem]:
+    def told(self) -> list[QueueItem]:
         """What was told since the last look, if a claim is worth trying; all of it is forgotten."""
         told = [] if self._is_poked else [item for items in self._told.values() for item in items]
         self._told, self._is_poked = {}, False
@@ -154,7 +154,7 @@ class Lines:
                 await self.news.rung(rings, self._clock, None)
                 continue
             try:
-                told = await self._wait_told(lane)
+                told = await self._wait_items(lane)
             except Closed:
                 return
             except (LatchworkError, OSError) as error:
@@ -172,13 +172,13 @@ class Lines:
                 self._leave(lane)
                 await Pause(self._clock, self._stop, backoff.next_s())
 
-    async def _wait_told(self, lane: str) -> list[BacklogItem] | None:
+    async def _wait_items(self, lane: str) -> list[QueueItem] | None:
         """What is new in a lane; None when others were let go first, or there is nothing new yet."""
         is_first, runs = lane in self._first_in, self._is_running()
         self._first_in.discard(lane)
         stay_s = STAY_S if is_first and runs else None
-        told: list[BacklogItem] | None = await ask(
-            self._backlog.wait_told,
+        told: list[QueueItem] | None = await ask(
+            self._backlog.wait_items,
             lane,
             stay_s,
             limit=MOST_TOLD,
@@ -207,7 +207,7 @@ class Lines:
         with self._bell.mutex:
             return self._runs()
 
-    def _note(self, lane: str, told: list[BacklogItem]) -> None:
+    def _note(self, lane: str, told: list[QueueItem]) -> None:
         with self._bell.mutex:
             if told:
                 self._told.setdefault(lane, []).extend(told)

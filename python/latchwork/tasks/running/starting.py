@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.primitives import BacklogClaim, Share
+from latchwork.primitives import QueueClaim, Share
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
@@ -172,7 +172,7 @@ def share_of(hooks: FeederHooks, arrivals: Arrivals, lane: str) -> Share:
 
 
 def context_of(
-    run: Run, claim: BacklogClaim, margin_s: float, *, store: Store, node_id: str, context: object, clock: Clock
+    run: Run, claim: QueueClaim, margin_s: float, *, store: Store, node_id: str, context: object, clock: Clock
 ) -> TaskContext:
     """What the task of a claim is given.
 

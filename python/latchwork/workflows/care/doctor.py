@@ -286,7 +286,7 @@ class Doctor:
         facts.cancels = self._attempts(self._store.list(keys.cancels), keys.cancels, facts)
         data = self._store.list(keys.every_data, recursive=True)
         facts.data = self._attempts(data, keys.every_data, facts)
-        for entry in self._store.list(f"{keys.backlog}/lanes", recursive=True):
+        for entry in self._store.list(f"{keys.backlog}/partitions", recursive=True):
             if "/items/" in entry.key:
                 _note_item(entry, facts)
         self._of_shards(facts)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives import Backlog, BacklogItem
+from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
 from latchwork.workflows.errors import NotOwner
@@ -79,7 +79,7 @@ class Sending:
         self._keys = keys
         self._shard = shard
         self._fence = fence
-        self._backlog = Backlog(store, keys.backlog)
+        self._backlog = WorkQueue(store, keys.backlog)
 
     def close(self) -> None:
         """Nothing is stored by it."""
@@ -213,7 +213,7 @@ class Sending:
         keys = (self._keys.running(self._shard, x), self._keys.result(self._shard, x))
         return any(self._store.get(key) is not None for key in keys)
 
-    def _remove(self, x: str, item: BacklogItem) -> bool:
+    def _remove(self, x: str, item: QueueItem) -> bool:
         checks, ops = self._backlog.removal(item)
         try:
             self._commit(checks, [*ops, Delete(self._keys.data(x)), Delete(self._keys.cancel(x))])
@@ -237,7 +237,7 @@ class Sending:
     def items(self) -> dict[str, Place]:
         """Every item of the backlog, of all shards, by its attempt; those that nobody of ours named are left out."""
         found = {}
-        lanes = f"{self._keys.backlog}/lanes"
+        lanes = f"{self._keys.backlog}/partitions"
         for entry in self._store.list(lanes, recursive=True):
             lane, _, rest = entry.key[len(lanes) + 1 :].partition("/")
             kind, _, rest = rest.partition("/")

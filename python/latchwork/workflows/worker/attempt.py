@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latchwork.errors import ValueTooLarge
-from latchwork.primitives import BacklogClaim
+from latchwork.primitives import QueueClaim
 from latchwork.tasks.children import ChildEnd
 from latchwork.workflows.exchange import Head, Result
 from latchwork.workflows.keys import log_ref
@@ -29,7 +29,7 @@ class Attempt:
         result: how it ended; None while it has not.
     """
 
-    claim: BacklogClaim
+    claim: QueueClaim
     head: Head
     token: int
     since: float = field(default_factory=time.time)

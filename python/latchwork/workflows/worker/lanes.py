@@ -12,7 +12,7 @@ from typing import Any
 
 from latchwork.errors import BadRecord, InvalidKey
 from latchwork.interrupts import mutex
-from latchwork.primitives import BacklogClaim, BacklogItem
+from latchwork.primitives import QueueClaim, QueueItem
 from latchwork.store import Session
 from latchwork.tasks import (
     Bury,
@@ -99,7 +99,7 @@ class Lanes(FeederHooks):
         """Those of our groups."""
         return self._options.groups
 
-    def accept(self, item: BacklogItem) -> bool:
+    def accept(self, item: QueueItem) -> bool:
         """Whether it can run here; what is no task is ours too, so that it gets out of the way."""
         try:
             head = Head.of(item.value)
@@ -107,13 +107,13 @@ class Lanes(FeederHooks):
             return True
         return head.type in self._types and may_become(head.tenant, self._options.tenants)
 
-    def extra(self, item: BacklogItem) -> tuple[Sequence[Check], Sequence[Op]]:
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """That it is not cancelled; and who runs it."""
         try:
             named = Item.of(item.id)
         except InvalidKey:
             return (), ()
-        slot = self._task_groups.take(item.lane, named.x)
+        slot = self._task_groups.take(item.partition, named.x)
         if slot is None:
             return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
         who = self._performing
@@ -121,7 +121,7 @@ class Lanes(FeederHooks):
         running = Create(self._keys.running(named.shard, named.x), said, self._session)
         return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
 
-    def refused(self, item: BacklogItem) -> bool:
+    def refused(self, item: QueueItem) -> bool:
         """It was cancelled, or another has its slot: look for that again, unless we know of the cancel."""
         try:
             x = Item.of(item.id).x
@@ -131,7 +131,7 @@ class Lanes(FeederHooks):
 
     # From the claim to the run
 
-    def begin(self, claim: BacklogClaim) -> Run | Ending:
+    def begin(self, claim: QueueClaim) -> Run | Ending:
         """What to run; or its end, if it cannot be run, or must not."""
         try:
             named = Item.of(claim.item.id)
@@ -168,7 +168,7 @@ class Lanes(FeederHooks):
 
     # Its end
 
-    def finish(self, claim: BacklogClaim, outcome: Outcome) -> Ending:
+    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """With its result; or given back, if it has none."""
         with self._lock:
             attempt = self._attempts.get(Item.of(claim.item.id).x)
@@ -198,7 +198,7 @@ class Lanes(FeederHooks):
             ops.append(Delete(self._keys.data(head.x)))
         return Done(ops=tuple(ops))
 
-    def at_end(self, claim: BacklogClaim) -> Sequence[Op]:
+    def at_end(self, claim: QueueClaim) -> Sequence[Op]:
         """It runs no more."""
         try:
             named = Item.of(claim.item.id)
@@ -206,7 +206,7 @@ class Lanes(FeederHooks):
             return ()
         return [Delete(self._keys.running(named.shard, named.x)), *self._task_groups.release(named.x)]
 
-    def claim_over(self, claim: BacklogClaim) -> bool:
+    def claim_over(self, claim: QueueClaim) -> bool:
         """Forget it. Look for what may have its slot: the mirror may never report one that came and went."""
         try:
             x = Item.of(claim.item.id).x

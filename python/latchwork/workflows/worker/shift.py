@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from latchwork.errors import Unavailable
-from latchwork.primitives import Backlog, Group
+from latchwork.primitives import Group, WorkQueue
 from latchwork.store import Session, Store
 from latchwork.tasks import Feeder, GroupCommit, Slots
 from latchwork.tasks.children import Leash, end_left
@@ -121,7 +121,7 @@ class Shift:
             clock=store.clock,
         )
         self._commits = GroupCommit(store, label=name)
-        backlog = Backlog(store, keys.backlog, max_attempts=_ANY_NUMBER, session=session, label=name)
+        backlog = WorkQueue(store, keys.backlog, max_attempts=_ANY_NUMBER, session=session, label=name)
         self.feeder = Feeder(backlog, self.slots, self._commits, self.lanes, store=store, node_id=name, margin_s=told_s)
         self._ended = threading.Event()
         self._troubled = threading.Event()

@@ -88,7 +88,7 @@ class TaskGroups:
         self._poke()
 
     def _index(self, lane: str) -> str:
-        return f"{self._keys.backlog}/lanes/{lane}/shelves"
+        return f"{self._keys.backlog}/partitions/{lane}/sort_keys"
 
     def _all_lanes(self) -> list[str]:
         names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]

@@ -1,14 +1,14 @@
-"""Shares of a lane: whose an item is, and when it is everybody's. Pure, but for the last."""
+"""Shares of a partition: whose an item is, and when it is everybody's. Pure, but for the last."""
 
 from __future__ import annotations
 
-from latchwork.primitives import Backlog, Share
+from latchwork.primitives import Share, WorkQueue
 from latchwork.primitives.backlog.pages import LEFT_LOOKS, LEFT_S, Kept
 from latchwork.types import Entry
 
 
 def entries(count):
-    return [Entry(f"b/lanes/any/items/s/i{n:04d}", b"", n, n, n, None) for n in range(count)]
+    return [Entry(f"b/partitions/any/items/s/i{n:04d}", b"", n, n, n, None) for n in range(count)]
 
 
 def test_each_item_is_of_one_share_and_all_shares_have_some():
@@ -40,11 +40,11 @@ def test_a_share_of_which_somebody_takes_stays_its_takers():
 
 
 def test_takers_with_shares_take_all_items_once(store):
-    with Backlog(store, "b") as backlog:
+    with WorkQueue(store, "b") as backlog:
         for n in range(60):
             backlog.put("any", "s", f"i{n:03d}", b"")
         taken = []
         for turn in range(40):
             share = Share(turn % 2, 2)
-            taken += backlog.try_take(["any"], limit=5, share=lambda _lane, share=share: share)
+            taken += backlog.try_take(["any"], limit=5, share=lambda _partition, share=share: share)
         assert sorted(claim.item.id for claim in taken) == [f"i{n:03d}" for n in range(60)]

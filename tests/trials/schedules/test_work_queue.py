@@ -1,16 +1,16 @@
-"""Backlogs under random schedules: each item ends once, done or cancelled; nothing is lost, one taker at a time."""
+"""Work queues under random schedules: each item ends once, done or cancelled; nothing is lost, one taker at a time."""
 
 from __future__ import annotations
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.types import Create, Op
 from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check
 
-LANES = ("a", "b")
+PARTITIONS = ("a", "b")
 
 
-class BacklogModel(Model):
+class WorkQueueModel(Model):
     """Every item that was put is done once, or cancelled once, or still there; nobody has what another has."""
 
     def __init__(self):
@@ -29,7 +29,7 @@ class BacklogModel(Model):
                 raise ModelBroken(f"{' and '.join(holders)} have item {item_id!r}")
 
     def open(self, me, store=None):
-        return Backlog(store or me.store, "work", max_attempts=100)
+        return WorkQueue(store or me.store, "work", max_attempts=100)
 
     def ids(self, me, count):
         self.next += count
@@ -48,9 +48,9 @@ class BacklogModel(Model):
         found.update(ids)
 
     def take(self, me, backlog, limit=2):
-        if not backlog.wait_free(LANES[0], 3.0) and not backlog.wait_free(LANES[1], 0):
+        if not backlog.wait_free(PARTITIONS[0], 3.0) and not backlog.wait_free(PARTITIONS[1], 0):
             return []
-        claims = backlog.try_take(LANES, limit=limit)
+        claims = backlog.try_take(PARTITIONS, limit=limit)
         for claim in claims:
             self.held.setdefault(claim.item.id, []).append((me.name, claim))
         return claims
@@ -68,7 +68,9 @@ class BacklogModel(Model):
         with self.open(me) as backlog:
             ids = self.ids(me, 3)
             ops = [
-                op for n, lane in enumerate(LANES) for op in backlog.put_ops(lane, "s", dict.fromkeys(ids[n::2], b""))
+                op
+                for n, partition in enumerate(PARTITIONS)
+                for op in backlog.put_ops(partition, "s", dict.fromkeys(ids[n::2], b""))
             ]
             self.surely(ids, self.put, lambda: me.store.commit([], ops))
 
@@ -85,9 +87,9 @@ class BacklogModel(Model):
     def work_as_told(self, me):
         """Take what a wait tells, after a while in which others may have taken or changed it."""
         with self.open(me) as backlog:
-            told = backlog.wait_told("a", 3.0) or backlog.items("a", limit=3)
+            told = backlog.wait_items("a", 3.0) or backlog.items("a", limit=3)
             me.pause(0.1)
-            for claim in backlog.take_told(told):
+            for claim in backlog.take_items(told):
                 item_id = claim.item.id
                 self.held.setdefault(item_id, []).append((me.name, claim))
                 result = Create(f"results/{item_id}", b"")
@@ -124,11 +126,11 @@ class BacklogModel(Model):
                 return
 
     @action
-    def give_back_to_another_lane(self, me):
+    def give_back_to_another_partition(self, me):
         with self.open(me) as backlog:
             for claim in self.take(me, backlog):
                 me.pause(2.0)
-                claim.release("not now", lane=LANES[claim.item.lane == LANES[0]])
+                claim.release("not now", partition=PARTITIONS[claim.item.partition == PARTITIONS[0]])
 
     @action
     def give_back(self, me):
@@ -186,15 +188,15 @@ class BacklogModel(Model):
     def finish(self, store):
         with self.open(None, store) as backlog:
             assert backlog.claims() == {}
-            assert [backlog.takers(lane) for lane in LANES] == [[], []]
+            assert [backlog.takers(partition) for partition in PARTITIONS] == [[], []]
             left = {item.id for item in backlog.items(limit=1000)}
             found = set()
-            while claims := backlog.try_take(LANES, limit=50):
+            while claims := backlog.try_take(PARTITIONS, limit=50):
                 found.update(claim.item.id for claim in claims)
                 for claim in claims:
                     claim.ack()
             assert found == left, "an item that nobody can have"
-            assert backlog.lanes() == [], "a lane that nothing is in"
+            assert backlog.partitions() == [], "a partition that nothing is in"
             assert not backlog.wait_free("a", PATIENCE_S / 100)
         done, cancelled = set(store.children("results")), set(store.children("cancelled"))
         assert not done & cancelled, "done and cancelled"
@@ -206,5 +208,5 @@ class BacklogModel(Model):
         assert left | done | cancelled <= self.put | self.unsure, "an item came from nowhere"
 
 
-def test_backlog_keeps_its_rules_under_random_schedules():
-    check(BacklogModel)
+def test_work_queue_keeps_its_rules_under_random_schedules():
+    check(WorkQueueModel)

@@ -8,9 +8,9 @@ import time
 from latchwork.types import Exists
 
 
-def fill(backlog, *ids, lane="any"):
+def fill(backlog, *ids, partition="any"):
     for item_id in ids:
-        backlog.put(lane, "s", item_id, item_id.encode())
+        backlog.put(partition, "s", item_id, item_id.encode())
 
 
 def ids(claims):
@@ -52,7 +52,7 @@ def test_one_that_is_slow_to_take_what_it_was_told_of_leaves_it_to_the_next(back
     assert first.wait_free("any", 0.1) is False
 
 
-def test_only_the_first_that_waits_watches_the_lane(backlog, connect, in_thread, eventually, monkeypatch):
+def test_only_the_first_that_waits_watches_the_partition(backlog, connect, in_thread, eventually, monkeypatch):
     mine, watched, waiting = backlog(), [], []
     for number in range(3):
         store, seen = connect(session_ttl_s=30.0), []
@@ -65,7 +65,7 @@ def test_only_the_first_that_waits_watches_the_lane(backlog, connect, in_thread,
         waiting.append(in_thread(lambda taker=taker: taker.wait_free("any", 30.0)))
         eventually(lambda number=number: len(mine.takers("any")) == number + 1 and watched[number])
     tickets = [each.key for each in mine.takers("any")]
-    assert watched == [["work/lanes/any"], [tickets[0]], [tickets[1]]]
+    assert watched == [["work/partitions/any"], [tickets[0]], [tickets[1]]]
     fill(mine, "1")
     assert all(each.outcome() for each in waiting)
 
@@ -77,7 +77,7 @@ def test_a_claim_that_ends_wakes_one_that_waits_and_one_that_is_made_wakes_nobod
     assert other.wait_free("any", 0.1) is False
     waiting = in_thread(lambda: other.wait_free("any", 30.0))
     eventually(lambda: mine.takers("any"))
-    fill(mine, "x", lane="elsewhere")
+    fill(mine, "x", partition="elsewhere")
     time.sleep(0.1)
     assert waiting.is_alive()
     claim.release()
@@ -124,7 +124,7 @@ def test_takers_that_come_at_once_share_what_is_there(backlog, in_thread):
 
     def race(taker):
         barrier.wait(10.0)
-        return ids(taker.try_take(["any"], extra=lambda _item: ((Exists("work/lanes/any/items/s/0"),), ())))
+        return ids(taker.try_take(["any"], extra=lambda _item: ((Exists("work/partitions/any/items/s/0"),), ())))
 
     takers = [backlog() for _ in range(4)]
     for each in takers:

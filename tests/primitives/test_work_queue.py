@@ -1,4 +1,4 @@
-"""Backlogs on every backend: order, taking, ending, removing."""
+"""Work queues on every backend: order, taking, ending, removing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
 
 
-def fill(backlog, *places, lane="any"):
+def fill(backlog, *places, partition="any"):
     """Put items, with their own names as values."""
     for place in places:
-        shelf, item_id = place.split("/")
-        backlog.put(lane, shelf, item_id, place.encode())
+        sort_key, item_id = place.split("/")
+        backlog.put(partition, sort_key, item_id, place.encode())
 
 
-def take(backlog, limit=1, lanes=("any",), **how):
-    return backlog.try_take(lanes, limit=limit, **how)
+def take(backlog, limit=1, partitions=("any",), **how):
+    return backlog.try_take(partitions, limit=limit, **how)
 
 
 def values(claims):
@@ -37,17 +37,17 @@ def values(claims):
 # Order and taking
 
 
-def test_items_are_taken_lane_by_lane_and_in_a_lane_by_shelf_and_id(backlog):
+def test_items_are_taken_lane_by_partition_and_in_a_partition_by_sort_key_and_id(backlog):
     mine = backlog()
     fill(mine, "2/a", "1/b", "1/a")
-    fill(mine, "0/z", lane="other")
+    fill(mine, "0/z", partition="other")
     claims = take(backlog(), 9, ("any", "nobody", "other"))
     assert values(claims) == [b"1/a", b"1/b", b"2/a", b"0/z"]
     assert [claim.item.path for claim in claims] == ["any/1/a", "any/1/b", "any/2/a", "other/0/z"]
     assert mine.size() == 4
     for claim in claims:
         claim.ack()
-    assert (mine.size(), take(mine, 9, ("any", "other")), mine.lanes()) == (0, [], [])
+    assert (mine.size(), take(mine, 9, ("any", "other")), mine.partitions()) == (0, [], [])
 
 
 def test_nothing_is_left_of_items_that_are_done_once_a_taker_has_looked(backlog, store):
@@ -110,17 +110,17 @@ def test_a_taken_item_is_nobody_elses_until_it_is_given_back_to_its_place(backlo
     assert (again.value, again.attempts) == (b"s/1", 2)
 
 
-def test_an_item_can_be_given_back_uncounted_and_to_another_lane(backlog):
+def test_an_item_can_be_given_back_uncounted_and_to_another_partition(backlog):
     mine = backlog()
     fill(mine, "s/1", "s/2")
     first, second = take(mine, 2)
     first.release(count=False)
-    second.release("not here", lane="other")
+    second.release("not here", partition="other")
     assert [(item.path, item.attempts) for item in mine.items()] == [("any/s/1", 0), ("other/s/2", 1)]
     fill(mine, "s/2")
     claim = take(mine, 2)[1]
     with pytest.raises(Conflict):
-        claim.release(lane="other")
+        claim.release(partition="other")
     assert claim.is_held
 
 
@@ -140,7 +140,7 @@ def test_what_is_not_accepted_is_left_for_others(backlog):
     assert values(take(mine)) == [b"s/000"]
 
 
-def test_a_shelf_is_read_to_its_end_before_the_next(backlog):
+def test_a_sort_key_is_read_to_its_end_before_the_next(backlog):
     mine = backlog()
     fill(mine, *(f"a/{n:03d}" for n in range(60)), "b/1")
     assert values(take(mine, 1, accept=lambda item: item.id in {"059", "1"})) == [b"a/059"]
@@ -247,7 +247,7 @@ def test_an_end_after_an_outsider_took_the_claim_away_changes_nothing(backlog, s
     mine, other = backlog(), backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    store.delete("work/lanes/any/claims/s/1")
+    store.delete("work/partitions/any/claims/s/1")
     (theirs,) = take(other)
     for end in (lambda: claim.ack(ops=[Put("result", b"wrong")]), claim.release, claim.bury):
         with pytest.raises(LockLost):
@@ -262,7 +262,7 @@ def test_an_end_without_a_claim_is_refused_though_nobody_else_has_the_item(backl
     mine = backlog()
     fill(mine, "s/1")
     (claim,) = take(mine)
-    store.delete("work/lanes/any/claims/s/1")
+    store.delete("work/partitions/any/claims/s/1")
     with pytest.raises(LockLost):
         getattr(claim, end)()
     assert (mine.items()[0].why, mine.dead_letters()) == ("", [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, SessionLost, ValueTooLarge
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.primitives.queue.stored import INLINE_BYTES
 from latchwork.types import Exists, Put
 
@@ -13,15 +13,15 @@ TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
 
 
-def fill(backlog, *places, lane="any"):
+def fill(backlog, *places, partition="any"):
     """Put items, with their own names as values."""
     for place in places:
-        shelf, item_id = place.split("/")
-        backlog.put(lane, shelf, item_id, place.encode())
+        sort_key, item_id = place.split("/")
+        backlog.put(partition, sort_key, item_id, place.encode())
 
 
-def take(backlog, limit=1, lanes=("any",), **how):
-    return backlog.try_take(lanes, limit=limit, **how)
+def take(backlog, limit=1, partitions=("any",), **how):
+    return backlog.try_take(partitions, limit=limit, **how)
 
 
 def values(claims):
@@ -39,8 +39,8 @@ def test_an_item_that_fails_too_often_becomes_a_dead_letter_and_can_be_revived(b
     (letter,) = mine.dead_letters()
     assert (letter.path, letter.letter, letter.attempts, letter.why) == ("any/s/1", "1", 2, "twice")
     assert letter.size == len(LARGE)
-    assert mine.revive("1", lane="other").path == "other/s/1"
-    (claim,) = take(mine, lanes=["other"])
+    assert mine.revive("1", partition="other").path == "other/s/1"
+    (claim,) = take(mine, partitions=["other"])
     assert (claim.value, claim.attempts, mine.dead_letters()) == (LARGE, 1, [])
 
 
@@ -80,7 +80,7 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     second.release("second")
     dying = backlog()
     take(dying)
-    store.delete("work/lanes/any/claims/c/1")
+    store.delete("work/partitions/any/claims/c/1")
     assert take(mine) == []
     letters = {letter.path: letter for letter in mine.dead_letters()}
     assert set(letters) == {"any/a/1", "any/b/1", "any/c/1"}
@@ -114,15 +114,15 @@ def test_the_large_value_of_a_dropped_letter_is_gone_and_an_item_without_its_val
 def test_keys_that_nobody_here_wrote_are_skipped_and_what_is_no_item_is_a_dead_letter(backlog, store):
     mine = backlog()
     fill(mine, "s/2")
-    store.put("work/lanes/any/items/stray", b"")
-    store.put("work/lanes/any/items/a/b/c", b"")
-    store.put("work/lanes/any/claims/x", b"")
-    store.put("work/lanes/any/items/s/1", b"\xff\nwhat")
+    store.put("work/partitions/any/items/stray", b"")
+    store.put("work/partitions/any/items/a/b/c", b"")
+    store.put("work/partitions/any/claims/x", b"")
+    store.put("work/partitions/any/items/s/1", b"\xff\nwhat")
     assert [item.path for item in mine.items()] == ["any/s/1", "any/s/2"]
     assert values(take(mine, 9)) == [b"s/2"]
     (letter,) = mine.dead_letters()
     assert letter.id == "1"
-    assert "holds no item of a backlog" in letter.why
+    assert "holds no item of a work queue" in letter.why
     store.put("work/dead/x", b"[]")
     assert "holds no item" in mine.dead_letters()[1].why
     mine.drop("x")
@@ -142,7 +142,7 @@ def test_what_a_later_version_keeps_of_an_item_is_left_as_it_is(backlog, store):
 
 @pytest.mark.parametrize("bad", ["", "a/b", "a b", ".", "@x/y", "x" * 121, "\x1b[31m", None, b"a"])
 def test_names_that_are_no_segment_are_refused_before_any_io(bad):
-    mine = Backlog(None, "work")
+    mine = WorkQueue(None, "work")
     for place in ((bad, "s", "i"), ("l", bad, "i"), ("l", "s", bad)):
         for call in (
             lambda place=place: mine.put_ops(*place[:2], {place[2]: b""}),
@@ -156,7 +156,7 @@ def test_names_that_are_no_segment_are_refused_before_any_io(bad):
 
 
 def test_values_and_numbers_that_cannot_be_are_refused_before_any_io():
-    mine = Backlog(None, "work")
+    mine = WorkQueue(None, "work")
     with pytest.raises(ValueTooLarge, match=r"an item of your own transaction holds 4,096; put it with put\(\)"):
         mine.put_ops("l", "s", {"i": LARGE})
     with pytest.raises(ValueTooLarge, match="the limit is 990,000"):
@@ -166,10 +166,10 @@ def test_values_and_numbers_that_cannot_be_are_refused_before_any_io():
             call()
     with pytest.raises(ValueError, match="limit must be at least 1"):
         mine.try_take(["any"], limit=0)
-    with pytest.raises(TypeError, match=r"lanes must be a list of names, not 'any'; give \['any'\]"):
+    with pytest.raises(TypeError, match=r"partitions must be a list of names, not 'any'; give \['any'\]"):
         mine.try_take("any")
     with pytest.raises(ValueError, match="max_attempts must be at least 1"):
-        Backlog(None, "work", max_attempts=0)
+        WorkQueue(None, "work", max_attempts=0)
 
 
 def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, eventually):
@@ -181,7 +181,7 @@ def test_losing_the_session_or_closing_ends_a_wait(backlog, connect, in_thread, 
     closing.close()
     with pytest.raises(SessionLost):
         waiting[0].outcome()
-    with pytest.raises(Closed, match="backlog 'work' was closed"):
+    with pytest.raises(Closed, match="work queue 'work' was closed"):
         waiting[1].outcome()
     for use in (lambda: take(closing), closing.items, lambda: closing.put("any", "s", "1", b"")):
         with pytest.raises(Closed):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from latchwork.errors import OutcomeUnknown
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Exists
 
 LARGE = b"x" * 5000
 
 
-def fill(backlog, *places, lane="any"):
+def fill(backlog, *places, partition="any"):
     for place in places:
-        shelf, item_id = place.split("/")
-        backlog.put(lane, shelf, item_id, place.encode())
+        sort_key, item_id = place.split("/")
+        backlog.put(partition, sort_key, item_id, place.encode())
 
 
 def put_together(store, backlog, *places):
@@ -25,8 +25,8 @@ def put_together(store, backlog, *places):
 
 
 def _named(place):
-    shelf, item_id = place.split("/")
-    return shelf, {item_id: place.encode()}
+    sort_key, item_id = place.split("/")
+    return sort_key, {item_id: place.encode()}
 
 
 def values(claims):
@@ -43,7 +43,7 @@ def told(backlog, store, in_thread, eventually):
 
     def tell(*places, **options):
         mine, waits = backlog(), backlog()
-        waiting = in_thread(lambda: waits.wait_told("any", 30.0, **options))
+        waiting = in_thread(lambda: waits.wait_items("any", 30.0, **options))
         eventually(lambda: mine.takers("any"))
         put_together(store, mine, *places)
         found = waiting.outcome()
@@ -53,7 +53,7 @@ def told(backlog, store, in_thread, eventually):
     return tell
 
 
-def test_what_is_told_is_all_that_is_free_in_the_order_of_the_lane(told):
+def test_what_is_told_is_all_that_is_free_in_the_order_of_the_partition(told):
     assert paths(told("2/a", "1/b", "1/a")) == ["any/1/a", "any/1/b", "any/2/a"]
 
 
@@ -62,31 +62,31 @@ def test_of_more_than_that_nothing_is_told(told):
 
 
 def test_one_that_waits_in_vain_is_told_that_time_is_over(backlog):
-    assert backlog().wait_told("any", 0.05) is None
+    assert backlog().wait_items("any", 0.05) is None
 
 
 def test_what_is_free_already_has_to_be_looked_for(backlog):
-    """A page of a lane is not all of it."""
+    """A page of a partition is not all of it."""
     mine = backlog()
     fill(mine, "1/a")
-    assert mine.wait_told("any", 0) == []
+    assert mine.wait_items("any", 0) == []
     assert values(mine.try_take(["any"])) == [b"1/a"]
 
 
 def test_what_is_no_item_has_to_be_looked_for(backlog, store, in_thread, eventually):
     mine = backlog()
-    waiting = in_thread(lambda: mine.wait_told("any", 30.0))
+    waiting = in_thread(lambda: mine.wait_items("any", 30.0))
     eventually(lambda: mine.takers("any"))
-    store.put("work/lanes/any/items/s/broken", b"broken")
+    store.put("work/partitions/any/items/s/broken", b"broken")
     assert waiting.outcome() == []
 
 
 def test_told_items_are_taken_by_one_commit_and_no_read(told, connect):
     found = told("1/a", "1/b")
     with FaultyStore(connect()) as store:
-        mine = Backlog(store, "work", session=store.session)
+        mine = WorkQueue(store, "work", session=store.session)
         before = len(store.calls)
-        claims = mine.take_told(found)
+        claims = mine.take_items(found)
         calls = [call.op for call in store.calls[before:] if call.op not in {"renew", "open_session"}]
         assert (values(claims), calls) == ([b"1/a", b"1/b"], ["commit"])
         assert [claim.attempts for claim in claims] == [1, 1]
@@ -97,9 +97,9 @@ def test_told_items_are_taken_by_one_commit_and_no_read(told, connect):
 
 def test_of_two_that_were_told_of_the_same_items_each_is_taken_by_one(told, backlog):
     found, first, second = told("1/a", "1/b", "1/c"), backlog(), backlog()
-    assert values(first.take_told(found[1:2])) == [b"1/b"]
-    assert values(second.take_told(found)) == [b"1/a", b"1/c"]
-    assert first.take_told(found) == []
+    assert values(first.take_items(found[1:2])) == [b"1/b"]
+    assert values(second.take_items(found)) == [b"1/a", b"1/c"]
+    assert first.take_items(found) == []
 
 
 def test_what_was_removed_or_put_anew_since_it_was_told_is_left_out(told, backlog):
@@ -107,19 +107,19 @@ def test_what_was_removed_or_put_anew_since_it_was_told_is_left_out(told, backlo
     assert mine.remove(found[0])
     assert mine.remove(found[1])
     fill(mine, "1/b")
-    assert values(mine.take_told(found)) == [b"1/c"]
+    assert values(mine.take_items(found)) == [b"1/c"]
 
 
 def test_what_was_taken_and_given_back_since_it_was_told_is_left_out(told, backlog):
     found, mine = told("1/a"), backlog()
-    mine.take_told(found)[0].release()
-    assert mine.take_told(found) == []
+    mine.take_items(found)[0].release()
+    assert mine.take_items(found) == []
     assert [claim.attempts for claim in mine.try_take(["any"])] == [2]
 
 
 def test_a_told_item_whose_extra_checks_fail_is_left_and_told_and_the_others_are_taken(told, backlog):
     found, mine, refused = told("1/a", "1/b"), backlog(), []
-    claims = mine.take_told(
+    claims = mine.take_items(
         found,
         extra=lambda item: ([Exists("gone")] if item.id == "a" else [], []),
         on_refused=lambda item: refused.append(item.id),
@@ -129,27 +129,27 @@ def test_a_told_item_whose_extra_checks_fail_is_left_and_told_and_the_others_are
 
 def test_told_items_that_are_not_accepted_are_left(told, backlog):
     found, mine = told("1/a", "1/b"), backlog()
-    assert values(mine.take_told(found, accept=lambda item: item.id == "b")) == [b"1/b"]
+    assert values(mine.take_items(found, accept=lambda item: item.id == "b")) == [b"1/b"]
     assert values(mine.try_take(["any"])) == [b"1/a"]
 
 
 def test_a_large_value_comes_with_a_told_item(backlog, in_thread, eventually):
     mine = backlog()
-    waiting = in_thread(lambda: mine.wait_told("any", 30.0))
+    waiting = in_thread(lambda: mine.wait_items("any", 30.0))
     eventually(lambda: mine.takers("any"))
     backlog().put("any", "s", "large", LARGE)
-    assert values(mine.take_told(waiting.outcome())) == [LARGE]
+    assert values(mine.take_items(waiting.outcome())) == [LARGE]
 
 
 def test_a_told_item_whose_attempts_are_used_up_is_left_to_a_look(backlog, in_thread, eventually, connect):
     mine = backlog(max_attempts=1)
     fill(mine, "1/a")
     with connect(session_ttl_s=10.0) as dying:
-        Backlog(dying, "work").try_take(["any"])
-        waiting = in_thread(lambda: mine.wait_told("any", 30.0))
+        WorkQueue(dying, "work").try_take(["any"])
+        waiting = in_thread(lambda: mine.wait_items("any", 30.0))
         eventually(lambda: mine.takers("any"))
     found = waiting.outcome()
-    assert (paths(found), mine.take_told(found), mine.dead_letters()) == (["any/1/a"], [], [])
+    assert (paths(found), mine.take_items(found), mine.dead_letters()) == (["any/1/a"], [], [])
     assert mine.try_take(["any"]) == []
     assert [letter.id for letter in mine.dead_letters()] == ["a"]
 
@@ -160,10 +160,10 @@ def test_a_told_take_whose_answer_is_lost_is_had_by_the_next_take_or_by_nobody(
 ):
     found = told("1/a")
     with FaultyStore(connect(session_ttl_s=10.0)) as store:
-        mine = Backlog(store, "work")
-        store.add(Fault(fault, op="commit", key="work/lanes/any/claims/*", delay_s=0.3))
+        mine = WorkQueue(store, "work")
+        store.add(Fault(fault, op="commit", key="work/partitions/any/claims/*", delay_s=0.3))
         with pytest.raises(OutcomeUnknown):
-            mine.take_told(found)
+            mine.take_items(found)
         assert store.faults
         taken = []
         eventually(lambda: taken or taken.extend(mine.try_take(["any"])))
@@ -175,7 +175,7 @@ def test_a_told_take_whose_answer_is_lost_is_had_by_the_next_take_or_by_nobody(
 
 def test_items_of_another_backlog_and_bad_limits_are_refused(told, backlog):
     found = told("1/a")
-    with pytest.raises(ValueError, match="no item of backlog 'elsewhere'"):
-        backlog("elsewhere").take_told(found)
+    with pytest.raises(ValueError, match="no item of work queue 'elsewhere'"):
+        backlog("elsewhere").take_items(found)
     with pytest.raises(ValueError, match="limit must be at least 1"):
-        backlog().wait_told("any", 0, limit=0)
+        backlog().wait_items("any", 0, limit=0)

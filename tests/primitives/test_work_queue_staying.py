@@ -1,12 +1,12 @@
-"""Who stays at the head of the line of a lane: told of what is new, by the watch that it has, until it leaves."""
+"""Who stays at the head of the line of a partition: told of what is new, by the watch that it has, until it leaves."""
 
 from __future__ import annotations
 
 import pytest
 
 from latchwork.errors import Closed
-from latchwork.primitives import Backlog
-from latchwork.primitives.backlog.items import BacklogItem, Names
+from latchwork.primitives import WorkQueue
+from latchwork.primitives.backlog.items import Names, QueueItem
 from latchwork.primitives.backlog.waiting import IsFree
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Entry
@@ -27,7 +27,7 @@ def ids(items):
 def staying(backlog, in_thread, eventually):
     """Who has been told of an item ``first``, and is first in the line still; who puts; and the item."""
     mine, other = backlog(), backlog()
-    waiting = in_thread(lambda: mine.wait_told("any", 30.0, stays=True))
+    waiting = in_thread(lambda: mine.wait_items("any", 30.0, stays=True))
     eventually(lambda: mine.takers("any"))
     fill(other, "first")
     return mine, other, waiting.outcome()
@@ -40,40 +40,40 @@ def test_who_stays_is_told_of_what_is_new_and_keeps_its_ticket(staying):
     assert ids(told) == ["first"]
     found = []
     while len(found) < 2:
-        found += ids(mine.wait_told("any", 30.0, stays=True))
+        found += ids(mine.wait_items("any", 30.0, stays=True))
     assert (found, [each.key for each in other.takers("any")]) == (["a", "b"], [ticket.key])
 
 
 def test_a_wait_whose_time_is_over_keeps_the_place(staying):
     mine, other, _ = staying
     (ticket,) = other.takers("any")
-    assert mine.wait_told("any", 0.05, stays=True) is None
+    assert mine.wait_items("any", 0.05, stays=True) is None
     assert [each.key for each in other.takers("any")] == [ticket.key]
     fill(other, "a")
-    assert ids(mine.wait_told("any", 30.0, stays=True)) == ["a"]
+    assert ids(mine.wait_items("any", 30.0, stays=True)) == ["a"]
 
 
 def test_to_stay_costs_no_request(backlog, connect, in_thread, eventually):
     other = backlog()
     with FaultyStore(connect()) as store:
-        mine = Backlog(store, "work", session=store.session)
-        waiting = in_thread(lambda: mine.wait_told("any", 30.0, stays=True))
+        mine = WorkQueue(store, "work", session=store.session)
+        waiting = in_thread(lambda: mine.wait_items("any", 30.0, stays=True))
         eventually(lambda: other.takers("any"))
         fill(other, "first")
         waiting.outcome()
         before = len(store.calls)
         fill(other, "a")
-        assert ids(mine.wait_told("any", 30.0, stays=True)) == ["a"]
+        assert ids(mine.wait_items("any", 30.0, stays=True)) == ["a"]
         assert [call.op for call in store.calls[before:] if call.op not in {"renew", "event"}] == []
 
 
 def test_while_one_stays_no_other_is_told_and_the_next_is_as_soon_as_it_leaves(staying, backlog, in_thread, eventually):
     mine, other, _ = staying
     behind = backlog()
-    waiting = in_thread(lambda: behind.wait_told("any", 30.0, stays=True))
+    waiting = in_thread(lambda: behind.wait_items("any", 30.0, stays=True))
     eventually(lambda: len(other.takers("any")) == 2)
     fill(other, "a")
-    assert ids(mine.wait_told("any", 30.0, stays=True)) == ["a"]
+    assert ids(mine.wait_items("any", 30.0, stays=True)) == ["a"]
     assert waiting.is_alive()
     mine.leave("any")
     assert ids(waiting.outcome()) == ["a", "first"]
@@ -83,37 +83,37 @@ def test_while_one_stays_no_other_is_told_and_the_next_is_as_soon_as_it_leaves(s
 def test_who_has_left_and_waits_again_is_behind_the_others(staying, backlog, in_thread, eventually):
     mine, other, _ = staying
     behind = backlog()
-    waiting = in_thread(lambda: behind.wait_told("any", 30.0, stays=True))
+    waiting = in_thread(lambda: behind.wait_items("any", 30.0, stays=True))
     eventually(lambda: len(other.takers("any")) == 2)
     mine.leave("any")
     assert ids(waiting.outcome()) == ["first"]
-    assert mine.wait_told("any", 0.2, stays=True) is None
+    assert mine.wait_items("any", 0.2, stays=True) is None
     behind.leave("any")
-    assert ids(mine.wait_told("any", 30.0, stays=True)) == ["first"]  # nobody has taken it
+    assert ids(mine.wait_items("any", 30.0, stays=True)) == ["first"]  # nobody has taken it
 
 
 def test_who_stays_is_not_told_of_what_it_takes_and_ends(staying):
     mine, other, told = staying
-    (claim,) = mine.take_told(told)
+    (claim,) = mine.take_items(told)
     claim.ack()
     fill(other, "a")
-    assert ids(mine.wait_told("any", 30.0, stays=True)) == ["a"]
+    assert ids(mine.wait_items("any", 30.0, stays=True)) == ["a"]
 
 
 def test_who_stays_is_told_again_of_what_it_gives_back(staying):
     mine, _, told = staying
-    (claim,) = mine.take_told(told)
-    assert mine.wait_told("any", 0.1, stays=True) is None
+    (claim,) = mine.take_items(told)
+    assert mine.wait_items("any", 0.1, stays=True) is None
     claim.release("not now")
-    (item,) = mine.wait_told("any", 30.0, stays=True)
+    (item,) = mine.wait_items("any", 30.0, stays=True)
     assert (item.id, item.attempts, item.why) == ("first", 1, "not now")
 
 
 def test_who_stays_is_told_of_what_a_dead_taker_had(staying, connect):
     mine, _, told = staying
     with connect(session_ttl_s=10.0) as dying:
-        assert len(Backlog(dying, "work").take_told(told)) == 1
-    assert ids(mine.wait_told("any", 30.0, stays=True)) == ["first"]
+        assert len(WorkQueue(dying, "work").take_items(told)) == 1
+    assert ids(mine.wait_items("any", 30.0, stays=True)) == ["first"]
 
 
 def test_what_is_told_again_and_again_because_it_is_not_accepted_is_left_to_those_behind(
@@ -122,9 +122,9 @@ def test_what_is_told_again_and_again_because_it_is_not_accepted_is_left_to_thos
     mine, other, _ = staying
     mine.leave("any")
     picky, eager = backlog(), backlog()
-    refuses = in_thread(lambda: picky.wait_told("any", 1.5, accept=lambda item: item.id == "mine", stays=True))
+    refuses = in_thread(lambda: picky.wait_items("any", 1.5, accept=lambda item: item.id == "mine", stays=True))
     eventually(lambda: other.takers("any"))
-    assert ids(eager.wait_told("any", 30.0, stays=True)) == ["first"]
+    assert ids(eager.wait_items("any", 30.0, stays=True)) == ["first"]
     assert refuses.outcome() is None
     eventually(lambda: len(other.takers("any")) == 1)  # it lets others pass, so it keeps no place
 
@@ -134,14 +134,14 @@ def test_closing_gives_up_the_place_that_was_kept(staying, eventually):
     mine.close()
     eventually(lambda: other.takers("any") == [])
     with pytest.raises(Closed):
-        mine.wait_told("any", 1.0, stays=True)
+        mine.wait_items("any", 1.0, stays=True)
 
 
 # What is told, as a server may tell it: key by key.
 
 
 def entry_of(item_id, version, **about):
-    item = BacklogItem.made(item_id, b"")
+    item = QueueItem.made(item_id, b"")
     value = (item.taken() if about.get("is_taken") else item).to_bytes()
     return Change(NAMES.item("any", "s", item_id), Entry(NAMES.item("any", "s", item_id), value, version, 1, version))
 

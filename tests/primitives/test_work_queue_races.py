@@ -1,4 +1,4 @@
-"""Backlogs, when others are faster and answers are lost."""
+"""Work queues, when others are faster and answers are lost."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 import latchwork
 from latchwork.errors import LockLost, OutcomeUnknown, Unavailable
-from latchwork.primitives import Backlog
+from latchwork.primitives import WorkQueue
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Create, Put
 
 TTL_S = 1.0
 
 
-def fill(backlog, *ids, lane="any"):
+def fill(backlog, *ids, partition="any"):
     for item_id in ids:
-        backlog.put(lane, "s", item_id, item_id.encode())
+        backlog.put(partition, "s", item_id, item_id.encode())
 
 
 def ids(claims):
@@ -97,7 +97,7 @@ def test_an_item_that_is_removed_between_look_and_burial_is_no_dead_letter(backl
     store, mine = connect(), backlog()
     fill(mine, "1")
     mine.try_take(["any"])
-    store.delete("work/lanes/any/claims/s/1")
+    store.delete("work/partitions/any/claims/s/1")
     other = backlog(store=store, max_attempts=1)
     removed = []
     meanwhile(store, monkeypatch, lambda: removed.append(mine.remove(mine.find("any", "s", "1"))))
@@ -124,18 +124,18 @@ def put_in_a_transaction(mine):
 
 
 def give_there(mine):
-    fill(mine, "2", lane="else")
-    mine.try_take(["else"])[0].release(lane="any")
+    fill(mine, "2", partition="else")
+    mine.try_take(["else"])[0].release(partition="any")
 
 
 def revive_there(mine):
-    fill(mine, "2", lane="else")
+    fill(mine, "2", partition="else")
     mine.try_take(["else"])[0].bury()
-    mine.revive("2", lane="any")
+    mine.revive("2", partition="any")
 
 
 @pytest.mark.parametrize("put", [put_there, put_in_a_transaction, give_there, revive_there])
-def test_a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlog, connect, monkeypatch, put):
+def test_a_sort_key_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlog, connect, monkeypatch, put):
     store, mine = connect(), backlog()
     other = backlog(store=store)
     fill(mine, "1")
@@ -150,7 +150,7 @@ def test_a_shelf_that_is_seen_empty_stays_when_an_item_comes_meanwhile(backlog, 
 
     monkeypatch.setattr(store, "commit", put_first)
     assert other.try_take(["any"]) == []
-    assert [op.key for op in seen[0]] == ["work/lanes/any/shelves/s"]
+    assert [op.key for op in seen[0]] == ["work/partitions/any/sort_keys/s"]
     assert ids(other.try_take(["any"])) == ["2"]
 
 
@@ -175,7 +175,7 @@ def test_items_behind_many_taken_ones_are_found_by_few_looks(backlog, connect, m
     assert mine.try_take(["any"]) == []
 
 
-def test_a_take_reads_a_part_of_a_long_lane(backlog, connect, monkeypatch):
+def test_a_take_reads_a_part_of_a_long_partition(backlog, connect, monkeypatch):
     store = connect(session_ttl_s=30.0)
     mine = backlog(store=store)
     for at in range(0, 400, 80):
@@ -339,9 +339,9 @@ def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_los
 def test_a_take_that_lands_after_it_gave_up_leaves_its_items_to_others(monkeypatch):
     monkeypatch.setattr("latchwork.primitives.queue.doubts._DOUBT_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
-    late = Fault("land_late", op="commit", key="work/lanes/any/claims/*", delay_s=1.5)
+    late = Fault("land_late", op="commit", key="work/partitions/any/claims/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:
-        mine, other = Backlog(store, "work"), Backlog(third, "work")
+        mine, other = WorkQueue(store, "work"), WorkQueue(third, "work")
         fill(mine, "1", "2")
         with pytest.raises(OutcomeUnknown):
             mine.try_take(["any"], limit=2)
@@ -369,22 +369,22 @@ def test_what_was_taken_before_trouble_is_returned(backlog, connect, monkeypatch
     assert len(mine.try_take(["any"], limit=60)) == 15
 
 
-def test_tidying_a_lane_forgets_its_empty_shelves_and_no_other(backlog, store):
+def test_tidying_a_partition_forgets_its_empty_sort_keys_and_no_other(backlog, store):
     mine = backlog()
     for number in range(20):
         mine.put("left", f"s{number:02}", "1", b"")
     for number in [*range(5), *range(6, 20)]:
         store.delete(mine.key("left", f"s{number:02}", "1"))
     assert not mine.tidy("left")
-    assert [item.shelf for item in mine.items("left")] == ["s05"]
-    assert store.children("work/lanes/left/shelves") == ["s05"]
+    assert [item.sort_key for item in mine.items("left")] == ["s05"]
+    assert store.children("work/partitions/left/sort_keys") == ["s05"]
     store.delete(mine.key("left", "s05", "1"))
     assert mine.tidy("left")
-    assert mine.lanes() == []
+    assert mine.partitions() == []
     assert mine.tidy("left")
 
 
-def test_tidying_a_lane_leaves_a_shelf_into_which_somebody_puts_meanwhile(backlog, connect, monkeypatch):
+def test_tidying_a_partition_leaves_a_sort_key_into_which_somebody_puts_meanwhile(backlog, connect, monkeypatch):
     store, mine = connect(), backlog()
     mine.put("left", "s", "1", b"")
     mine.remove(mine.find("left", "s", "1"))
