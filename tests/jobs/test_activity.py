@@ -12,7 +12,7 @@ import latchwork
 from latchwork.jobs import Activity, Control, Cron, FixedDelay, Job, Threads, inspect, why
 from latchwork.jobs.node.run_reporter import EVERY_S
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.activity import NAMED, LiveRun, decode_activity, encode_activity
+from latchwork.jobs.stored.activity import NAMED_ITEMS, LiveRun, decode_activity, encode_activity
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_oldest_items_of_a_job_are_named_and_all_are_counted():
     )
     (found,) = decode_activity("n1", encode_activity([young, old]))
     assert (found.node, found.job, found.runs, found.items, found.since_s) == ("n1", "report", 2, 120, 5.0)
-    assert len(found.named) == NAMED
+    assert len(found.named) == NAMED_ITEMS
     assert set(old.items) < set(found.named)
     assert found.named["b00000"] == 5.0
     assert found.named["a00000"] == 9.0
@@ -153,9 +153,9 @@ def test_a_node_that_lost_its_session_says_it_anew(store, cluster, eventually, e
 
 
 def test_an_item_that_is_not_among_the_named_ones_is_not_said_to_wait(memory, cluster, eventually):
-    items = [f"i{n:03}" for n in range(NAMED + 1)]
+    items = [f"i{n:03}" for n in range(NAMED_ITEMS + 1)]
     cluster.node(memory, "n1", cluster.endless(items=items, threads=Threads.whole()))
     (active,) = eventually(lambda: job_state(memory).active)
     assert isinstance(active, Activity)
-    assert (active.items, len(active.named)) == (NAMED + 1, NAMED)
+    assert (active.items, len(active.named)) == (NAMED_ITEMS + 1, NAMED_ITEMS)
     assert "not all named" in told(memory, "report", items[-1])

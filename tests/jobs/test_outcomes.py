@@ -11,7 +11,7 @@ import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, inspect, why
 from latchwork.jobs.node.outcome_pace import OutcomePace
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.outcomes import NAMED, decode_outcomes, encode_outcomes, trim_outcomes
+from latchwork.jobs.stored.outcomes import NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 
 
@@ -135,7 +135,7 @@ def test_a_record_is_read_as_it_was_written():
 
 def test_a_record_stays_small_and_jobs_that_fail_are_kept_before_others():
     many = [an_outcome(f"job{n:05}", errors=0, at_s=9.0) for n in range(5000)]
-    bad = [an_outcome(f"bad{n:02}", errors=NAMED, item="é" * 250, text="x" * 500) for n in range(10)]
+    bad = [an_outcome(f"bad{n:02}", errors=NAMED_ERRORS, item="é" * 250, text="x" * 500) for n in range(10)]
     value = encode_outcomes([*many, *bad])
     assert len(value) <= 64 * 1024
     kept = decode_outcomes("n1", value)

@@ -12,7 +12,7 @@ from latchwork.jobs.manager.strategies import ManagerOptions
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 30.0
+_CHORE_RETRY_S = 30.0
 #: The first time in a term comes no later: else leaders that change more often than a period would never do it.
 _FIRST_S = 600.0
 
@@ -98,7 +98,7 @@ class Chores:
                 try:
                     chore.do(term)
                 except LatchworkError as error:
-                    chore.retry_at = now + min(chore.period_s, _RETRY_S)
+                    chore.retry_at = now + min(chore.period_s, _CHORE_RETRY_S)
                     log.warning("%s is tried again in %.3g s: %s", chore.name, chore.retry_at - now, error)
 
     def _active(self) -> list[_Chore]:

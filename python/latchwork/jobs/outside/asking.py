@@ -15,7 +15,7 @@ from latchwork.store import Store
 from latchwork.types import Entry
 
 #: Items that have left the pool meanwhile are found so often.
-_LOOK_S = 2.0
+_REQUEST_LOOK_S = 2.0
 
 
 def ask_to_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
@@ -62,7 +62,7 @@ def wait_for_runs(
             while True:
                 left = wanted()
                 try:
-                    mirror.wait_until(all_ended, max(0.0, min(_LOOK_S, until - clock.now())))
+                    mirror.wait_until(all_ended, max(0.0, min(_REQUEST_LOOK_S, until - clock.now())))
                 except WaitTimeout:
                     if clock.now() < until:
                         continue

@@ -17,7 +17,7 @@ from latchwork.errors import BadRecord
 from latchwork.records import Record
 
 #: Each node names at most so many items of a job; the rest is counted.
-NAMED = 100
+NAMED_ITEMS = 100
 _MOST_BYTES = 64 * 1024
 
 
@@ -58,7 +58,7 @@ def encode_activity(runs: Iterable[LiveRun]) -> bytes:
         about = by_job.setdefault(run.job, {"runs": 0, "items": 0, "since": run.since_s, "named": {}})
         about["runs"] += 1
         about["items"] += len(run.items)
-        for item in run.items[: NAMED - len(about["named"])]:
+        for item in run.items[: NAMED_ITEMS - len(about["named"])]:
             about["named"].setdefault(item, run.since_s)
     kept, left = {}, _MOST_BYTES
     for job, about in by_job.items():

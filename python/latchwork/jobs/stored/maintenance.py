@@ -81,13 +81,13 @@ def decode_mark(node: str, value: bytes) -> NodeMark | None:
     """The mark in a value; None for one that cannot be read, which counts as none."""
     try:
         body = Record.of(value)
-        state = _state(body.text("state"))
+        state = _mark_state(body.text("state"))
         return None if state is None else _decode(node, state, body)
     except BadRecord:
         return None
 
 
-def _state(text: str) -> Literal["drained", "restarting"] | None:
+def _mark_state(text: str) -> Literal["drained", "restarting"] | None:
     return "drained" if text == "drained" else "restarting" if text == "restarting" else None
 
 

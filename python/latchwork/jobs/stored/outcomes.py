@@ -20,7 +20,7 @@ from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
 #: A node names at most so many failing items of a job; the rest is counted.
-NAMED = 10
+NAMED_ERRORS = 10
 #: The text of an error is cut to so many characters.
 MOST_TEXT = 500
 _MOST_BYTES = 64 * 1024
@@ -139,7 +139,7 @@ def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
 
 def _decoded(node: str, job: str, about: Mapping[str, Any], texts: list[Any]) -> JobOutcome:
     failing = about.get("failing")
-    errors = [_error(node, each, texts) for each in failing[:NAMED]] if isinstance(failing, list) else []
+    errors = [_error(node, each, texts) for each in failing[:NAMED_ERRORS]] if isinstance(failing, list) else []
     return JobOutcome(
         node=node,
         job=job,

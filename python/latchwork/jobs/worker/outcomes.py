@@ -9,7 +9,7 @@ from typing import Literal
 
 from latchwork.interrupts import mutex
 from latchwork.jobs.observe.records import JobStats
-from latchwork.jobs.stored.outcomes import MOST_TEXT, NAMED, JobOutcome, RunError
+from latchwork.jobs.stored.outcomes import MOST_TEXT, NAMED_ERRORS, JobOutcome, RunError
 from latchwork.words import message
 
 
@@ -121,7 +121,7 @@ class Outcomes:
         """How it goes at this moment."""
         with self._mutex:
             now, failing = self._now, list(self._failing.values())
-        worst = nsmallest(NAMED, failing, key=lambda error: (-error.in_a_row, -error.at_s, error.item))
+        worst = nsmallest(NAMED_ERRORS, failing, key=lambda error: (-error.in_a_row, -error.at_s, error.item))
         return replace(
             now,
             failing_items=sum(error.items for error in failing),
