@@ -94,8 +94,6 @@ BACKENDS = ("embedded", "etcd", "zookeeper")
 MOVED_UP = {"assignment.bench": "apps.assign_bench.bench"}
 #: Packages whose modules are doors each. Everywhere else one comes in by the package, or by a wing of it.
 OPEN_HOUSES = {"backends", "store", "apps", "testing", ""}
-#: Documented modules of packages with wings.
-DOORS = {"jobs.metrics", "jobs.tracing"}
 
 
 @dataclass(frozen=True)
@@ -179,13 +177,13 @@ def complaint(found, package):
 
 
 def window_complaint(importer, target, package):
-    """One comes in by the door of a package, or by that of a wing: never by a module inside."""
+    """Import from a package, a module right in it, or a wing: never from a module inside a wing."""
     is_module = package.joinpath(*target.split(".")).with_suffix(".py").exists()
     if part(target) in OPEN_HOUSES or not is_module or "." not in target or part(importer) == "testing":
         return None
-    if target in DOORS or is_exported(target, package):
+    if is_exported(target, package):
         return None
-    if target.count(".") == 1 and has_no_wings(part(target), package):
+    if target.count(".") == 1:
         return None
     return f"{importer} comes in by the window {target}: export it in an __init__, and import it from there"
 
@@ -199,10 +197,6 @@ def is_exported(target, package):
         and door.exists()
         and re.search(rf'__all__ = .*"{name}"', door.read_text(), re.DOTALL) is not None
     )
-
-
-def has_no_wings(name, package):
-    return not any(child.is_dir() and any(child.glob("*.py")) for child in (package / name).iterdir())
 
 
 def sibling_complaint(importer, target):

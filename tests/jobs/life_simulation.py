@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from latchwork.jobs import Threads
-from latchwork.jobs.job.reconcile import Running, reconcile
-from latchwork.jobs.manager.chores import QuietTime
+from latchwork.jobs.manager.manager import QuietTime
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, in_order, rebalance
 from latchwork.jobs.manager.strategies import Strategies
+from latchwork.jobs.worker.runs import Running, reconcile
 
 TTL_S = 2.0  # of sessions and locks
 STEP_S = 0.05

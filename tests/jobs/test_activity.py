@@ -12,7 +12,7 @@ import latchwork
 from latchwork.jobs import Activity, Control, Cron, FixedDelay, Job, Threads, inspect, why
 from latchwork.jobs.node.run_reporter import EVERY_S
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.activity import NAMED_ITEMS, LiveRun, decode_activity, encode_activity
+from latchwork.jobs.stored.runs import NAMED_ITEMS, LiveRun, decode_activity, encode_activity
 
 
 @pytest.fixture

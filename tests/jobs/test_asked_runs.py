@@ -10,11 +10,11 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
-from latchwork.jobs.cron.progress import Hold
-from latchwork.jobs.outside.asking import forget
+from latchwork.jobs.admin.control import forget
+from latchwork.jobs.cron import Hold
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
-from latchwork.jobs.worker.asked import Asked
+from latchwork.jobs.worker.asked_runs import Asked
 
 YEARLY = Cron("0 3 1 1 *")
 

@@ -16,7 +16,7 @@ from latchwork.assignment import Balanced, Budgeted, plan_from_owners
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.members import MemberOptions
+from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.store.session import Session
 from latchwork.testing.faults import FaultyStore
 
@@ -484,7 +484,7 @@ def test_a_worker_that_registers_during_the_cleaning_does_not_lose_its_pool(memo
         return found
 
     from latchwork.jobs.manager.leadership import Leadership
-    from latchwork.jobs.stored.known_pools import KnownPools
+    from latchwork.jobs.stored.followers import KnownPools
 
     membership = node._membership
     with memory.mirror(keys.ALIVE) as alive, memory.mirror(keys.WORK_POOL) as pools:

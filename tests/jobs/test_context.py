@@ -8,7 +8,7 @@ import math
 import pytest
 
 from latchwork.errors import LockLost
-from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job import JobContext
 from latchwork.types import Exists, Fence
 
 

@@ -14,10 +14,8 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettings, Threads
-from latchwork.jobs.cron.cells import FIRED
-from latchwork.jobs.cron.fire_times import FireTimes
-from latchwork.jobs.cron.progress import CronProgress, Hold, read_cells, sweep_cells
-from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.cron import FIRED, CronProgress, FireTimes, Hold, read_cells, sweep_cells
+from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import Outcomes
 from latchwork.jobs.worker.runs import JobRun, RunSetup

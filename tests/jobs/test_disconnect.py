@@ -10,7 +10,7 @@ import latchwork
 from backends_table import BY_NAME, SERVERS
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
-from latchwork.jobs.worker.guard import stop_margin_s
+from latchwork.jobs.worker.runs import stop_margin_s
 from latchwork_testbed.proxy import Proxy
 
 

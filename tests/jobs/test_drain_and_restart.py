@@ -17,7 +17,7 @@ from latchwork.jobs.manager.rebalance import ClusterView, Reserved, WorkerView, 
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.strategies import Strategies
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.nodes import NODES, NodeMark, decode_mark, mark_key, reserved_key
 
 ITEMS = [f"i{n:02}" for n in range(12)]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.cron.cells import BadCell, Cell, decode_cell, newest_by_item, useless
+from latchwork.jobs.cron import BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.schedules.fires import Fired, Jitter, next_fire, next_step, rule_of
 
 MINUTE = 60.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork.jobs.job.job import InvalidJob, Job, Threads, WorkPoolFailed, check_jobs, read_pool
+from latchwork.jobs.job import InvalidJob, Job, Threads, WorkPoolFailed, check_jobs, read_pool
 from latchwork.schedules.schedule import Cron, FixedDelay, FixedRate
 
 

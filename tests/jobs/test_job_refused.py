@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from latchwork.jobs import InvalidJob, Job, Threads
-from latchwork.jobs.job.job import WorkPoolFailed, read_pool
+from latchwork.jobs.job import WorkPoolFailed, read_pool
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "2", None, True])

@@ -11,8 +11,8 @@ import latchwork
 from latchwork.jobs.manager import manager as manager_module
 from latchwork.jobs.manager.manager import give_back
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.packed_store import ChunkNames, replace
+from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.packed import ChunkNames, replace
 
 MANY = [f"order-{number:06d}" for number in range(4_000)]
 

@@ -9,13 +9,13 @@ import pytest
 import latchwork
 from latchwork import Conflict, Exists
 from latchwork.jobs import Control, Observer
-from latchwork.jobs.manager.chores import Chores
 from latchwork.jobs.manager.leadership import Leadership
+from latchwork.jobs.manager.manager import Chores
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
 from latchwork.jobs.stored import audit as audits
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.members import Member, MemberOptions
+from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.nodes import Member, MemberOptions
 
 
 @pytest.fixture

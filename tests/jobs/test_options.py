@@ -12,9 +12,21 @@ from typer.testing import CliRunner
 
 from latchwork.cli.flags import flags, to_set, to_start
 from latchwork.jobs import ClusterSettings, Job, JobManager, JobSettings, Threads
-from latchwork.jobs.options.kinds import LABELS, SWITCH, THREADS, number
-from latchwork.jobs.options.settings import NODE_DEFAULTS, JobOptions, NodeOptions
-from latchwork.jobs.options.table import NodeRows, Unset, defaults, documented, in_force, row, rows, seconds
+from latchwork.jobs.options import (
+    LABELS,
+    SWITCH,
+    THREADS,
+    NodeRows,
+    Unset,
+    defaults,
+    documented,
+    in_force,
+    number,
+    row,
+    rows,
+    seconds,
+)
+from latchwork.jobs.settings import NODE_DEFAULTS, JobOptions, NodeOptions
 
 
 @dataclass(frozen=True)

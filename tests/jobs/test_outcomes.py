@@ -9,9 +9,9 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError, Threads, inspect, why
-from latchwork.jobs.node.outcome_pace import OutcomePace
+from latchwork.jobs.node.run_reporter import OutcomePace
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.outcomes import NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
+from latchwork.jobs.stored.runs import NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 
 

@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from latchwork import At, Conflict, Put
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.packed_store import ChunkNames, orphans, read, replace
+from latchwork.jobs.stored.packed import ChunkNames, orphans, read, replace
 
 BIG = {f"https://example.org/{i:06d}" for i in range(3_000)}
 

@@ -19,7 +19,7 @@ from latchwork.assignment import (
     described_strategy,
     plan_from_owners,
 )
-from latchwork.jobs.manager.chores import QuietTime
+from latchwork.jobs.manager.manager import QuietTime
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import (
     ClusterView,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.jobs.job.job import Threads
-from latchwork.jobs.job.reconcile import Running, reconcile
+from latchwork.jobs.job import Threads
+from latchwork.jobs.worker.runs import Running, reconcile
 
 ITEMS = st.frozensets(st.sampled_from("abcdefgh"))
 THREADS = st.sampled_from([Threads.whole(), Threads.per_item(), Threads.at_most(3)])

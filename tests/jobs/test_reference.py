@@ -12,7 +12,7 @@ import pytest
 
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, Threads, inspect
 from latchwork.jobs.metrics import PrometheusMetrics
-from latchwork.jobs.options.settings import ClusterSettings, JobSettings
+from latchwork.jobs.settings import ClusterSettings, JobSettings
 from latchwork.jobs.tracing import Tracing
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "jobs.md").read_text()

@@ -9,8 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
-from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockWork, RoundRobin, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put

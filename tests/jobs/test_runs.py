@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings
-from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job import JobContext
 from latchwork.jobs.worker.outcomes import Outcomes
 from latchwork.jobs.worker.runs import JobRun, RunSetup
 from latchwork.schedules.fires import Step

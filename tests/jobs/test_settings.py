@@ -10,9 +10,8 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, Cron, FixedDelay, FixedRate, InvalidJob, InvalidSetting, Job, Threads
-from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.settings import ClusterSettings, JobSettings, Settings
+from latchwork.jobs import settings as stored
+from latchwork.jobs.settings import ClusterSettings, JobSettings, LiveSettings, Settings
 from latchwork.jobs.stored import cluster_store
 from latchwork.schedules.schedule import Due, Instant
 

@@ -8,9 +8,9 @@ import pytest
 
 import latchwork
 from latchwork import Unavailable
-from latchwork.jobs.stored import cluster_store, keys, shares
-from latchwork.jobs.stored.packed_store import ChunkNames, replace
-from latchwork.jobs.stored.shares import WorkerShares
+from latchwork.jobs.stored import cluster_store, followers, keys
+from latchwork.jobs.stored.followers import WorkerShares
+from latchwork.jobs.stored.packed import ChunkNames, replace
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_share_that_could_not_be_read_is_read_again_without_a_new_event(memory
         raise Unavailable("down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shares, "from_entries_or_read", fail)
+        patched.setattr(followers, "from_entries_or_read", fail)
         write(memory, "a", ["x", "y"], "m2")
         with pytest.raises(Unavailable):
             follower.until({"a": ("x", "y")})

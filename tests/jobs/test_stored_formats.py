@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from latchwork.jobs import Cron, FixedRate, Threads
-from latchwork.jobs.cron.cells import decode_cell
-from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.settings import JobSettings
-from latchwork.jobs.stored.activity import decode_activity
+from latchwork.jobs import settings as stored
+from latchwork.jobs.cron import decode_cell
+from latchwork.jobs.settings import JobSettings
 from latchwork.jobs.stored.audit import decode_record
-from latchwork.jobs.stored.maintenance import decode_mark
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.outcomes import RunError, decode_outcomes
+from latchwork.jobs.stored.nodes import Member, decode_mark
 from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
+from latchwork.jobs.stored.runs import RunError, decode_activity, decode_outcomes
 from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
 from latchwork.schedules import Fired
 

@@ -9,11 +9,10 @@ import pytest
 
 import latchwork
 from latchwork.jobs import Control, Cron, inspect
-from latchwork.jobs.node import membership as memberships
-from latchwork.jobs.node import tidy as tidying
-from latchwork.jobs.node.tidy import tidy
+from latchwork.jobs.node import membership
+from latchwork.jobs.node.membership import tidy
 from latchwork.jobs.stored import cluster_store, keys
-from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.jobs.stored.packed import commit_all
 from latchwork.types import Put
 
 
@@ -77,7 +76,7 @@ def test_a_node_that_comes_while_the_last_one_tidies_up_loses_nothing(memory, cl
 
     results = []
     real = tidy
-    monkeypatch.setattr(memberships, "tidy", lambda _store, me, fences: results.append(real(Late(), me, fences)))
+    monkeypatch.setattr(membership, "tidy", lambda _store, me, fences: results.append(real(Late(), me, fences)))
     first.close()
     assert results == [False]
     assert inspect(memory).pools == {"report": ("a", "b")}
@@ -93,7 +92,7 @@ def test_the_last_node_removes_more_keys_than_one_listing_or_transaction_holds(m
 
 
 def test_what_takes_too_long_to_remove_is_left_behind_and_said(memory, cluster, monkeypatch, caplog):
-    monkeypatch.setattr(tidying, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(membership, "_LONGEST_S", 0.0)
     caplog.set_level(logging.INFO)
     node = cluster.node(memory, "n1", cluster.endless(items=["a"]))
     node.close()

@@ -8,11 +8,10 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Cron, FixedDelay, Job, JobSettings, Threads
-from latchwork.jobs.job.context import JobContext
+from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.guard import RunGuard
 from latchwork.jobs.worker.outcomes import Outcomes
-from latchwork.jobs.worker.runs import JobRun, RunSetup
+from latchwork.jobs.worker.runs import JobRun, RunGuard, RunSetup
 from latchwork.schedules.schedule import Due, Instant
 from latchwork.store import connect
 

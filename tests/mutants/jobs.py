@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Packed sets",
         "a writer that slept overwrites a newer state",
-        "jobs/stored/packed_store.py",
+        "jobs/stored/packed.py",
         "store.commit([*checks, before.unchanged(key)], [Put(key, update.after.head()), *extra])",
         "store.commit([*checks], [Put(key, update.after.head()), *extra])",
         id_of("jobs/packed_store", "a_writer_that_slept_between_read_and_flip_tries_again_on_the_new_state"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Packed sets",
         "old chunks are deleted before the new head is written",
-        "jobs/stored/packed_store.py",
+        "jobs/stored/packed.py",
         "        extra = list(ops_if_created) if before.head is None else []\n",
         "        extra = list(ops_if_created) if before.head is None else []\n"
         "        delete_chunks(store, [(key, update)], checks)\n",
@@ -65,7 +65,7 @@ DEFECTS = (
     Defect(
         "Job worker",
         "a lock is released while its run goes on",
-        "jobs/job/reconcile.py",
+        "jobs/worker/runs.py",
         "tuple(sorted(locked - wanted - busy))",
         "tuple(sorted(locked - wanted))",
         id_of("jobs/reconcile", "a_lock_is_kept_until_the_run_that_uses_it_has_ended"),
@@ -73,7 +73,7 @@ DEFECTS = (
     Defect(
         "Job worker",
         "a lost lock is reacquired under the run that lost it",
-        "jobs/job/reconcile.py",
+        "jobs/worker/runs.py",
         "tuple(sorted(wanted - locked - busy))",
         "tuple(sorted(wanted - locked))",
         id_of("jobs/reconcile", "a_run_whose_lock_was_lost_is_stopped_and_its_item_is_locked_again_after_its_end"),
@@ -97,7 +97,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "a run starts before its fire time is written",
-        "jobs/cron/fire_times.py",
+        "jobs/cron.py",
         "        self._write(begun)\n        self._fired.update(begun)\n",
         "        self._fired.update(begun)\n",
         id_of("jobs/cron_progress", "a_run_whose_node_died_is_begun_again_by_the_next_holder", on="memory"),
@@ -105,7 +105,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "a start of unknown outcome counts as written",
-        "jobs/cron/progress.py",
+        "jobs/cron.py",
         "                if attempt == 2 or isinstance(error, OutcomeUnknown) or self._owner_is_gone(own.cell):\n",
         "                if isinstance(error, OutcomeUnknown):\n                    return\n"
         "                if attempt == 2 or self._owner_is_gone(own.cell):\n",
@@ -114,7 +114,7 @@ DEFECTS = (
     Defect(
         "Cron",
         "progress is written without checking the owner of the locks",
-        "jobs/cron/progress.py",
+        "jobs/cron.py",
         '        return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]\n',
         "        return [*self._also]\n",
         id_of("jobs/cron_progress", "nothing_starts_on_a_node_whose_owner_is_gone_though_nobody_has_its_items_yet"),

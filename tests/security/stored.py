@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from latchwork.apps.demo import records as demo
 from latchwork.apps.demo.corpus import Counts
 from latchwork.cli.screens.tree import shown
-from latchwork.jobs.cron.cells import Cell, decode_cell
+from latchwork.jobs.cron import Cell, decode_cell
 from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
-from latchwork.jobs.options import live
-from latchwork.jobs.options.settings import ClusterSettings, JobSettings, encode
+from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
 from latchwork.jobs.stored import packed
-from latchwork.jobs.stored.activity import LiveRun, decode_activity, encode_activity
 from latchwork.jobs.stored.audit import AuditRecord, decode_record
-from latchwork.jobs.stored.maintenance import NodeMark, decode_mark
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes, encode_outcomes
+from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
 from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
+from latchwork.jobs.stored.runs import (
+    JobOutcome,
+    LiveRun,
+    RunError,
+    decode_activity,
+    decode_outcomes,
+    encode_activity,
+    encode_outcomes,
+)
 from latchwork.primitives import once
 from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.leader import Leader
@@ -132,13 +137,13 @@ KINDS = {
         Permits(3, 1.0, 0.5, 9).to_bytes(),
         lambda value: Permits.of(at(value)).with_more(1),
     ),
-    "member": Kind("jobs.stored.members", MEMBER.encode(), lambda value: Member.decode("n1", value).encode()),
-    "mark": Kind("jobs.stored.maintenance", MARK.encode(), lambda value: decode_mark("n1", value)),
+    "member": Kind("jobs.stored.nodes", MEMBER.encode(), lambda value: Member.decode("n1", value).encode()),
+    "mark": Kind("jobs.stored.nodes", MARK.encode(), lambda value: decode_mark("n1", value)),
     "activity": Kind(
-        "jobs.stored.activity", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
+        "jobs.stored.runs", encode_activity([LiveRun("j", ("a",), 5.0)]), lambda value: decode_activity("n1", value)
     ),
     "outcomes": Kind(
-        "jobs.stored.outcomes",
+        "jobs.stored.runs",
         encode_outcomes([JobOutcome("n1", "j", 5.0, 6.0, FAILED, 1, 2, (FAILED,), 9.0)]),
         lambda value: encode_outcomes(decode_outcomes("n1", value)),
     ),
@@ -162,22 +167,22 @@ KINDS = {
     "chunk": Kind(
         "jobs.stored.packed", b'["a","b"]', lambda value: packed.decode(b'{"chunks":["w-1"]}', lambda _: value)
     ),
-    "cell": Kind("jobs.cron.cells", CELL.state("n"), lambda value: decode_cell("c", value, CELL.names())),
-    "items of a cell": Kind("jobs.cron.cells", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),
+    "cell": Kind("jobs.cron", CELL.state("n"), lambda value: decode_cell("c", value, CELL.names())),
+    "items of a cell": Kind("jobs.cron", CELL.names(), lambda value: decode_cell("c", CELL.state("n"), value)),
     "settings of a job": Kind(
-        "jobs.options.settings",
+        "jobs.settings",
         json.dumps(encode(JOB)).encode(),
-        lambda value: live.SettingsReader().read([at(value, "settings/jobs/j")]),
+        lambda value: SettingsReader().read([at(value, "settings/jobs/j")]),
     ),
     "settings": Kind(
-        "jobs.options.settings",
+        "jobs.settings",
         json.dumps(encode(ClusterSettings(debounce_s=2.0, all_disabled=True))).encode(),
-        lambda value: live.SettingsReader().read([at(value, "settings/cluster")]),
+        lambda value: SettingsReader().read([at(value, "settings/cluster")]),
     ),
     "schedule": Kind(
-        "jobs.options.settings",
+        "jobs.settings",
         json.dumps(encode(JobSettings(schedule=FixedDelay(5.0)))).encode(),
-        lambda value: live.SettingsReader().read([at(value, "settings/jobs/j")]),
+        lambda value: SettingsReader().read([at(value, "settings/jobs/j")]),
     ),
     "strategies": Kind(
         "jobs.manager.strategies",

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from latchwork import BadRecord, LatchworkError, OnceFailed
-from latchwork.jobs.cron.cells import BadCell, decode_cell
-from latchwork.jobs.options.settings import ClusterSettings
-from latchwork.jobs.stored.members import Member
+from latchwork.jobs.cron import BadCell, decode_cell
+from latchwork.jobs.settings import ClusterSettings
+from latchwork.jobs.stored.nodes import Member
 from latchwork.records import MOST_DEPTH, Record, read_json
 from levels import LONG
 from security.stored import KINDS, PARTS, VALUES, places, put, spoilt

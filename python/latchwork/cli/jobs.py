@@ -17,8 +17,8 @@ from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
+from latchwork.jobs import settings as stored
 from latchwork.jobs.options import JobRows, Row, number, rows
-from latchwork.jobs.options import settings as stored
 
 JobIds = Annotated[
     list[str] | None,

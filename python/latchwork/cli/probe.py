@@ -14,8 +14,8 @@ from typing import Any
 from latchwork.cli.outcome import UsageError
 from latchwork.errors import BackendNotInstalled
 from latchwork.jobs import JobManager, JobStats, Observer
-from latchwork.jobs.outside import utc_text
 from latchwork.store import StoreObserver
+from latchwork.words import utc_text
 
 log = logging.getLogger(__name__)
 

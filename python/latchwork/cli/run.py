@@ -19,7 +19,8 @@ from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager
 from latchwork.jobs.manager import StrategyOption
-from latchwork.jobs.options import NodeOptions, rows
+from latchwork.jobs.options import rows
+from latchwork.jobs.settings import NodeOptions
 from latchwork.store import Store, connect
 
 

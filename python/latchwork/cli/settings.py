@@ -7,8 +7,8 @@ from latchwork.cli.flags import Unset, chosen, described, flags, to_set
 from latchwork.cli.options import Json, Url, command, group
 from latchwork.cli.text import say, say_json, told
 from latchwork.jobs import Control
+from latchwork.jobs import settings as stored
 from latchwork.jobs.options import NodeRows, rows
-from latchwork.jobs.options import settings as stored
 
 
 @command("latchwork settings show --json")

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from latchwork.errors import BackendNotInstalled
 from latchwork.interrupts import mutex
-from latchwork.jobs.observe.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
+from latchwork.jobs.observer import ObservedNode, Observer, PoolInfo, RebalanceInfo, RunInfo
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -27,7 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from latchwork.jobs.observe.records import JobStats
+    from latchwork.jobs.observer import JobStats
 
 _LONG = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 _SHORT = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import BackendNotInstalled
-from latchwork.jobs.observe.observer import Observer, RebalanceInfo, RunInfo
+from latchwork.jobs.observer import Observer, RebalanceInfo, RunInfo
 
 try:
     from opentelemetry import trace

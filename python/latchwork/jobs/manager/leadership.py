@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from latchwork.errors import Conflict
-from latchwork.jobs.cron.progress import sweep_cells
+from latchwork.jobs.cron import sweep_cells
 from latchwork.jobs.manager.ledger import Ledger
 from latchwork.jobs.manager.planner import Planner
 from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
@@ -17,11 +17,11 @@ from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.strategies import ManagerOptions, strategies_note
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import trim_audit
-from latchwork.jobs.stored.known_pools import KnownPools
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.outcomes import trim_outcomes
-from latchwork.jobs.stored.packed_store import commit_all, orphans
+from latchwork.jobs.stored.followers import KnownPools
+from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.packed import commit_all, orphans
 from latchwork.jobs.stored.requests import trim_requests
+from latchwork.jobs.stored.runs import trim_outcomes
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put
 from latchwork.words import reason

@@ -15,16 +15,22 @@ from typing import Generic, TypeVar
 
 from latchwork.jobs.manager.rebalance import ShareChange, in_order
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.packed import EMPTY, BadHead, MissingChunk, PackedSet, Update, batched, plan_update
-from latchwork.jobs.stored.packed_store import (
+from latchwork.jobs.stored.packed import (
+    EMPTY,
     MOST_BYTES,
     MOST_OPS,
+    BadHead,
     ChunkNames,
+    MissingChunk,
+    PackedSet,
+    Update,
+    batched,
     commit_all,
     delete_chunks,
     from_entries,
     op_bytes,
     orphans,
+    plan_update,
     write_chunks,
 )
 from latchwork.store import Store

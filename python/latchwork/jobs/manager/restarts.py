@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from latchwork.errors import Conflict
 from latchwork.jobs.manager.rebalance import Reserved, Shares, WorkerView
-from latchwork.jobs.stored.maintenance import (
+from latchwork.jobs.stored.nodes import (
+    Member,
     NodeMark,
     decode_mark,
     decode_marks,
@@ -19,8 +20,7 @@ from latchwork.jobs.stored.maintenance import (
     reserved_key,
     reserved_nodes,
 )
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, read, replace
+from latchwork.jobs.stored.packed import ChunkNames, commit_all, read, replace
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Fence, Put
 

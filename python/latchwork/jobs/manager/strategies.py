@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
-from latchwork.jobs.options.table import ManagerRows
+from latchwork.jobs.options import ManagerRows
 from latchwork.records import Record
 from latchwork.types import Entry
 

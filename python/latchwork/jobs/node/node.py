@@ -15,20 +15,15 @@ from typing import Self
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.job.job import Job, check_jobs
+from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
 from latchwork.jobs.node.membership import Membership
 from latchwork.jobs.node.run_reporter import ReportSetup, RunReporter
-from latchwork.jobs.observe.event_log import EventLog
-from latchwork.jobs.observe.observer import Observer
-from latchwork.jobs.observe.records import Health, JobStats, NodeState, NodeStats
-from latchwork.jobs.options.kinds import InvalidSetting
-from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.options.settings import NODE_DEFAULTS, SESSION_TTL_S, NodeOptions, node_options
-from latchwork.jobs.options.table import ManagerRows, documented, values
-from latchwork.jobs.stored.cluster import cluster_store, refuse_old_cluster
-from latchwork.jobs.stored.keys import check_id
-from latchwork.jobs.stored.members import MemberOptions
+from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
+from latchwork.jobs.options import InvalidSetting, ManagerRows, documented, values
+from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
+from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
+from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import Worker
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
@@ -48,7 +43,7 @@ class JobManager:
     Not promised: that a run which ignores ``should_stop`` ends. Its items stay locked until it does, or until this
     process is gone and its locks have run out.
 
-    The rows of ``latchwork.jobs.options.table`` describe the options that are numbers or labels, and at run time this
+    The rows of ``latchwork.jobs.options`` describe the options that are numbers or labels, and at run time this
     docstring does.
 
     Args:

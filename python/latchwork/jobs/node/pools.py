@@ -18,11 +18,11 @@ from functools import partial
 
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.job.job import Job, WorkPoolFailed, read_pool
+from latchwork.jobs.job import Job, WorkPoolFailed, read_pool
 from latchwork.jobs.node.registration import Registration, pool_version
-from latchwork.jobs.observe.observer import NOBODY, Observer, PoolInfo
-from latchwork.jobs.options.kinds import InvalidJob
-from latchwork.jobs.options.live import LiveSettings
+from latchwork.jobs.observer import NOBODY, Observer, PoolInfo
+from latchwork.jobs.options import InvalidJob
+from latchwork.jobs.settings import LiveSettings
 from latchwork.store import Observers, Store
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from latchwork.errors import Closed, Conflict, NodeIdInUse, OutcomeUnknown, WaitTimeout
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed_store import ChunkNames, commit_all, replace
+from latchwork.jobs.stored.nodes import Member
+from latchwork.jobs.stored.packed import ChunkNames, commit_all, replace
 from latchwork.store import Session, Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 

@@ -2,30 +2,35 @@
 
 Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``EVERY_S``,
 and nothing while nothing changes. See docs/design/0012 for the runs that go on, and 0016 for how they went.
+
+It looks at outcomes once in a period. When a job turned, to failing or back to well, it looks at once; but each turn of
+a job counts once in a period only, so that a job which fails every other time costs a few writes in a period.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.node.outcome_pace import OutcomePace
 from latchwork.jobs.node.registration import Registration
-from latchwork.jobs.observe.observer import Observer, RunInfo
+from latchwork.jobs.observer import Observer, RunInfo
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.activity import LiveRun, encode_activity
-from latchwork.jobs.stored.outcomes import JobOutcome, decode_outcomes, encode_outcomes
+from latchwork.jobs.stored.runs import JobOutcome, LiveRun, decode_outcomes, encode_activity, encode_outcomes
 from latchwork.store import Store
 from latchwork.types import Op, Put
 
 log = logging.getLogger(__name__)
+
+#: The first look comes so much sooner than the others: then it is known when runs start next.
+_FIRST_PART = 0.25
 
 #: A run is written down when it has lasted so long.
 AFTER_S = 1.0
@@ -33,6 +38,41 @@ AFTER_S = 1.0
 EVERY_S = 2.0
 #: A write under way at the end is waited for so long; one that lands later is refused.
 _CLOSE_S = 15.0
+
+
+class OutcomePace:
+    """Tells when to look next."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._looked = False
+        self._turned_at: dict[Hashable, float] = {}
+        self._taken: frozenset[Hashable] = frozenset()
+        self._wanted: dict[Hashable, float] = {}  # turns since the last look, and when they came
+
+    def turn(self, what: Hashable, now: float) -> None:
+        """A job turned to something."""
+        self._wanted.setdefault(what, now)
+
+    def due_in_s(self, now: float, period_s: float) -> float | None:
+        """Seconds until the next look, 0 or less when it is time; None for never."""
+        if period_s <= 0:
+            return None
+        if self._since is None:
+            self._since = now
+        at = self._since + period_s * (1.0 if self._looked else _FIRST_PART)
+        asked = (max(at, self._turned_at.get(what, -math.inf) + period_s) for what, at in self._wanted.items())
+        return min([at, *asked]) - now
+
+    def look(self) -> None:
+        """It looks from now on: what turns later is for the next look."""
+        self._taken = frozenset(self._wanted)
+
+    def done(self, now: float) -> None:
+        """It looked, and what there was is written."""
+        self._since, self._looked = now, True
+        self._turned_at.update(dict.fromkeys(self._taken, now))
+        self._wanted = {what: at for what, at in self._wanted.items() if what not in self._taken}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ A door for benches, which read and write the same keys; it has formats, reads an
 """
 
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.cluster import cluster_store
-from latchwork.jobs.stored.members import Member, MemberOptions
-from latchwork.jobs.stored.shares import WorkerShares
+from latchwork.jobs.stored.followers import WorkerShares
+from latchwork.jobs.stored.keys import cluster_store
+from latchwork.jobs.stored.nodes import Member, MemberOptions
 
 __all__ = ["Member", "MemberOptions", "WorkerShares", "cluster_store", "keys"]

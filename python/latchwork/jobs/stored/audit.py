@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from latchwork.errors import BadRecord
-from latchwork.jobs.stored.cluster import cluster_store
+from latchwork.jobs.stored.keys import cluster_store
 from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry

@@ -1,27 +1,26 @@
-"""The keys of a job cluster below ``@jobs``, and how ids and work items become part of a key; see ``cluster_store``.
+"""The keys of a job cluster below ``@jobs``, and how ids and work items become part of a key.
 
-Nothing here touches the network.
-
-Keys:   alive/<worker>                              session-bound; who lives
+Keys:   alive/<worker>                              session-bound; which nodes are alive
         leader/<ticket>                             session-bound; who manages, and who is next
         workers/<worker>/available/<job>            the jobs this worker can run
         workers/<worker>/assigned/<job>[/<chunk>]   its share of the work items
         work-pool/<job>[/<chunk>]                   all work items of a job
-        runs/<worker>                               session-bound; which runs go on there; see activity.py
-        outcomes/<worker>                           how its runs went; see outcomes.py
+        runs/<worker>                               session-bound; which runs go on there; see runs.py
+        outcomes/<worker>                           how its runs went; see runs.py
         owners/<uuid>, locks/<job>/<item>           one run of an item at a time, cluster-wide
-        fired/<job>/<cell>[/items]                  which cron fire times have started; see cron/cells.py
-        requests/<id>, asked/<id>/...               runs that were asked for by hand, and what became of them; see
-                                                    requests.py
-        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see options/settings.py
-        audit/<number>                              what was done by hand; see audit.py
-        nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see maintenance.py
+        fired/<job>/<cell>[/items]                  which cron fire times have started; see jobs/cron.py
+        requests/<id>, asked/<id>/...               requested runs, and how they ended; see requests.py
+        settings/cluster, settings/jobs/<job>       what changes while the cluster runs; see jobs/settings.py
+        audit/<number>                              what people changed; see audit.py
+        nodes/<node>[/reserved/<job>[/<chunk>]]     drained, or being restarted; see nodes.py
         versions/{work-pool,worker,assignment}      guards, bumped by what changes their subtree
 """
 
 from __future__ import annotations
 
 import re
+
+from latchwork.store import Store, refuse_old_layout, system_namespace
 
 ALIVE = "alive"
 LEADER = "leader"
@@ -34,7 +33,6 @@ OUTCOMES = "outcomes"
 GUARD_POOL = "versions/work-pool"
 GUARD_WORKER = "versions/worker"
 GUARD_ASSIGNMENT = "versions/assignment"
-
 MAX_ITEM_BYTES = 512
 _MAX_SEGMENT = 120
 _ID = re.compile(r"[A-Za-z0-9._-]{1,120}")
@@ -156,3 +154,24 @@ def split_lock_name(name: str) -> tuple[str, str]:
     """
     job, _, path = name.partition("/")
     return job, decode_item(path)
+
+
+def cluster_store(store: Store, namespace: str | None = None) -> Store:
+    """The store in which a cluster has its keys: below ``@jobs`` at the root, or in a namespace.
+
+    Args:
+        store: the store; that of a cluster is returned as it is.
+        namespace: the cluster's namespace below it, as given to its job managers.
+    """
+    return system_namespace(store.namespace(namespace) if namespace else store, "jobs")
+
+
+def refuse_old_cluster(store: Store, namespace: str | None = None) -> None:
+    """Refuse a root, or a namespace, with a job cluster of a version that had no reserved segments.
+
+    Raises:
+        LatchworkError: there is one.
+    """
+    where = store.namespace(namespace) if namespace else store
+    # Every node bumped both, when it registered itself and its pools.
+    refuse_old_layout(where, "a job cluster", dict.fromkeys((GUARD_WORKER, GUARD_POOL), b"{}".__eq__))

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from latchwork.checks import is_number
-from latchwork.jobs.stored.packed_store import commit_all
+from latchwork.jobs.stored.packed import commit_all
 from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete

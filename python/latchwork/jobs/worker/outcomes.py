@@ -8,8 +8,8 @@ from heapq import nsmallest
 from typing import Literal
 
 from latchwork.interrupts import mutex
-from latchwork.jobs.observe.records import JobStats
-from latchwork.jobs.stored.outcomes import MOST_TEXT, NAMED_ERRORS, JobOutcome, RunError
+from latchwork.jobs.observer import JobStats
+from latchwork.jobs.stored.runs import MOST_TEXT, NAMED_ERRORS, JobOutcome, RunError
 from latchwork.words import message
 
 

@@ -1,6 +1,11 @@
-"""One live run of a job: a named thread that waits for the schedule, calls the job, and ends when told.
+"""The live runs of jobs at a worker: which start and stop, the thread of each, and the guard that stops them in time.
 
-No store is touched here, and no user code is called with a mutex held.
+``reconcile`` decides, and is pure. One rule above all: an item is in at most one live run of this node, and only while
+its lock is held when the run starts. A run that was asked to stop but has not ended keeps its items and their locks
+until it has ended. An item whose lock was lost under a run is not locked again before that run has ended.
+
+The guard asks runs to stop before their locks expire. It has a thread of its own, so that no call to the store, however
+long it hangs, delays it. No store is touched here, and no user code is called with a mutex held.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,20 +24,18 @@ from latchwork.clock import Clock
 from latchwork.doors import late
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.cron.fire_times import FireTimes
-from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.job.job import Job
-from latchwork.jobs.job.reconcile import Running
-from latchwork.jobs.observe.observer import NOBODY, Observer, RunInfo
-from latchwork.jobs.options.settings import JobOptions
-from latchwork.jobs.worker.asked import AskedOf
+from latchwork.jobs.cron import FireTimes
+from latchwork.jobs.job import Job, JobContext
+from latchwork.jobs.observer import NOBODY, Observer, RunInfo
+from latchwork.jobs.options import LEAST_GRACE_S, Threads
+from latchwork.jobs.settings import STOP_MARGIN, JobOptions
+from latchwork.jobs.worker.asked_runs import AskedOf
 from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 from latchwork.store.driving.own_loop import OwnLoop
 
 log = logging.getLogger(__name__)
-
 #: A cron wait looks at the wall clock at least so often, in case it was set.
 _LONGEST_WAIT_S = 30.0
 #: A run whose locks are about to run out is not begun; soon it is told to stop, or they are renewed.
@@ -45,6 +48,63 @@ _SAME_S = 1.0
 _twins = late("latchwork.aio", {"latchwork.aio.contexts": ("JobContext",)})
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
+
+_LEAST_WAIT_S = 0.01
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One live run of a job on this node, and whether it was told to stop; its number is unique on this node."""
+
+    number: int
+    items: frozenset[str]
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """The steps for one job, in this order: stop, release, acquire, start.
+
+    Attributes:
+        stop: the numbers of runs.
+        release: the items whose locks to give up: sorted.
+        acquire: items whose locks to ask for: sorted, in no live run; those that are not free now are waited for.
+        start: the shares of the runs to start: disjoint, not empty, locks held.
+    """
+
+    stop: tuple[int, ...] = ()
+    release: tuple[str, ...] = ()
+    acquire: tuple[str, ...] = ()
+    start: tuple[tuple[str, ...], ...] = ()
+
+
+def reconcile(desired: Collection[str], held: Collection[str], running: Iterable[Running], threads: Threads) -> Actions:
+    """The steps that bring one job on this node closer to its share.
+
+    Applied again and again as runs end and locks come, it ends with exactly the desired items running.
+
+    Args:
+        desired: the items this node shall run; empty when it is closing.
+        held: the items whose locks this node holds for sure.
+        running: the live runs, those told to stop included.
+        threads: how the share is cut into runs.
+    """
+    live = list(running)
+    wanted, locked = set(desired), set(held)
+    busy = frozenset[str]().union(*(run.items for run in live))
+    targets = {frozenset(part): part for part in threads.slices(wanted & locked)}
+    kept = {run.items for run in live if not run.stopping and run.items in targets}
+    stop = tuple(run.number for run in live if not run.stopping and run.items not in targets)
+    fresh = [part for items, part in targets.items() if items not in kept and not items & busy]
+    if threads.limit:
+        fresh = fresh[: max(0, threads.limit - len(live))]
+    return Actions(
+        stop=stop,
+        release=tuple(sorted(locked - wanted - busy)),
+        acquire=tuple(sorted(wanted - locked - busy)),  # a stale run must not see its item locked anew
+        start=tuple(fresh),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +397,85 @@ class JobRun:
 
     def _now(self) -> Instant:
         return Instant(self._setup.clock.now(), self._setup.wall_s())
+
+
+def stop_margin_s(lock_ttl_s: float, grace_s: float | None) -> float:
+    """Seconds that are left of their locks when runs are told to stop.
+
+    Args:
+        lock_ttl_s: how long locks last after the last confirmed renewal.
+        grace_s: how long runs go on after that; None for as long as the locks allow, which is the most.
+    """
+    least_s = lock_ttl_s * STOP_MARGIN
+    return least_s if grace_s is None else max(least_s, lock_ttl_s - max(LEAST_GRACE_S, grace_s))
+
+
+class RunGuard:
+    """Watches over the live runs of one node. Safe to share between threads.
+
+    Args:
+        node_id: for its thread's name and its log lines.
+        runs: gives the live runs; called in the guard's thread.
+        margin_s: tells how much is left of their locks when runs are told to stop; may change.
+        on_stop: called after runs were told to stop; must not block.
+        clock: what it waits on.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        runs: Callable[[], Iterable[JobRun]],
+        *,
+        margin_s: Callable[[], float],
+        on_stop: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._node_id = node_id
+        self._runs = runs
+        self._margin_s = margin_s
+        self._on_stop = on_stop
+        self._clock = clock
+        self._wake = threading.Event()
+        self._finishing = threading.Event()
+        self.thread = threading.Thread(target=self._loop, name=f"latchwork-guard-{node_id}", daemon=True)
+
+    def look(self) -> None:
+        """Look again: a run was added, or the margin changed."""
+        self._wake.set()
+
+    def finish(self) -> None:
+        """End as soon as every run has ended or was told to stop; no run is added any more."""
+        self._finishing.set()
+        self._wake.set()
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.clear()
+            finishing = self._finishing.is_set()
+            try:
+                wait_s = self.check()
+            except Exception:  # a guard that dies unseen would let runs outlive their locks
+                log.exception("node %s: the guard of the runs failed and looks again", self._node_id)
+                wait_s = _RETRY_S
+            if finishing and wait_s is None:
+                return
+            self._clock.wait(self._wake, wait_s)
+
+    def check(self) -> float | None:
+        """Stop runs that would outlive their locks; return the seconds until the next look, None without runs."""
+        left = [(run.remaining_s(), run) for run in self._runs() if not run.ended and not run.stopping]
+        margin_s = self._margin_s()
+        doomed = [(left_s, run) for left_s, run in left if left_s <= margin_s]
+        if doomed:
+            log.error(
+                "node %s: the locks of %d runs last %.2f s more and could not be renewed: the runs are told to stop",
+                self._node_id,
+                len(doomed),
+                min(left_s for left_s, _ in doomed),
+            )
+            for _, run in doomed:
+                run.stop()
+            self._on_stop()
+            return _LEAST_WAIT_S
+        nearest_s = min((left_s for left_s, _ in left), default=None)
+        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s - margin_s)

@@ -1,13 +1,15 @@
 """The worker: follows its share, and starts, stops, locks and unlocks what ``reconcile`` says.
 
 Two threads. ``latchwork-worker-<node>`` looks at the state again whenever something changed; it touches the store.
-``latchwork-guard-<node>`` touches nothing but the clock: it tells runs to stop before their locks run out, however
+``latchwork-guard-<node>`` touches nothing but the clock: it asks runs to stop before their locks expire, however
 long the other one hangs in a call.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,25 +17,18 @@ from itertools import count
 
 from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.cron.fire_times import FireTimes
-from latchwork.jobs.cron.progress import CronProgress
-from latchwork.jobs.job.context import JobContext
-from latchwork.jobs.job.job import Job
-from latchwork.jobs.job.reconcile import Actions, reconcile
-from latchwork.jobs.observe.observer import NOBODY, Observer
-from latchwork.jobs.observe.records import JobStats
-from latchwork.jobs.options.live import LiveSettings
-from latchwork.jobs.stored.outcomes import JobOutcome
-from latchwork.jobs.stored.shares import WorkerShares
-from latchwork.jobs.worker.asked import Asked, AskedOf
-from latchwork.jobs.worker.guard import RunGuard, stop_margin_s
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, RunLocks
-from latchwork.jobs.worker.local_job import LocalJob
-from latchwork.jobs.worker.outcomes import OnTurn
-from latchwork.jobs.worker.round_robin import LockWork, RoundRobin
-from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, JobRun, RunSetup
+from latchwork.jobs.cron import CronProgress, FireTimes
+from latchwork.jobs.job import Job, JobContext
+from latchwork.jobs.observer import NOBODY, JobStats, Observer
+from latchwork.jobs.settings import JobOptions, LiveSettings
+from latchwork.jobs.stored.followers import WorkerShares
+from latchwork.jobs.stored.runs import JobOutcome
+from latchwork.jobs.worker.asked_runs import Asked, AskedOf
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockWork, RoundRobin, RunLocks
+from latchwork.jobs.worker.outcomes import OnTurn, Outcomes
+from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
-from latchwork.schedules import Instant
+from latchwork.schedules import Due, Instant
 from latchwork.store import Observers, Session, Store
 from latchwork.store.driving.own_loop import OwnLoop
 
@@ -47,6 +42,87 @@ _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
 #: ...but not less than so many times what the last look took: with very many items it takes its time itself.
 _FILL_PER_LOOK = 3.0
+
+
+class LocalJob:
+    """One job on one node. Only the worker's thread writes it.
+
+    Attributes:
+        options: its options as of the last look.
+        outcomes: how its runs go.
+        enabled: whether it may run, as of the last look.
+        runs: its live runs, those told to stop included, by number.
+        warned: numbers of the runs whose not stopping was reported.
+        filling: more of its locks are asked for right now.
+    """
+
+    def __init__(
+        self, job: Job, options: JobOptions, node: str = "", on_turn: OnTurn = lambda _job, _turn: None
+    ) -> None:
+        self.job = job
+        self.options = options
+        self.enabled = True
+        self.outcomes = Outcomes(job.id, node, on_turn)
+        self.runs: dict[int, JobRun] = {}
+        self.warned: set[int] = set()
+        self.filling = False
+        self._dues: dict[str, Due] = {}
+        self._paused_until = -math.inf
+
+    def adopt(self, options: JobOptions, *, enabled: bool) -> None:
+        """Take over what holds now; live runs look at their schedule again."""
+        self.enabled = enabled
+        if options != self.options:
+            log.info("job %s: options changed to %s", self.job.id, options)
+            self.options = options
+            for run in self.runs.values():
+                run.reschedule()
+
+    def first_due(self, items: Iterable[str], now: Instant) -> Due:
+        """The earliest due of these items: kept ones have theirs already, new ones come after the initial delay."""
+        options = self.options
+        fresh = Due.first(options.schedule, now, options.initial_delay_s, random.random())
+        dues = (self._dues.get(item, fresh).under(options.schedule, options.initial_delay_s) for item in items)
+        return min(dues, key=lambda due: due.at + due.luck * options.jitter_s)
+
+    def reap(self, now: Instant) -> list[JobRun]:
+        """Forget the runs that have ended, remember when their items are due, and return those runs."""
+        ended = [run for run in self.runs.values() if run.ended]
+        for run in ended:
+            del self.runs[run.number]
+            self.warned.discard(run.number)
+            self._remember(run, now)
+        return ended
+
+    def forget_dues(self, wanted: frozenset[str]) -> None:
+        """Forget the dues of all other items."""
+        for item in [item for item in self._dues if item not in wanted]:
+            del self._dues[item]
+
+    def pause(self, now: Instant, seconds: float) -> None:
+        """Start nothing for so long."""
+        self._paused_until = now.mono_s + seconds
+
+    def paused_s(self, now: Instant) -> float:
+        """Seconds until runs may be started again; 0 when they may."""
+        return max(0.0, self._paused_until - now.mono_s)
+
+    def may_start(self, now: Instant) -> bool:
+        """True unless it is paused, or a run started now would be cut short by the next locks, which come at once."""
+        return self.paused_s(now) <= 0 and not (self.filling and self.options.threads.limit)
+
+    def _remember(self, run: JobRun, now: Instant) -> None:
+        due = run.resume_due
+        try:
+            if due is None:
+                due = Due(self.options.schedule.first_due(now, 0.0), self.options.schedule, now)
+        except BaseException:  # the user's own schedule: it must not stop the other jobs
+            log.exception("job %s does not run here for %.3g s: its schedule raised", self.job.id, SCHEDULE_PAUSE_S)
+            self.pause(now, SCHEDULE_PAUSE_S)
+            for item in run.items:
+                self._dues.pop(item, None)
+            return
+        self._dues.update(dict.fromkeys(run.items, due))
 
 
 class Worker:

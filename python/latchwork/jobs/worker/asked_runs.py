@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.cron.progress import CronProgress, Hold
+from latchwork.jobs.cron import CronProgress, Hold
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import NAMED, REQUESTS, RunEnd, RunRequest, decode_request
 from latchwork.schedules import Fired

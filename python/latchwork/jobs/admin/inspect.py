@@ -10,12 +10,10 @@ from latchwork.checks import check_store
 from latchwork.errors import LatchworkError
 from latchwork.jobs.manager.strategies import noted_strategies
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.activity import Activity, decode_activity
-from latchwork.jobs.stored.cluster import cluster_store, refuse_old_cluster
-from latchwork.jobs.stored.maintenance import NODES, NodeMark, decode_marks
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.outcomes import JobOutcome, RunError, decode_outcomes
-from latchwork.jobs.stored.packed_store import from_entries_or_read
+from latchwork.jobs.stored.keys import cluster_store, refuse_old_cluster
+from latchwork.jobs.stored.nodes import NODES, Member, NodeMark, decode_marks
+from latchwork.jobs.stored.packed import from_entries_or_read
+from latchwork.jobs.stored.runs import Activity, JobOutcome, RunError, decode_activity, decode_outcomes
 from latchwork.primitives import LeaderLatch, LockHolder, lock_states
 from latchwork.store import Store
 from latchwork.types import Entry

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from latchwork.assignment import Explanation, Problem, described_strategy, explain
+from latchwork.jobs.admin.inspect import ClusterState, JobState, LockView
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, job_problem
-from latchwork.jobs.options.settings import Settings
-from latchwork.jobs.outside.inspect import ClusterState, JobState, LockView
+from latchwork.jobs.settings import Settings
 from latchwork.schedules import Fired
 from latchwork.words import counted, utc_text
 

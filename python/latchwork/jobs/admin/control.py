@@ -1,6 +1,7 @@
-"""Changing how a cluster behaves, from any process and without joining it. Every change is stored, and holds at once.
+"""Changes how a cluster behaves, and asks it for runs, from any process and without joining it.
 
-Each change is one transaction that checks what it read, so two people at a time lose nothing of each other's.
+Every change is stored and takes effect at once. It is one transaction that checks what it read, so two people at a time
+lose nothing of each other's changes.
 """
 
 from __future__ import annotations
@@ -12,35 +13,115 @@ import math
 import os
 import socket
 import threading
+import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from latchwork.checks import check_store, is_number
-from latchwork.errors import Conflict, LatchworkError, WaitTimeout
-from latchwork.jobs.options import settings as stored
-from latchwork.jobs.options.kinds import InvalidSetting
-from latchwork.jobs.options.live import read_settings
-from latchwork.jobs.options.settings import Settings
-from latchwork.jobs.outside.asking import ask_to_run, wait_for_runs
+from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
+from latchwork.jobs import settings as stored
+from latchwork.jobs.cron import cells_of, newest_by_item
+from latchwork.jobs.options import InvalidSetting
+from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, AuditRecord
-from latchwork.jobs.stored.cluster import cluster_store
-from latchwork.jobs.stored.keys import check_id
-from latchwork.jobs.stored.maintenance import NodeMark, decode_mark, mark_key, reserved_key
-from latchwork.jobs.stored.members import Member
-from latchwork.jobs.stored.packed_store import commit_all, read
-from latchwork.jobs.stored.requests import RunEnd, RunRequest
+from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
+from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
+from latchwork.jobs.stored.packed import commit_all, read
+from latchwork.jobs.stored.requests import ASKED, MOST_ITEMS, RunEnd, RunRequest, decode_end
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx
-from latchwork.types import Absent, At, Check, Create, Delete, Op
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 from latchwork.words import utc_text
+
+#: Items that have left the pool meanwhile are found so often.
+_REQUEST_LOOK_S = 2.0
 
 #: How often a node that is being drained is asked for the locks it still holds.
 _LOOK_S = 0.2
+
+
+def ask_to_run(store: Store, job: str, items: Iterable[str] | None, *, by: str, within_s: float) -> RunRequest:
+    """Ask for a run of each of these items, or of all: now, and once in the cluster.
+
+    Raises:
+        ValueError: the job's id or an item cannot be used, or there are more than 100 of them.
+    """
+    listed = None if items is None else tuple(sorted({check_item(item) for item in items}))
+    if listed is not None and not 1 <= len(listed) <= MOST_ITEMS:
+        raise ValueError(f"{len(listed)} items were named; name 1 to {MOST_ITEMS}, or none for all")
+    now = time.time()
+    request = RunRequest(uuid.uuid4().hex, check_id("job", job), listed, now, now + within_s, by)
+    store.create(request.key, request.encode())
+    return request
+
+
+def wait_for_runs(
+    store: Store, request: RunRequest, wanted: Callable[[], frozenset[str]], timeout_s: float
+) -> list[RunEnd]:
+    """Wait until each item has had its run, and forget the request.
+
+    Args:
+        store: the cluster's store.
+        request: what was asked for.
+        wanted: gives the items of it that there still are.
+        timeout_s: seconds to wait.
+    Returns:
+        How the runs ended, sorted by node and items.
+    Raises:
+        WaitTimeout: not all have ended; what has not begun is not begun any more.
+    """
+    clock = store.clock
+    until = clock.now() + timeout_s
+    done: frozenset[str] = frozenset()
+
+    def all_ended(state: Mapping[str, Entry]) -> bool:
+        nonlocal done
+        done = _ended_items(request, state)
+        return left <= done
+
+    try:
+        with store.mirror(f"{ASKED}/{request.id}") as mirror:
+            while True:
+                left = wanted()
+                try:
+                    mirror.wait_until(all_ended, max(0.0, min(_REQUEST_LOOK_S, until - clock.now())))
+                except WaitTimeout:
+                    if clock.now() < until:
+                        continue
+                    raise WaitTimeout(
+                        f"after {timeout_s:g} s {len(left & done)} of {len(left)} items of job {request.job} have had "
+                        "their run; what has not begun is called off; wait longer, or look at `latchwork why`"
+                    ) from None
+                break
+            found = [decode_end(entry.value) for entry in store.list(request.ended)]
+    finally:
+        forget(store, request)
+    return sorted((each for each in found if each is not None), key=lambda each: (each.node, each.named))
+
+
+def forget(store: Store, request: RunRequest) -> None:
+    """Call off what has not begun, and forget what has; left to the cluster when the store is out of reach."""
+    try:
+        store.delete(request.key)
+        store.delete_tree(f"{ASKED}/{request.id}")
+    except Closed:
+        raise
+    except LatchworkError:
+        return  # its time ends by itself
+
+
+def _ended_items(request: RunRequest, state: Mapping[str, Entry]) -> frozenset[str]:
+    below = f"{request.progress}/{request.job}/"
+    cells = cells_of((entry for key, entry in state.items() if key.startswith(below)), request.job, request.progress)
+    newest = newest_by_item(cell for cell, _ in cells)
+    return frozenset(
+        item for item, (_, fired) in newest.items() if fired.running is None and fired.through >= request.at_s
+    )
 
 
 class UnknownNode(LatchworkError, LookupError):

@@ -1,33 +1,147 @@
-"""Cron progress of one job on one node: written before a run starts, so that each fire time starts once in the cluster.
+"""Cron progress: each fire time is written down before it starts, so that it starts once for each item in the cluster.
 
-A write is fenced by the owner of the items' locks: whoever takes one of them over deletes that owner first, so from
-then on nothing of this node lands. Runs that start together share one write: the first thread writes for
+Keys:   fired/<job>/<cell>         JSON; how far the items of one cell are, rewritten at each start and each end
+        fired/<job>/<cell>/items   JSON list; the items of the cell, sorted, written once
+
+A cell belongs to one holder of locks and names the greatest fencing token of its items' locks. A later holder of an
+item has a greater token, so of two cells with one item that with the greater token is newer, whenever it was written.
+
+A write is fenced by the owner of the items' locks: a node that takes one of them over deletes that owner first, so from
+then on nothing of the former node lands. Runs that start together share one write: the first thread writes for
 all that wait meanwhile. docs/design/0007 has the races.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
 
-from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown
+from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.interrupts import condition, mutex
-from latchwork.jobs.cron.cells import FIRED, BadCell, Cell, decode_cell, newest_by_item, useless
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.cluster import cluster_store
-from latchwork.jobs.stored.packed_store import commit_all
-from latchwork.schedules import Fired
+from latchwork.jobs.stored.keys import cluster_store
+from latchwork.jobs.stored.packed import commit_all
+from latchwork.records import Record, read_json, short
+from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
 
 log = logging.getLogger(__name__)
 
+FIRED = "fired"
+
 _CELL_ITEMS = 2_000
 _CELL_BYTES = 200_000
 _WAIT_S = 1.0
 _NOTHING = Fired(0.0)
+
+
+class BadCell(BadRecord):
+    """Stored progress cannot be read: something else wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The progress of some items that one holder has locked; its name is never used twice.
+
+    Attributes:
+        items: sorted, unique, not empty.
+        fired: the progress of each item, in the same order.
+    """
+
+    name: str
+    token: int
+    owner: str
+    items: tuple[str, ...]
+    fired: tuple[Fired, ...]
+
+    def state(self, nonce: str) -> bytes:
+        """The value of its state key; the nonce tells one write from another."""
+        kinds = list(dict.fromkeys(self.fired))
+        number = {kind: index for index, kind in enumerate(kinds)}
+        body: dict[str, Any] = {
+            "token": self.token,
+            "owner": self.owner,
+            "nonce": nonce,
+            "fired": [[kind.through, kind.running] for kind in kinds],
+        }
+        if any(kind.rule for kind in kinds):
+            body["rules"] = [kind.rule for kind in kinds]
+        if len(kinds) > 1:
+            body["of"] = [[index, len(list(run))] for index, run in groupby(number[each] for each in self.fired)]
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def names(self) -> bytes:
+        """The value of its items key."""
+        return json.dumps(self.items, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
+    """Decode a cell.
+
+    Raises:
+        BadCell: the values are no cell.
+    """
+    try:
+        body = Record.of(state)
+        listed = Record({"items": read_json(items)}).texts("items")
+        fired = _decode_fired(body, len(listed))
+        return Cell(name, body.whole("token"), body.text("owner"), listed, fired)
+    except BadRecord as error:
+        raise BadCell(f"progress cell {name} cannot be read: {error}") from None
+
+
+def _decode_fired(body: Record, count: int) -> tuple[Fired, ...]:
+    """The progress of each of so many items; nothing is made before the runs are known to be as long."""
+    if not count:
+        raise BadRecord("it has no items")
+    pairs = _lists_of_two(body, "fired")
+    rules = body.texts("rules") if body.has("rules") else ("",) * len(pairs)
+    if len(rules) != len(pairs):
+        raise BadRecord(f"it has {len(pairs)} states and {len(rules)} rules")
+    kinds = [_decode_kind(pair[0], pair[1], rule) for pair, rule in zip(pairs, rules, strict=True)]
+    runs = _lists_of_two(body, "of") if body.has("of") else [[0, count]]
+    for index, length in runs:
+        if type(index) is not int or not 0 <= index < len(kinds) or type(length) is not int or not 0 < length <= count:
+            raise BadRecord(f"it has a run of states {short([index, length])}")
+    if sum(length for _, length in runs) != count:
+        raise BadRecord(f"it has {count} items, and states for {sum(length for _, length in runs)}")
+    return tuple(kinds[index] for index, length in runs for _ in range(length))
+
+
+def _decode_kind(through: object, running: object, rule: str) -> Fired:
+    both = Record({"through": through, "running": running})
+    return Fired(both.moment_s("through"), both.moment_s("running") if both.has("running") else None, rule)
+
+
+def _lists_of_two(body: Record, name: str) -> list[list[Any]]:
+    found = body.body.get(name)
+    if not isinstance(found, list) or not all(isinstance(each, list) and len(each) == 2 for each in found):
+        raise BadRecord(f"field {name!r} is {short(found)}, and has to be a list of pairs")
+    return found
+
+
+def newest_by_item(cells: Iterable[Cell]) -> dict[str, tuple[Cell, Fired]]:
+    """Item to its newest cell, and its progress there."""
+    found: dict[str, tuple[Cell, Fired]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
+        found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
+    return found
+
+
+def useless(cells: Sequence[Cell], pool: frozenset[str] | None = None) -> list[Cell]:
+    """The cells whose every item has a newer one, or is not in the pool any more."""
+    newest = newest_by_item(cells)
+    return [
+        cell
+        for cell in cells
+        if all(newest[item][0] is not cell or (pool is not None and item not in pool) for item in cell.items)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +433,90 @@ def _parts(items: list[str]) -> Iterable[list[str]]:
         part.append(item)
         size += len(item.encode()) + 4
     yield part
+
+
+class FireTimes:
+    """The fire times of a run, whose items have these locks. One thread only."""
+
+    def __init__(self, progress: CronProgress, holds: Mapping[str, Hold]) -> None:
+        self._progress = progress
+        self._holds = holds
+        self._fired: dict[str, Fired] | None = None
+        self._rerun = True
+        self._uncalled: dict[str, Fired] = {}  # progress before a start that may be written and was not made
+
+    def next(
+        self, cron: Cron, now_s: float, since_s: float, *, changed_s: float | None = None, jitter: Jitter = NO_JITTER
+    ) -> Step:
+        """Return the next step and its time; the first call reads the progress from the store.
+
+        Args:
+            cron: the schedule of the moment.
+            now_s: seconds since the epoch.
+            since_s: fire times up to this one do not count for items that never ran.
+            changed_s: when the schedule came into force, if this node saw it change: fire times up to this one do not
+                count for any item.
+            jitter: how much later than at its fire times this share starts.
+        Raises:
+            LatchworkError: the store could not be used, or a lock is lost; ask again.
+        """
+        self._rerun = cron.rerun_interrupted
+        rule = rule_of(cron)
+        if self._fired is None:
+            self._fired = self._progress.claim(self._holds, Fired(max(since_s, changed_s or since_s), rule=rule))
+        self._adopt({item: fired.under(rule, now_s, changed_s) for item, fired in self._fired.items()})
+        return next_step(cron, self._fired, now_s, jitter)
+
+    def _adopt(self, found: dict[str, Fired]) -> None:
+        """Write down how far the items are under another schedule: later holders of their locks go by it."""
+        assert self._fired is not None
+        changed = {item: fired for item, fired in found.items() if fired != self._fired[item]}
+        if changed:
+            self._write(changed)
+            self._fired.update(changed)
+
+    def _write(self, fired: dict[str, Fired]) -> None:
+        try:
+            self._progress.write(fired)
+        except LockLost:
+            self._fired = None  # another node's, or swept: claim it anew if the lock is still ours
+            raise
+
+    def begin(self, step: Step) -> None:
+        """Write down that it starts; only then may it.
+
+        Raises:
+            LatchworkError: it is not written, or not known to be: nothing may start; ask what comes next again.
+        """
+        assert self._fired is not None, "ask what comes next first"
+        begun = {item: self._fired[item].begin(step.at) for item in step.items}
+        self._uncalled = {} if self._rerun else {item: self._fired[item] for item in step.items}
+        self._write(begun)
+        self._fired.update(begun)
+
+    def called(self) -> None:
+        """The job was called for the step that was begun: from now on it counts, whatever comes of it."""
+        self._uncalled = {}
+
+    def give_back(self) -> None:
+        """Write down that the job was not called for the step that was begun: its fire time is still owed.
+
+        Only where interrupted runs are not run again: the others go by what is written. When that fails it counts as
+        made.
+        """
+        uncalled, self._uncalled = self._uncalled, {}
+        try:
+            if uncalled:
+                self._progress.write(uncalled)
+        except LatchworkError as error:
+            log.warning("a start that was written down and not made counts as made: %s", error)
+
+    def end(self, step: Step) -> None:
+        """Write down that it has ended. When that fails it is written with the next start."""
+        assert self._fired is not None
+        ended = {item: self._fired[item].end() for item in step.items}
+        self._fired.update(ended)
+        try:
+            self._progress.write(ended)
+        except LatchworkError as error:
+            log.warning("the end of a run is not written down yet, elsewhere it counts as interrupted: %s", error)
