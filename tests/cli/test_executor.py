@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 import latchwork
-from latchwork.cli.systems.progress import told
+from latchwork.cli.systems.progress import progress_line
 from latchwork.executor import Executor, TaskState
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
@@ -172,9 +172,9 @@ def test_who_waits_at_a_terminal_sees_what_the_task_does_and_a_pipe_gets_the_val
 
 
 def test_what_a_task_does_is_told_in_a_line():
-    assert told("t", TaskState("queued")) == "t queued"
+    assert progress_line("t", TaskState("queued")) == "t queued"
     state = TaskState("running", ("n1", "n2"), attempts=2, why="its node died")
-    assert told("t", state) == "t running on n1, n2, taken 2 times: its node died"
+    assert progress_line("t", state) == "t running on n1, n2, taken 2 times: its node died"
 
 
 def test_what_cannot_be_done_with_tasks_is_one_line(executor, store):

@@ -12,7 +12,7 @@ from latchwork.jobs.options import NodeRows, rows
 
 
 @command("latchwork settings show --json")
-def show(*, url: Url = None, as_json: Json = False) -> None:
+def show_settings(*, url: Url = None, as_json: Json = False) -> None:
     """Show what is set for the cluster and its jobs; what is not set is as the nodes' code says."""
     with open_store(url) as store:
         settings = Control(store).settings()
@@ -42,4 +42,4 @@ def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, 
     told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
 
 
-settings_app = group("Show and change what is set for the whole cluster.", show=show, set=set_cluster)
+settings_app = group("Show and change what is set for the whole cluster.", show=show_settings, set=set_cluster)

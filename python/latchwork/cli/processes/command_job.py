@@ -49,13 +49,13 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
     return Job(
         name,
         work_pool=list(items) or [_ONE_ITEM],
-        run=lambda context: _run(words, context),
+        run=lambda context: _run_items(words, context),
         schedule=schedule,
         threads=Threads(threads),
     )
 
 
-def _run(words: Sequence[str], context: JobContext) -> None:
+def _run_items(words: Sequence[str], context: JobContext) -> None:
     """Run it for one item after the other; those that fail do not keep the others from running."""
     failed = {}
     for item in context.work_share:

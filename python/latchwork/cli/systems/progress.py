@@ -21,7 +21,7 @@ from latchwork.words import counted, printable
 _LOOK_S = 1.0
 
 
-def told(task_id: str, state: TaskState) -> str:
+def progress_line(task_id: str, state: TaskState) -> str:
     """What a task does, in a line. Pure."""
     where = f" on {', '.join(state.running_on)}" if state.running_on else ""
     again = f", taken {counted(state.attempts, 'time')}" if state.attempts > 1 else ""
@@ -47,7 +47,7 @@ def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
         def look() -> None:
             while not over.wait(_LOOK_S):
                 try:
-                    text = told(task_id, state())
+                    text = progress_line(task_id, state())
                 except LatchworkError as error:
                     text = f"{task_id}: {error}"
                 shown.update(line, description=printable(text))
