@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 
 import latchwork
-from latchwork.cli.systems.progress import progress_line
+from latchwork.cli.systems.executor import progress_line
 from latchwork.executor import Executor, TaskState
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace

@@ -54,11 +54,11 @@ OWN: dict[str, CommandSpec] = {
         "then stop it if you like",
     ),
     "elect": CommandSpec(
-        "latchwork.cli.processes.owned:elect",
+        "latchwork.cli.processes:elect",
         "Run a command while this process leads, and end with its exit code: start it wherever it may run",
     ),
     "lock": CommandSpec(
-        "latchwork.cli.processes.owned:lock",
+        "latchwork.cli.processes:lock",
         "Run a command while a lock is held, and end with its exit code",
     ),
     "restart": CommandSpec(
@@ -106,7 +106,7 @@ OWN: dict[str, CommandSpec] = {
         "Plans: functions that depend on each other, run by workers anywhere, without a server of ours",
     ),
     "settings": CommandSpec(
-        "latchwork.cli.settings:settings_app",
+        "latchwork.cli.jobs:settings_app",
         "Show and change what is set for the whole cluster",
     ),
     "executor": CommandSpec(

@@ -1,4 +1,4 @@
-"""`latchwork jobs`: switch jobs off and on, and change their options, while the cluster runs."""
+"""`latchwork jobs` and `latchwork settings`: switch jobs and change options while the cluster runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from latchwork.cli import went
-from latchwork.cli.cluster import open_store, state_of
-from latchwork.cli.complete import job_ids
+from latchwork.cli import job_outcomes
+from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
 from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
@@ -18,7 +17,7 @@ from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
 from latchwork.jobs import settings as stored
-from latchwork.jobs.options import JobRows, Row, number, rows
+from latchwork.jobs.options import JobRows, NodeRows, Row, number, rows
 
 JobIds = Annotated[
     list[str] | None,
@@ -50,7 +49,7 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
     show(Grid(map(_cells, rows), right=("items", "locked", "running")))
     for job in known.values():
         if job.in_a_row:
-            show(Line(f"{job.job_id}: {went.failure(job)}", "red"))
+            show(Line(f"{job.job_id}: {job_outcomes.failure(job)}", "red"))
 
 
 @command("latchwork jobs disable report", "latchwork jobs disable --all")
@@ -258,8 +257,8 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "items": None if job is None else job.items,
         "locked": None if job is None else len(job.locked),
         "running": None if job is None else job.active_items,
-        "went": went.in_a_word(job),
-        **({} if job is None else went.to_json(job)),
+        "went": job_outcomes.in_a_word(job),
+        **({} if job is None else job_outcomes.to_json(job)),
         "settings": stored.encode(own),
     }
 
@@ -295,3 +294,37 @@ jobs_app = group(
     set=set_job,
     reset=reset,
 )
+
+
+@command("latchwork settings show --json")
+def show_settings(*, url: Url = None, as_json: Json = False) -> None:
+    """Show what is set for the cluster and its jobs; what is not set is as the nodes' code says."""
+    with open_store(url) as store:
+        settings = Control(store).settings()
+    found = {
+        "cluster": stored.encode(settings.cluster),
+        "jobs": {job: stored.encode(each) for job, each in sorted(settings.jobs.items())},
+    }
+    if as_json:
+        say_json(found)
+    else:
+        say(f"cluster: {described(found['cluster'])}")
+        for job, each in found["jobs"].items():
+            say(f"job {job}: {described(each)}")
+
+
+@command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
+@flags(rows(NodeRows), to_set, before="unset")
+def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
+    """Change options of the manager, and of nodes, in the whole cluster, at once.
+
+    What is set here beats the nodes' code, also after their restart, until --unset.
+    """
+    with open_store(url) as store:
+        control = Control(store)
+        control.change_cluster(**chosen(given, unset))
+        settings = stored.encode(control.settings().cluster)
+    told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
+
+
+settings_app = group("Show and change what is set for the whole cluster.", show=show_settings, set=set_cluster)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latchwork.cli.cluster import open_store, state_of
-from latchwork.cli.complete import node_ids
+from latchwork.cli.cluster import node_ids, open_store, state_of
 from latchwork.cli.options import Json, NoWait, Url, command
 from latchwork.cli.text import told
 from latchwork.jobs import Control, UnknownNode

@@ -14,7 +14,7 @@ from latchwork.cli.jobs import PACES, one_schedule
 from latchwork.cli.options import Url, command, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, ended_by_sigterm
 from latchwork.cli.probe import metrics_if_installed, serving
-from latchwork.cli.processes.command_job import command_job
+from latchwork.cli.processes import command_job
 from latchwork.cli.target import load_jobs, load_strategy
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Job, JobManager

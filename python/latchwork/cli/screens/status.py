@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 
 from latchwork.backends.url import parse_url
-from latchwork.cli import went
+from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, wanted_url
 from latchwork.cli.outcome import NoCluster, attempted
@@ -120,7 +120,7 @@ def to_json(state: ClusterState) -> dict[str, object]:
                     }
                     for each in job.active
                 ],
-                **went.to_json(job),
+                **job_outcomes.to_json(job),
             }
             for job in state.jobs()
         },
@@ -164,7 +164,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
         Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
     ]
     style = "red" if job.in_a_row else ""
-    found += [Line(f"  {line}", style) for line in went.told(job, time.time())]
+    found += [Line(f"  {line}", style) for line in job_outcomes.told(job, time.time())]
     by_node: dict[str, list[str]] = {}
     for item, node in job.assigned.items():
         by_node.setdefault(node, []).append(item)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from latchwork.cli import complete
-from latchwork.cli.cluster import open_store, state_of
+from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.outcome import FAILURE, UsageError
 from latchwork.cli.text import Grid, say, say_json, show, told
@@ -17,7 +16,7 @@ from latchwork.jobs import why as explain
 from latchwork.jobs.cron import progress_of
 from latchwork.words import same_format, utc_text
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete.job_ids)]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
 
 

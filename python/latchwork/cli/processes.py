@@ -1,0 +1,351 @@
+"""Commands of the user's own, run as child processes: under a lock, while this process leads, or as a job.
+
+`latchwork lock` and `latchwork elect` run a command while a lock is held, or while this process leads. A job is made of
+a command line: `latchwork run --command "backup.sh {item}" --item a --item b --cron "0 3 * * *"`. A child is asked to
+stop in time, and never left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from latchwork.cli.options import Url, command, wanted_url
+from latchwork.cli.outcome import TERMINATED, UsageError, ended_by_sigterm, quiet_logs, report
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.errors import LatchworkError
+from latchwork.jobs import Job, JobContext, Schedule, Threads
+from latchwork.primitives import LeaderLatch, Lock, Work
+from latchwork.store import Store, connect
+
+_PR_SET_PDEATHSIG = 1
+#: Who waits for the order to stop looks so often whether the command has ended.
+_LOOK_S = 1.0
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: What a shell says of a command that cannot be started.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+#: The command is told to stop when this part of the TTL is left, and killed at its end.
+_MARGIN_PART = 0.25
+#: It is killed after this part of that time.
+_KILL_PART = 0.8
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The key below the root that all who compete give.")]
+Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments; no shell reads them.")
+]
+Ttl = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        show_default=False,
+        help="Seconds after which others may follow when this process is dead; the server may grant more.  "
+        "[unless given: as the URL says]",
+    ),
+]
+
+#: A command that was told to stop is killed after so long, and before the lock of its item can run out.
+_STOP_S = 10.0
+#: What is left of the locks when it is killed at the latest.
+_LAST_S = 0.5
+_ONE_ITEM = "main"
+_ITEM = "{item}"
+
+
+class ChildFailed(LatchworkError):
+    """A command could not be started, or ended with another code than 0."""
+
+
+class Child:
+    """One running command. Safe to share between threads.
+
+    On Linux it dies with the thread that started it, even when that is killed; what it started itself does not.
+
+    Args:
+        words: the command and its arguments; no shell reads them.
+        env: variables it gets beside ours.
+        own_group: it gets a process group of its own, and signals go to all of that: for what runs in the background.
+            Without, a terminal's Ctrl-C reaches it by itself.
+    Raises:
+        ChildFailed: it cannot be started; the message says why.
+    """
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], *, own_group: bool) -> None:
+        self._own_group = own_group
+        parent = os.getpid()
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # before the fork: nothing is loaded in the child
+
+        def die_with_parent() -> None:
+            if libc is not None:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:  # it has died between the fork and the call
+                    os._exit(1)
+
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - it is the user's own command, and no shell
+                list(words),
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL if own_group else None,
+                start_new_session=own_group,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it calls one function that is there already
+            )
+        except OSError as error:
+            raise ChildFailed(f"command {words[0]!r} cannot be started: {error.strerror or error}") from error
+
+    def wait(self) -> int:
+        """Wait for its end: its exit code, or 128 and the number of the signal that ended it, as a shell says it."""
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def stop(self, within_s: float) -> None:
+        """Tell it to end, and kill it when it has not in that time. From any thread; returns when it has ended."""
+        self.send(signal.SIGTERM)
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self._process.wait()
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens when it has ended."""
+        try:
+            if self._process.poll() is not None:  # its number may be another's by now
+                return
+            if self._own_group:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+        except (ProcessLookupError, PermissionError):  # it is ending
+            return
+
+
+@contextmanager
+def signals_handed_on() -> Iterator[Callable[[Child], None]]:
+    """Hand our signals on to a child, once it is named; Ctrl-C of a terminal reaches it by itself.
+
+    Those that come before the child is there are handed on when it is: none ends us and leaves it behind.
+    """
+    children: list[Child] = []
+    early: list[int] = []
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and sys.stdin.isatty():
+            return
+        if children:
+            children[0].send(number)
+        else:
+            early.append(number)
+
+    def name(child: Child) -> None:
+        children.append(child)
+        for number in early:
+            child.send(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (*_FORWARDED, signal.SIGINT)}
+    try:
+        yield name
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_while_ours(
+    words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
+) -> int:
+    """Run a command in the foreground until it ends, or until it is told to; return its exit code.
+
+    Args:
+        words: the command and its arguments.
+        env: variables it gets beside ours.
+        remaining_s: gives the seconds until it has to stop, unless they become more; asked at least once a second.
+        stop_within_s: seconds after which it is killed.
+    """
+    over = threading.Event()
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def wait() -> None:
+        codes.append(child.wait())
+        ended.set()
+
+    def watch() -> None:
+        while not over.is_set():
+            left_s = remaining_s()
+            if left_s <= 0.0:
+                child.stop(stop_within_s)
+                return
+            over.wait(min(left_s, _LOOK_S))
+
+    with signals_handed_on() as hand_on_to:
+        child = Child(words, env, own_group=False)
+        hand_on_to(child)
+        watcher = threading.Thread(target=watch, name="latchwork-child-watcher", daemon=True)
+        watcher.start()
+        threading.Thread(target=wait, name="latchwork-child-waiter", daemon=True).start()
+        try:
+            # Waiting for the process itself would keep a signal that arrives right before the wait until its end.
+            SYSTEM_CLOCK.wait(ended)
+            return codes[0]
+        finally:
+            over.set()
+            watcher.join()
+
+
+@command(
+    "latchwork lock backup -- rsync -a /data /backup",
+    "latchwork lock backup --wait-s 0 -- /usr/local/bin/backup.sh nightly",
+)
+def lock(
+    name: Name,
+    words: Command,
+    *,
+    ttl_s: Ttl = None,
+    wait_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, show_default=False, help="Seconds to wait for the lock; 0 tries once.  [unless given: for ever]"
+        ),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Run a command while a lock is held, and end with its exit code.
+
+    The lock is given back when the command ends. It gets SIGTERM when a quarter of the TTL is left because the store is
+    out of reach, and SIGKILL before others can have the lock. LATCHWORK_LOCK and LATCHWORK_TOKEN tell it the lock's
+    name and fencing token: pass the token on with every write. Exit code 1 when the lock is not had in time, or was
+    lost; 126 and 127 when the command cannot be started.
+    """
+    with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store, closing(Lock(store, name, label=_label())) as held:
+        fence = held.acquire(timeout_s=wait_s)
+        with held.guard_work(store.session.ttl_s * _MARGIN_PART) as work:
+            code = _run(words, work, {"LATCHWORK_LOCK": name, "LATCHWORK_TOKEN": str(fence.token)}, store.session.ttl_s)
+        if work.is_stopped:
+            raise LatchworkError(f"the command was stopped, for lock {name!r} was lost; its exit code was {code}")
+    raise typer.Exit(code)
+
+
+@command(
+    "latchwork elect scheduler -- /usr/local/bin/scheduler", "latchwork elect scheduler --node-id n1 -- ./serve.sh"
+)
+def elect(
+    name: Name,
+    words: Command,
+    *,
+    node_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", show_default=False, help="What others see of it.  [unless given: host and pid]"),
+    ] = None,
+    ttl_s: Ttl = None,
+    url: Url = None,
+) -> None:
+    """Run a command while this process leads, and end with its exit code: start it wherever it may run.
+
+    One at a time leads, the others wait. When leadership is lost the command is stopped, as by `latchwork lock`, and
+    this process waits to lead again; when the command ends by itself, so does this one. LATCHWORK_ELECTION and
+    LATCHWORK_TOKEN tell it the name and the fencing token.
+    """
+    with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store:
+        ttl_s = store.session.ttl_s
+
+        def lead(work: Work) -> int:
+            variables = {"LATCHWORK_ELECTION": name, "LATCHWORK_TOKEN": str(work.fence.token)}
+            return _run(words, work, variables, ttl_s)
+
+        with LeaderLatch(store, name, node_id=node_id or _label()) as latch:
+            code = latch.run(lead, margin_s=ttl_s * _MARGIN_PART)
+    raise typer.Exit(code)
+
+
+def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int:
+    try:
+        return run_while_ours(words, env, work.remaining_s, stop_within_s=ttl_s * _MARGIN_PART * _KILL_PART)
+    except ChildFailed as error:
+        report(error)
+        return NOT_EXECUTABLE if isinstance(error.__cause__, PermissionError) else NOT_FOUND
+
+
+def _store(url: str | None, ttl_s: float | None) -> Store:
+    quiet_logs()
+    return connect(wanted_url(url)) if ttl_s is None else connect(wanted_url(url), session_ttl_s=ttl_s)
+
+
+def _label() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+class CommandFailed(LatchworkError):
+    """A command ended with another code than 0, for one item or several."""
+
+
+def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule: Schedule | None, threads: int) -> Job:
+    """The job that runs a command for each item.
+
+    Args:
+        text: the command; words as a shell splits them, but no shell runs it. `{item}` in a word is the item.
+        job_id: its id; by default the name of the program.
+        items: the work items; one called `main` without any.
+        schedule: when it runs; None is the default of jobs.
+        threads: how many commands run at a time on a node; 0 is one for each item.
+    Raises:
+        UsageError: the command cannot be read, or names `{item}` and there are no items.
+        InvalidJob: the id or an item cannot be used.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--command {text!r} cannot be read: {error}") from None
+    if not words:
+        raise UsageError('--command is empty; give a command, as --command "backup.sh {item}"')
+    if not items and _ITEM in text:
+        raise UsageError(f"--command names {_ITEM}, but there are no items; add --item NAME")
+    name = job_id or re.sub(r"[^A-Za-z0-9._-]", "-", Path(words[0]).name)
+    return Job(
+        name,
+        work_pool=list(items) or [_ONE_ITEM],
+        run=lambda context: _run_items(words, context),
+        schedule=schedule,
+        threads=Threads(threads),
+    )
+
+
+def _run_items(words: Sequence[str], context: JobContext) -> None:
+    """Run it for one item after the other; those that fail do not keep the others from running."""
+    failed = {}
+    for item in context.work_share:
+        if context.should_stop:
+            break
+        try:
+            code = _run_item([word.replace(_ITEM, item) for word in words], item, context)
+            if code:
+                failed[item] = f"exit code {code}"
+        except ChildFailed as error:
+            failed[item] = str(error)
+    if failed:
+        told = "; ".join(f"{item}: {why}" for item, why in failed.items())
+        raise CommandFailed(f"{len(failed)} of {len(context.work_share)} items failed: {told}")
+
+
+def _run_item(words: Sequence[str], item: str, context: JobContext) -> int:
+    env = {"LATCHWORK_JOB": context.job_id, "LATCHWORK_ITEM": item, "LATCHWORK_NODE": context.node_id}
+    env["LATCHWORK_TOKEN"] = str(context.fence(item).token)
+    if context.fire_time_s is not None:
+        env["LATCHWORK_FIRE_TIME_S"] = f"{context.fire_time_s:.0f}"
+    child = Child(words, env, own_group=True)
+    forget = context.on_stop(lambda: child.stop(max(0.0, min(_STOP_S, context.remaining_s() - _LAST_S))))
+    try:
+        return child.wait()
+    finally:
+        forget()
