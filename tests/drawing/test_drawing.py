@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.drawing import CyclicGraph, Edge, Graph, Node, lay_out, to_dot, to_mermaid, to_svg
-from latchwork.drawing.layers import MOST_BENDS, layered
-from latchwork.drawing.layout import MOST_LETTERS, fitted, letters
-from latchwork.drawing.rows import crossings, not_falling, ordered
+from latchwork.drawing.layout import MOST_BENDS, MOST_LETTERS, crossings, fitted, layered, letters, not_falling, ordered
 
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,18 +1,28 @@
 """Strategies that decide which worker runs which work item. No I/O at all."""
 
 from latchwork._core import Assignment, Board, Delta, ItemSet, Moves, RendezvousHasher
-from latchwork.assignment.budget import Budgeted, limit_moves
 from latchwork.assignment.explain import Explanation, Reason, explain, explain_replicas
-from latchwork.assignment.model import JobProblem, Move, Plan, Problem, Strategy, Traits, traits_of
-from latchwork.assignment.plan import check_plan, plan_from_owners
+from latchwork.assignment.model import (
+    JobProblem,
+    Move,
+    Plan,
+    Problem,
+    Strategy,
+    Traits,
+    check_plan,
+    plan_from_owners,
+    traits_of,
+)
 from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
 from latchwork.assignment.strategies import (
     Balanced,
+    Budgeted,
     EvenlyRendezvous,
     EvenlySpread,
     Rendezvous,
     describe_strategy,
     described_strategy,
+    limit_moves,
     strategy_by_name,
 )
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from latchwork._core import RendezvousHasher
-from latchwork.assignment.budget import Budgeted
 from latchwork.assignment.model import JobProblem, Plan, Problem, Strategy
 from latchwork.assignment.replicas import ReplicaPlan, ReplicaProblem, place_replicas
-from latchwork.assignment.strategies import EvenlyRendezvous, Rendezvous
+from latchwork.assignment.strategies import Budgeted, EvenlyRendezvous, Rendezvous
 
 #: A figure of an explanation.
 Fact = str | int | float | tuple[str, ...]

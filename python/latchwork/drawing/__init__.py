@@ -3,10 +3,9 @@
 Pure: it knows nothing of a store, and the same graph gives the same drawing. It keeps to itself how a layout is found.
 """
 
+from latchwork.drawing.formats import to_dot, to_mermaid, to_svg
 from latchwork.drawing.graph import CyclicGraph, Edge, Graph, Node
 from latchwork.drawing.layout import Box, Layout, Line, lay_out
-from latchwork.drawing.svg import to_svg
-from latchwork.drawing.texts import to_dot, to_mermaid
 
 __all__ = [
     "Box",
