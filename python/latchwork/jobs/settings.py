@@ -17,8 +17,22 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.jobs import options as table
-from latchwork.jobs.options import InvalidSetting, Threads, documented, rows
+from latchwork.jobs.options import (
+    ClusterSwitches,
+    InvalidSetting,
+    JobOnly,
+    JobRows,
+    JobSwitches,
+    NodeOnly,
+    NodeRows,
+    Row,
+    Threads,
+    defaults,
+    documented,
+    in_force,
+    rows,
+    values,
+)
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.records import Record
 from latchwork.schedules import Schedule
@@ -37,7 +51,7 @@ STOP_MARGIN = 0.25
 
 
 @dataclass(frozen=True)
-class JobOptions(table.JobRows[NoReturn, Threads], table.JobOnly):
+class JobOptions(JobRows[NoReturn, Threads], JobOnly):
     """The options of a job that hold now: the cluster's settings where there are any, else what the code says.
 
     ``schedule_since_s`` is when the node saw the schedule come into force, in seconds since the epoch; None when it has
@@ -47,24 +61,24 @@ class JobOptions(table.JobRows[NoReturn, Threads], table.JobOnly):
     schedule_since_s: float | None = field(default=None, compare=False)
 
 
-@documented(table.JobSwitches, table.JobRows)
+@documented(JobSwitches, JobRows)
 @dataclass(frozen=True)
-class JobSettings(table.JobRows[None, int | None], table.JobSwitches):
+class JobSettings(JobRows[None, int | None], JobSwitches):
     """The settings of one job; None leaves the code's option. ``threads`` is a number, 0 for one per item."""
 
     def over(self, job: object) -> JobOptions:
         """The options that hold for the job, whose own are its attributes."""
-        return table.in_force(JobOptions, self, job)
+        return in_force(JobOptions, self, job)
 
 
-@documented(table.ClusterSwitches, table.NodeRows)
+@documented(ClusterSwitches, NodeRows)
 @dataclass(frozen=True)
-class ClusterSettings(table.NodeRows[None], table.ClusterSwitches):
+class ClusterSettings(NodeRows[None], ClusterSwitches):
     """The settings of the whole cluster; None leaves the code's option."""
 
 
 @dataclass(frozen=True)
-class NodeOptions(table.NodeRows[NoReturn], table.NodeOnly):
+class NodeOptions(NodeRows[NoReturn], NodeOnly):
     """The options of a node: what ``JobManager`` was given, or what holds now."""
 
     @property
@@ -79,10 +93,10 @@ class NodeOptions(table.NodeRows[NoReturn], table.NodeOnly):
 
     def under(self, settings: ClusterSettings) -> NodeOptions:
         """These options, overridden by what is set for the cluster."""
-        return table.in_force(NodeOptions, settings, self)
+        return in_force(NodeOptions, settings, self)
 
 
-NODE_DEFAULTS = table.defaults(NodeOptions)
+NODE_DEFAULTS = defaults(NodeOptions)
 
 
 def node_options(given: Mapping[str, Any]) -> NodeOptions:
@@ -128,7 +142,7 @@ class Settings:
         return self.cluster.default_enabled is not False if switch is None else switch
 
 
-_ROWS: dict[str, table.Row] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in rows(kind)}
+_ROWS: dict[str, Row] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in rows(kind)}
 
 
 _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
@@ -136,7 +150,7 @@ _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)
 
 def encode(settings: JobSettings | ClusterSettings) -> dict[str, Any]:
     """The fields that are set, for JSON."""
-    found = table.values(type(settings), settings)
+    found = values(type(settings), settings)
     return {name: _ROWS[name].kind.encode(value) for name, value in found.items() if value is not None}
 
 
