@@ -32,7 +32,7 @@ GROUND = {
 STORE = GROUND | {"backends", "store"}
 COORDINATION = STORE | {"primitives"}
 HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
-SYSTEMS = {"jobs", "workers", "executor", "plans"}
+SYSTEMS = {"jobs", "worker_group", "executor", "plans"}
 # Which parts of latchwork a part may import, besides itself: what is below its own floor.
 MAY_IMPORT = {
     "errors": set(),
@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "schedules": COORDINATION,  # 5b
     "tasks": COORDINATION,  # 5b
     "jobs": HELPERS,  # 6: one system each, which never import each other
-    "workers": HELPERS,
+    "worker_group": HELPERS,
     "executor": HELPERS,
     "plans": HELPERS | {"drawing"},
     "aio": HELPERS | SYSTEMS,  # 6b

@@ -21,7 +21,7 @@ from latchwork.primitives import LeaderLatch, Once
 from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
 from latchwork.user_code import call_user
-from latchwork.workers import Worker, find
+from latchwork.worker_group import Worker, find
 from latchwork.workflows.definitions.builder import shell, workflow
 from latchwork.workflows.definitions.builder import task as flow_task
 from latchwork.workflows.secrets import SecretMissing, Secrets

@@ -8,7 +8,7 @@ import sys
 
 import latchwork
 from latchwork import Put
-from latchwork.workers import Worker
+from latchwork.worker_group import Worker
 
 SIZE, STEPS, KEPT_EVERY = 40, 100, 10
 

@@ -17,7 +17,7 @@ from latchwork.executor import Executor, Runner
 from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import Election, Group, Lock, PersistentLock
 from latchwork.tasks import Functions
-from latchwork.workers import Worker, WorkerInfo
+from latchwork.worker_group import Worker, WorkerInfo
 from patience import eventually
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"

@@ -8,7 +8,7 @@ import pytest
 
 import latchwork
 from latchwork.store import system_namespace
-from latchwork.workers import Worker, WorkerInfo, find
+from latchwork.worker_group import Worker, WorkerInfo, find
 
 URL = "sqlite:///workers.db"
 

@@ -10,7 +10,7 @@ from itertools import groupby
 import pytest
 
 import latchwork
-from latchwork.workers import find
+from latchwork.worker_group import find
 from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -19,7 +19,7 @@ PARTS = (
     *("store/", "backends/embedded/", "backends/etcd/", "backends/zookeeper/"),
     *("primitives/fair/", "primitives/persistent/", "primitives/queue/", "primitives/backlog/", "primitives/numbers/"),
     *("primitives/group/", "primitives/meeting/"),
-    *("jobs/", "tasks/", "executor/", "plans/", "workers/"),
+    *("jobs/", "tasks/", "executor/", "plans/", "worker_group/"),
     *("workflows/master/", "workflows/worker/", "workflows/database/"),
 )
 

@@ -16,7 +16,7 @@ from latchwork.primitives.queue import stored
 from latchwork.records import Record
 from latchwork.tasks import BlobRef, Retry
 from latchwork.types import Entry
-from latchwork.workers import records as workers
+from latchwork.worker_group import records as groups
 from latchwork.workflows import exchange
 from latchwork.workflows.worker import outputs
 
@@ -28,8 +28,8 @@ TASK = plans.TaskRecord(
     plans.TaskState.READY, 3, "m:f", ("a",), ("a",), ("b",), Retry(2), 5.0, attempts=1, why="w", args_at=BLOB
 )
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
-WORKER = workers.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
-JOB = workers.Head("r1", 4, next=2, created=5.0, labels={"team": "a"})
+WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
+JOB = groups.Head("r1", 4, next=2, created=5.0, labels={"team": "a"})
 HEAD = exchange.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
 SPEC = exchange.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
 ENDED = exchange.Result(exchange.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
@@ -88,17 +88,17 @@ ROWS = {
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
     "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_wanted),
-    "worker": ("workers.records", WORKER.to_bytes(), lambda value: workers.WorkerInfo.of(at(value)).to_bytes()),
-    "job of workers": ("workers.records", JOB.to_bytes(), lambda value: workers.Head.of(at(value)).to_bytes()),
+    "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
+    "job of workers": ("worker_group.records", JOB.to_bytes(), lambda value: groups.Head.of(at(value)).to_bytes()),
     "event of workers": (
-        "workers.records",
-        workers.Event("lost", 3, 1, 2, 5.0, "why").to_bytes(),
-        lambda value: workers.Event.or_none(at(value)) or "no event",
+        "worker_group.records",
+        groups.Event("lost", 3, 1, 2, 5.0, "why").to_bytes(),
+        lambda value: groups.Event.or_none(at(value)) or "no event",
     ),
     "lease of a worker": (
-        "workers.records",
-        workers.live_body(WORKER),
-        lambda value: (workers.read_incarnation(at(value)), workers.read_key(at(value))),
+        "worker_group.records",
+        groups.live_body(WORKER),
+        lambda value: (groups.read_incarnation(at(value)), groups.read_key(at(value))),
     ),
     "attempt of a workflow": ("workflows.exchange", SPEC.to_bytes()[0], exchange.Spec.of),
     "who runs an attempt": (
@@ -106,7 +106,7 @@ ROWS = {
     ),
     "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
     "outputs of an attempt": ("workflows.worker.outputs", dumped(rows=17), read_outputs),
-    "epoch of workers": ("workers.records", workers.epoch_body(3), lambda value: workers.read_epoch(at(value)) + 1),
+    "epoch of workers": ("worker_group.records", groups.epoch_body(3), lambda value: groups.read_epoch(at(value)) + 1),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from latchwork.plans import PlanWorker
 from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
 from latchwork.store.owner import Ownership, held_by
 from latchwork.testing.faults import FaultyStore
-from latchwork.workers import Worker
+from latchwork.worker_group import Worker
 from patience import Deadline
 
 pytestmark = pytest.mark.threads

@@ -61,7 +61,7 @@ from latchwork.store.keys import SYSTEMS
 from latchwork.tasks import Functions
 from latchwork.testing import VirtualClock
 from latchwork.testing.faults import Fault, FaultyStore
-from latchwork.workers import submit
+from latchwork.worker_group import submit
 from latchwork_testbed.proxy import Proxy
 
 WAIT_S = 30.0

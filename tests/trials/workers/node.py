@@ -12,7 +12,7 @@ from itertools import count
 
 import latchwork
 from latchwork import Conflict, LatchworkError, Put
-from latchwork.workers import JobTerminated, Worker, WrongRun
+from latchwork.worker_group import JobTerminated, Worker, WrongRun
 
 _log = logging.getLogger(__name__)
 

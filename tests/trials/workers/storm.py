@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import latchwork
-from latchwork.workers import Sweeper, find, submit
+from latchwork.worker_group import Sweeper, find, submit
 from patience import Deadline
 from trials.fault import frozen, held, killed, refused
 from trials.judges.workers import judge

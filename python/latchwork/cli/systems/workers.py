@@ -24,7 +24,7 @@ from latchwork.primitives.meeting import BarrierState
 from latchwork.store import Store, connect
 from latchwork.store.watch import Watch
 from latchwork.words import counted, utc_text
-from latchwork.workers import (
+from latchwork.worker_group import (
     Event,
     Head,
     JobHandle,
@@ -37,8 +37,8 @@ from latchwork.workers import (
     inspect_job,
     list_events,
 )
-from latchwork.workers import submit as submit_job
-from latchwork.workers.crews import Crew, Order, SlotState
+from latchwork.worker_group import submit as submit_job
+from latchwork.worker_group.agent import Crew, Order, SlotState
 
 #: How often it is looked whether there is something new to show.
 _LOOK_S = 0.25

@@ -1,0 +1,208 @@
+"""The master of a job, where a job has one: whom the workers report to, found by all, one at a time.
+
+Keys:  <job>/master/t<n>   an ``Election``: the leader's value is the master's address
+
+A job needs no master: workers number themselves, meet and come back without one. A master watches for losses before any
+worker does, and tells the job when it is another process than the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
+from latchwork.primitives import Election, Leader, Term
+from latchwork.primitives.waiting import Closes, Identity, Patience, check_text
+from latchwork.store.backoff import Backoff
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.session import Session
+from latchwork.store.steps import Signal, ask, driven, ending, steps_of
+from latchwork.store.store import Store
+from latchwork.worker_group import transactions
+from latchwork.worker_group.keys import JobKeys
+from latchwork.worker_group.observation import Losses, Picture, tell_loss
+from latchwork.worker_group.submission import NAMESPACE, check_job
+from latchwork.worker_group.transactions import Scene, head_or_none
+
+_log = logging.getLogger(__name__)
+
+#: A master looks at its job again after so long when the job could not be read.
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MasterInfo:
+    """The master of a job.
+
+    Attributes:
+        address: where it is reached, as it says.
+        process: its host and pid.
+        token: grows with each master.
+    """
+
+    address: str
+    process: str
+    token: int
+
+    @classmethod
+    def of(cls, leader: Leader) -> MasterInfo:
+        """From the leader of the election."""
+        return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
+
+
+class JobMaster(Closes):
+    """A candidate for the master of a job: ``with JobMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
+
+    Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the store, or a namespace of it. It stays the caller's.
+        job: the job's name. It need not be submitted yet.
+        address: where workers reach us.
+        namespace: groups jobs: those of different namespaces may have the same name.
+        session: the session to live by; it stays the caller's. None takes the store's primary session.
+    """
+
+    def __init__(
+        self, store: Store, job: str, address: str, *, namespace: str = NAMESPACE, session: Session | None = None
+    ) -> None:
+        store, self._keys = check_job(store, job, namespace)
+        self._store = store
+        self._value = check_text(address, "the address of a master").encode()
+        identity = Identity()
+        self._election = Election(store, self._keys.master, node_id=f"{identity.host}:{identity.pid}", session=session)
+        self._term: Term | None = None
+        self._closed = Signal()
+        self._watch: Background | None = None
+        self._bell = Bell()
+
+    def __repr__(self) -> str:
+        return f"<JobMaster {self._keys.job!r}>"
+
+    @driven
+    async def wait(self, timeout_s: float | None = None) -> Term:
+        """Wait until we are the master.
+
+        Returns:
+            The term; its fence is for the master's own writes.
+        Raises:
+            WaitTimeout: another one lives; its record is left as it is.
+            Closed: the object or its store was closed.
+        """
+        if self._term is not None and self._term.is_leader:
+            return self._term
+        term = await steps_of(self._election.campaign)(self._value, timeout_s=timeout_s)
+        self._term = term
+        await self._tell_restart(term)
+        if self._watch is not None:  # of our last term
+            self._wake()
+            await self._watch
+        self._watch = Background(self._run, f"latchwork-master-{self._keys.job}")
+        return term
+
+    @ending
+    async def close(self) -> None:
+        """Resign, and stop. From any thread; twice is fine."""
+        self._closed.set()
+        self._wake()
+        await steps_of(self._election.close)()
+        if self._watch is not None and not self._watch.is_mine:
+            await self._watch
+
+    def _wake(self) -> None:
+        with self._bell.mutex:
+            self._bell.ring()
+
+    async def _tell_restart(self, term: Term) -> None:
+        """Tell the job that it has another master, unless this is its first one."""
+        seen = self._keys.had_master
+        while True:
+            entry, had = await ask(self._store.get_many, [self._keys.head, seen])
+            head = head_or_none(entry)
+            if entry is None or head is None:
+                return
+            scene = Scene(self._keys.of_run(head.run), entry, time.time())
+            try:
+                if had is None or had.value.decode("utf-8", "replace") != head.run:
+                    plan = transactions.first_master(scene, term.fence, seen)
+                else:
+                    plan = transactions.master_restarted(scene, term.fence)
+                await ask(self._store.commit, plan.checks, plan.ops)
+            except Conflict:
+                if not term.is_leader:
+                    return
+            else:
+                return
+
+    async def _run(self) -> None:
+        backoff = Backoff(longest_s=_AGAIN_S)
+        while not self._closed.is_set() and self._term is not None and self._term.is_leader:
+            try:
+                await self._follow(backoff)
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("the master of job %r looks again: %s", self._keys.job, error)
+            with self._bell.mutex:
+                rings = self._bell.rings
+            if not self._closed.is_set():
+                await self._bell.rung(rings, self._store.clock, backoff.next_s())
+
+    async def _follow(self, backoff: Backoff) -> None:
+        """Tell losses of the run there is, until it has ended, or we are closed."""
+        head = head_or_none(await ask(self._store.get, self._keys.head))
+        if head is None:
+            return
+        keys, losses = self._keys.of_run(head.run), Losses()
+        picture = Picture(self._store, keys, self._bell)
+        try:
+            await picture.ready()
+            backoff.reset()
+            while not self._closed.is_set() and self._term is not None and self._term.is_leader:
+                with self._bell.mutex:
+                    rings = self._bell.rings
+                now = picture.head
+                if now is None or now.is_final:
+                    return
+                due, next_s = losses.due(picture.lost(), 0, self._store.clock.now())
+                for member in due:
+                    await tell_loss(self._store, keys, member)
+                await self._bell.rung(rings, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S))
+        finally:
+            picture.close()
+
+
+def _election(store: Store, keys: JobKeys) -> Election:
+    return Election(store, keys.master, node_id="looks")
+
+
+@driven
+async def master(store: Store, job: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
+    """The master of a job, or None."""
+    leader = await steps_of(_election(*check_job(store, job, namespace)).leader)()
+    return None if leader is None else MasterInfo.of(leader)
+
+
+@driven
+async def wait_master(
+    store: Store, job: str, timeout_s: float | None = None, *, namespace: str = NAMESPACE
+) -> MasterInfo:
+    """The master of a job, as soon as there is one.
+
+    Raises:
+        WaitTimeout: there is none.
+    """
+    store, keys = check_job(store, job, namespace)
+    election, patience = _election(store, keys), Patience(store.clock, timeout_s)
+    with store.watch(keys.master) as watch:
+        while True:
+            try:
+                await steps_of(watch.next)(patience.left_s())
+            except WaitTimeout:
+                raise WaitTimeout(f"job {job!r} has no master after {timeout_s} s; start one") from None
+            leader = await steps_of(election.leader)()
+            if leader is not None:
+                return MasterInfo.of(leader)

@@ -1,0 +1,61 @@
+"""The master of a job: found by all, one at a time, and told as restarted when it is another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from latchwork.errors import WaitTimeout
+from latchwork.worker_group import JobMaster, find, master, wait_master
+
+
+def test_a_job_has_no_master_until_one_is_started(connect, in_thread, store):
+    assert master(store, "train") is None
+    with pytest.raises(WaitTimeout, match="has no master"):
+        wait_master(store, "train", 0.1)
+    waiting = in_thread(lambda: wait_master(store, "train", 60.0))
+    with JobMaster(connect(), "train", "10.0.0.1:80") as one:
+        one.wait(30.0)
+        assert waiting.outcome().address == "10.0.0.1:80"
+
+
+def test_the_record_of_a_live_master_is_left_as_it_is(connect, store):
+    with JobMaster(connect(), "train", "first") as one, JobMaster(connect(), "train", "second") as other:
+        one.wait(30.0)
+        with pytest.raises(WaitTimeout):
+            other.wait(0.2)
+        assert master(store, "train").address == "first"
+
+
+def test_another_master_is_told_to_the_job_and_open_barriers_go_on(team, connect, all_at_once, in_thread, eventually):
+    a, b = team(2)
+    events = []
+    a.on_event(lambda event: events.append(event.kind))
+    all_at_once(lambda one: one.initialize(60.0), (a, b))
+    first = JobMaster(connect(), "train", "first")
+    first.wait(30.0)
+    waiting = in_thread(lambda: a.barrier(timeout_s=60.0))
+    first.close()
+    with JobMaster(connect(), "train", "second") as second:
+        second.wait(30.0)
+        assert eventually(lambda: "master_restarted" in events)
+        assert b.barrier(timeout_s=60.0) == 0
+        assert waiting.outcome() == 0
+    assert events.count("master_restarted") == 1
+    assert events.count("all_joined") == 1
+
+
+def test_a_master_tells_a_loss_when_no_worker_is_left_to(team, connect, store, eventually):
+    members = team(2)
+    with JobMaster(connect(), "train", "first") as one:
+        one.wait(30.0)
+        for each in members:
+            each._core.joined().session.close()
+        assert eventually(lambda: [info.status for info in _members(store)] == ["LOST", "LOST"])
+
+
+def _members(store):
+    from latchwork.worker_group import inspect_job
+
+    found = inspect_job(store, "train")
+    assert find(store, "train") is not None
+    return found.workers

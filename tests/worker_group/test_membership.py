@@ -1,0 +1,172 @@
+"""Who joined, who runs, who is missing; leaving, and the last one out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from workers.conftest import Killed, KilledAt, die
+
+from latchwork.errors import LatchworkError, WaitTimeout
+from latchwork.testing.faults import FaultyStore
+from latchwork.worker_group import Worker, WorkerInfo, find, sweep
+
+
+def keys_of(store, job=""):
+    return [entry.key for entry in store.list("default", recursive=True) if job in entry.key.split("/") or not job]
+
+
+def test_who_has_joined_stays_known_and_who_runs_lives(team):
+    a, b, c = team(3)
+    c.close()
+    assert [info.id for info in a.joined()] == [0, 1, 2]
+    assert [info.id for info in b.running()] == [0, 1]
+
+
+def test_the_lease_of_a_dead_worker_is_gone_within_its_ttl_and_its_record_stays(team, eventually):
+    a, b = team(2)
+    die(b)
+    assert eventually(lambda: [info.id for info in a.running()] == [0])
+    assert [info.key for info in a.joined()] == ["a", "b"]
+
+
+def test_all_waits_for_the_last_one_and_names_who_is_missing(worker, in_thread):
+    a = worker("a", workers=3)
+    with pytest.raises(WaitTimeout, match=r"no worker has these ids after 0\.2 s: 1, 2"):
+        a.all(0.2)
+    waiting = in_thread(lambda: a.all(60.0))
+    worker("b")
+    worker("c")
+    assert [info.key for info in waiting.outcome()] == ["a", "b", "c"]
+
+
+def test_others_see_what_a_worker_says_of_itself(worker):
+    info = WorkerInfo(
+        ip="10.0.0.7",
+        ports={"data": 9000, "control": 9001},
+        node="n7",
+        rack="r2",
+        datacentre="d1",
+        resources={"gpu": 2, "memory_gb": 31.5},
+    )
+    worker("a", workers=2, info=info)
+    found = worker("b").all(30.0)[0]
+    assert (found.ip, dict(found.ports), found.node, found.rack, found.datacentre, dict(found.resources)) == (
+        *("10.0.0.7", {"data": 9000, "control": 9001}, "n7", "r2", "d1"),
+        {"gpu": 2, "memory_gb": 31.5},
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ports": {"data": 0}}, {"ports": {"data": 70_000}}, {"ip": 7}, {"resources": {"gpu": -1}}]
+)
+def test_what_cannot_be_said_of_a_worker_is_refused(wrong):
+    with pytest.raises((ValueError, TypeError), match="of a worker must be"):
+        WorkerInfo(**wrong)
+
+
+def test_the_last_one_to_leave_a_job_that_has_ended_removes_it(team, store):
+    team_of_two = team(2)
+    for each in team_of_two:
+        each.complete()
+    team_of_two[0].close()
+    assert find(store, "train") is not None
+    team_of_two[1].close()
+    assert keys_of(store) == ["default/ended/train"]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_two_that_leave_at_the_same_moment_remove_the_job_once(team, all_at_once, store, number):
+    members = team(2)
+    for each in members:
+        each.complete()
+    all_at_once(lambda one: one.leave(), members)
+    assert keys_of(store) == ["default/ended/train"]
+
+
+def test_a_worker_that_leaves_while_the_job_is_on_comes_back_with_its_id(team, worker):
+    a, b = team(2)
+    a.close()
+    assert worker("a").id == 0
+    assert b.is_alive
+
+
+@pytest.mark.parametrize("first", [range(0, 30, 2), range(1, 30, 2)], ids=str)
+def test_wherever_one_dies_while_it_leaves_the_job_is_removed_once(connect, worker, store, first, eventually):
+    """It is killed before any of its calls: the other one, or a sweep once its lease has gone, removes the job."""
+    for number in first:
+        job, plan = f"job{number}", KilledAt(10_000)
+        dying = FaultyStore(connect(), plan)
+        session = dying.open_session(5.0)
+        one = Worker(dying, job, workers=2, key="a", session=session)
+        one.join(60.0)
+        other = worker("b", job)
+        one.complete()
+        other.complete()
+        killed = False
+        plan.left = number
+        try:
+            one.leave()
+        except Killed:
+            killed = True
+        plan.left = 10_000
+        other.close()
+        session.close()
+        dying.close()
+        eventually(lambda job=job: find(store, job) is None or sweep(store).jobs == [job])
+        assert keys_of(store, job) == [f"default/ended/{job}"]
+        if not killed:
+            return
+
+
+def test_two_of_one_process_that_leave_at_once_remove_the_job_once(connect, all_at_once, store):
+    shared = connect()
+    members = [Worker(shared, "train", workers=4, key=f"k{number}") for number in range(4)]
+    assert sorted(info.id for info in all_at_once(lambda one: one.join(60.0), members)) == [0, 1, 2, 3]
+    for each in members:
+        each.complete()
+    all_at_once(lambda one: one.close(), members)
+    assert keys_of(store) == ["default/ended/train"]
+
+
+def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, worker, eventually):
+    shared = connect()
+    sessions = [shared.open_session(5.0) for _ in range(3)]
+    members = [
+        Worker(shared, "train", workers=3, key=f"k{number}", session=session) for number, session in enumerate(sessions)
+    ]
+    all_at_once(lambda one: one.join(60.0), members)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    sessions[1].close()
+    assert eventually(members[1].lost.is_set)
+    with pytest.raises(LatchworkError, match="epoch 1 has begun"):
+        members[0].barrier(timeout_s=60.0)
+    assert not members[0].lost.is_set()
+    again = worker("k1")
+    rest = [members[0], members[2], again]
+    assert all_at_once(lambda one: one.initialize(60.0), rest) == [1, 1, 1]
+    members[0].close()  # a fault, too: the others of its store go on looking
+    with pytest.raises(LatchworkError, match="epoch 2 has begun"):
+        members[2].barrier(timeout_s=60.0)
+    assert members[2].is_alive
+
+
+def test_workers_that_wait_write_nothing_but_the_renewals_of_their_sessions(connect, all_at_once, store, in_thread):
+    stores = [FaultyStore(connect()) for _ in range(2)]
+    members = [Worker(each, "train", workers=2, key=f"k{number}") for number, each in enumerate(stores)]
+    all_at_once(lambda one: one.join(60.0), members)
+    all_at_once(lambda one: one.initialize(60.0), members)
+    waiting = in_thread(lambda: members[0].barrier("never"))
+    time.sleep(0.5)
+    before = [(entry.key, entry.version) for entry in store.list("default", recursive=True)]
+    begun = [len(each.calls) for each in stores]
+    time.sleep(1.5)
+    assert [(entry.key, entry.version) for entry in store.list("default", recursive=True)] == before
+    made = {call.op for each, count in zip(stores, begun, strict=True) for call in each.calls[count:]}
+    assert made <= {"renew", "keepalive", "event"}
+    for each in members:
+        each.close()
+    with pytest.raises(LatchworkError):
+        waiting.outcome()
+    for each in stores:
+        each.close()
