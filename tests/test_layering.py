@@ -27,6 +27,7 @@ GROUND = {
     "words",
     "stops",
     "doors",
+    "signals",
     "user_code",
 }
 STORE = GROUND | {"backends", "store"}
@@ -44,6 +45,7 @@ MAY_IMPORT = {
     "disks": {"words"},
     "records": {"errors", "checks"},
     "user_code": {"errors", "words"},
+    "signals": {"clock"},
     "words": set(),
     "stops": {"checks", "clock", "interrupts", "user_code"},
     "doors": set(),

@@ -26,7 +26,7 @@ def starts(store, key):
 
 def end_session(runner):
     """As the store would: its keys are gone, and it hears of it."""
-    runner._shift.session.close()
+    runner._work.session.close()
 
 
 def test_a_killed_runners_task_runs_elsewhere_and_has_one_result(processes, pool, store, eventually):
@@ -314,7 +314,7 @@ def test_all_runners_see_one_sequence_of_views_oldest_first(runners, store, even
     seen = {runner.node_id: [] for runner in made[:2]}
     for runner in made[:2]:
         views = seen[runner.node_id]
-        runner._shift.group.on_view(lambda change, views=views: views.append(change.view))
+        runner._work.group.on_view(lambda change, views=views: views.append(change.view))
     runners("n3", own_store=True)
     made[2].close()
     eventually(lambda: all(views and [m.id for m in views[-1].by_age] == ["n0", "n1", "n3"] for views in seen.values()))

@@ -13,7 +13,7 @@ from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
-from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.executor.running.lanes import Lanes, WorkerProfile
 from latchwork.executor.running.shift import Shift
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
@@ -320,7 +320,7 @@ def test_a_task_whose_submitter_went_before_its_runner_watched_submitters_is_sto
 def lanes_of(store, member="n1"):
     from latchwork.executor.keys import Keys
 
-    node = Node(member, WORK, allow_pickle=False, labels={}, accept=None)
+    node = WorkerProfile(member, WORK, allow_pickle=False, labels={}, accept=None)
     keys = Keys("default")
     backlog = WorkQueue(system_namespace(store, "executor"), keys.backlog, label=member)
     return Lanes(store, keys, backlog, node, lambda: {member}), backlog

@@ -128,7 +128,7 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
         faulty.add(Fault("fail", op="delete_tree", key="@executor/default/results/gone", times=2))
         with Runner(faulty, node_id="n1", functions=WORK, unknown_after_s=1.0) as runner:
             runner.wait_ready(PATIENCE_S)
-            shift = runner._shift
+            shift = runner._work
             shift._sweep_s = 3600.0
             system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
             shift._sweep_at = store.clock.now()
@@ -143,8 +143,8 @@ def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, 
             faulty.add(Fault("fail", op="delete_tree", times=2))
             with Runner(faulty, node_id="n1", functions=WORK) as runner:
                 runner.wait_ready(PATIENCE_S)
-                runner._shift._sweep_at = store.clock.now() + 3600.0
-                runner._shift.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
+                runner._work._sweep_at = store.clock.now() + 3600.0
+                runner._work.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
                 patience.eventually(lambda: backlog.items() == [], 30.0)
                 assert len(faulty.faults) == 2
 

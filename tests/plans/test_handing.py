@@ -122,7 +122,7 @@ def test_a_chain_does_not_keep_what_comes_first_waiting(store):
             ref = long.add("same", 0)
             for _ in range(300):
                 ref = long.add("moment", ref)
-        wait_until(lambda: worker.stats().get("done", 0) > 10)
+        wait_until(lambda: worker.stats().done > 10)
         with plans.new(priority=9) as urgent:
             answer = urgent.add("same", 1)
         assert urgent.handle.result(answer, WAIT_S) == 1

@@ -89,8 +89,8 @@ def test_the_places_of_a_worker_that_died_are_free(backend_url, store):
         with Plans(store, functions=FUNCTIONS).new(max_parallel=1) as plan:
             plan.map(busy, range(5))
         wait_until(lambda: store.list("default/running", recursive=True))
-        dying._stop.set()
-        dying._shift.session.close()
+        dying.drain(0.0)
+        dying._work.session.close()
         with PlanWorker(store, functions=FUNCTIONS):
             assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
         dying.close(1.0)
@@ -99,12 +99,12 @@ def test_the_places_of_a_worker_that_died_are_free(backend_url, store):
 
 def test_a_place_without_a_claim_is_given_back_while_its_worker_lives(store, monkeypatch):
     """What a claim leaves whose answer was lost, and which was given up."""
-    monkeypatch.setattr("latchwork.plans.worker._TIDY_S", 0.2)
+    monkeypatch.setattr("latchwork.plans.running.shift._TIDY_S", 0.2)
     with PlanWorker(store, slots=2, functions=FUNCTIONS) as worker:
         with Plans(store, functions=FUNCTIONS).new(max_parallel=1) as plan:
             plan.add(quick, 1)
         plan.handle.wait(WAIT_S)
-        store.put("default/running/x/0", b"plans/05-1-0/x~gone", session=worker._shift.session)
+        store.put("default/running/x/0", b"plans/05-1-0/x~gone", session=worker._work.session)
         wait_until(lambda: store.get("default/running/x/0") is None)
         plan.handle.remove()
         nothing_left(store)

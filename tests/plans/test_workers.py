@@ -22,8 +22,8 @@ def test_a_dead_workers_task_is_run_by_another(backend_url, plans, store):
         dying.start()
         wait_until(lambda: CALLS)
         assert [each.worker for each in plan.handle.status().running] == ["dying"]
-        dying._stop.set()
-        dying._shift.session.close()
+        dying.drain(0.0)
+        dying._work.session.close()
         with PlanWorker(store, functions=FUNCTIONS, label="living"):
             wait_until(lambda: len(CALLS) == 2)
             plan.handle.cancel()
@@ -110,7 +110,7 @@ def test_a_worker_goes_on_after_its_session_was_lost(backend_url, plans):
         wait_until(lambda: len(CALLS) == 2)  # the same worker has it again, by another session
         plan.handle.cancel()
         assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
-        assert worker.stats()["taken"] >= 2
+        assert worker.stats().taken >= 2
 
 
 def test_what_has_run_is_ended_when_the_store_is_back(backend_url, plans):

@@ -34,7 +34,7 @@ from latchwork.executor.placing.pickers import (
 )
 from latchwork.executor.placing.targets import All, Key, Label, Member
 from latchwork.executor.refs import TaskRef
-from latchwork.executor.running.runner import Runner, RunnerHealth, RunnerStats
+from latchwork.executor.running.runner import Runner
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitting.options import Call
 
@@ -60,9 +60,7 @@ __all__ = [
     "Rendezvous",
     "RoundRobin",
     "Runner",
-    "RunnerHealth",
     "RunnerInfo",
-    "RunnerStats",
     "SomeFailed",
     "TaskDied",
     "TaskExists",

@@ -18,10 +18,9 @@ from rich.live import Live
 
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command, group, wanted_url
-from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, attempted, debugging, ended_by_sigterm
+from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
-from latchwork.clock import SYSTEM_CLOCK
 from latchwork.drawing import to_dot, to_mermaid, to_svg
 from latchwork.errors import BadRecord, LatchworkError, WaitTimeout
 from latchwork.plans import (
@@ -81,36 +80,26 @@ def worker(
             "Unless given: that of the URL, else 10.",
         ),
     ] = None,
-    close_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM or Ctrl-C.")
+    drain_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
     ] = 30.0,
     name: Name = "default",
     url: Url = None,
 ) -> None:
-    """Run tasks of plans until SIGTERM or Ctrl-C, then give back what did not end, and exit with 0.
+    """Run tasks of plans until SIGTERM or Ctrl-C: then let them end, give back what does not, and exit with 0.
 
     Start it several times, on one machine or many: each task is taken by one of them. What happens is logged to
-    stderr.
+    stderr. A second signal does not wait for tasks to end by themselves.
     """
     where = wanted_url(url)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
     logging.getLogger("latchwork").setLevel(logging.DEBUG if debugging() else logging.INFO)
-    with ended_by_sigterm(OK) as told_to_end:
-        for each in modules:
-            import_module(each)
-        if not list(DEFAULT):
-            raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
-        with connect(where) as store:
-            made = PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s)
-            try:
-                made.start()
-                print(f"runs {counted(len(list(DEFAULT)), 'function')} in {counted(slots, 'slot')}", file=sys.stderr)  # noqa: T201 - the log of the command
-                SYSTEM_CLOCK.wait(told_to_end)
-            except KeyboardInterrupt:
-                pass
-            finally:
-                for path in made.close(close_s):
-                    print(f"still runs: {path}", file=sys.stderr)  # noqa: T201 - likewise
+    for each in modules:
+        import_module(each)
+    if not list(DEFAULT):
+        raise UsageError(f"{', '.join(modules)} has no function of @task; import the module that has them")
+    with connect(where) as store:
+        PlanWorker(store, name, slots=slots, run_in=run_in, session_ttl_s=session_ttl_s).run_forever(drain_s=drain_s)
 
 
 @command("latchwork plans list", "latchwork plans list --state failed --json")

@@ -54,8 +54,8 @@ _TRIED = re.compile(r"try (\d{1,6}) failed")
 _ONCE = Retry()
 
 
-class Node:
-    """What a runner is, as far as taking tasks depends on it. Safe to share between threads.
+class WorkerProfile:
+    """What decides which tasks a runner takes: its functions and labels. Thread-safe.
 
     Args:
         member_id: the member.
@@ -118,7 +118,12 @@ class Lanes(FeederHooks):
     """
 
     def __init__(
-        self, store: Store, keys: Keys, backlog: WorkQueue, node: Node, members: Callable[[], Collection[str] | None]
+        self,
+        store: Store,
+        keys: Keys,
+        backlog: WorkQueue,
+        node: WorkerProfile,
+        members: Callable[[], Collection[str] | None],
     ) -> None:
         self._store = store
         self._keys = keys

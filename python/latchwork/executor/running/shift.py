@@ -17,7 +17,7 @@ from typing import Any
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.keys import Keys, lane_of, member_of
 from latchwork.executor.placing.placing import read_load
-from latchwork.executor.running.lanes import Lanes, Node
+from latchwork.executor.running.lanes import Lanes, WorkerProfile
 from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Group, QueueClaim, View, ViewChange, WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
@@ -93,7 +93,7 @@ class Shift:
         self,
         store: Store,
         keys: Keys,
-        node: Node,
+        node: WorkerProfile,
         plan: Plan,
         *,
         payloads: Payloads,
@@ -155,20 +155,20 @@ class Shift:
     def _members(self) -> Collection[str] | None:
         return None if self._view is None else self._view.ids
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """Join, and begin to take tasks.
 
         Raises:
             NodeIdInUse, MemberEvicted, SessionLost, LatchworkError: we cannot.
         """
         self.group.start()
-        await steps_of(self.group.wait_joined)(None)
+        self.group.wait_joined(None)
         names = [each.name for each in self._node.functions]
         said = {"functions": names, "allow_pickle": self._node.allow_pickle, "slots": self._plan.slots}
         key = self._keys.functions_of(self._node.member_id)
-        await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
-        self._view = await steps_of(self.group.wait)(None)
-        for lane in await steps_of(self._records.partitions)():
+        self._store.put(key, json.dumps(said).encode(), session=self.session)
+        self._view = self.group.wait(None)
+        for lane in self._records.partitions():
             owner = member_of(lane)
             if owner is not None and owner not in self._view:
                 self.lanes.adopt(lane)
@@ -189,10 +189,7 @@ class Shift:
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end.
-
-        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
-        """
+        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
         self._stop.set()
         self._wake.set()
         for watch in list(self._watches):
@@ -207,6 +204,10 @@ class Shift:
         self._leash.close()
         self.session.close()
         return left
+
+    def trouble(self) -> str | None:
+        """Nothing but its session keeps it from taking tasks."""
+        return None
 
     # What others do
 

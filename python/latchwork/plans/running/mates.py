@@ -11,7 +11,6 @@ from latchwork.errors import LatchworkError
 from latchwork.plans.keys import Keys
 from latchwork.primitives import Share
 from latchwork.store import Mirror, Session, Store
-from latchwork.store.steps import ask
 
 
 class Mates:
@@ -28,9 +27,9 @@ class Mates:
         self._workers = workers
         self._session = session
 
-    async def join(self, store: Store) -> None:
+    def join(self, store: Store) -> None:
         """Say that we are there, as long as the session lasts. The one write of a worker that has nothing to do."""
-        await ask(store.put, self._key, b"", session=self._session)
+        store.put(self._key, b"", session=self._session)
 
     def share(self) -> Share:
         """Ours; none while the others do not know us, or the mirror is closed."""

@@ -5,29 +5,42 @@ Session and claims have one life: what the store lets go of with one of them, it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from latchwork.errors import LatchworkError
+from latchwork.errors import Closed, LatchworkError
 from latchwork.plans.control import Control
 from latchwork.plans.finishing import PlanHooks
 from latchwork.plans.keys import split_id
-from latchwork.plans.place import Place
+from latchwork.plans.place import Place, now_ms
 from latchwork.plans.progress import Progress
+from latchwork.plans.retention import Retention, next_due_ms
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.company import Company
 from latchwork.plans.running.handing import Handing
-from latchwork.plans.running.limits import Limits
+from latchwork.plans.running.limits import Limits, is_limited
 from latchwork.plans.running.mates import Mates
 from latchwork.plans.running.waking import ends
 from latchwork.primitives import WorkQueue
-from latchwork.store import Mirror, Session, Store
-from latchwork.store.steps import Signal
+from latchwork.store import Backoff, Session, Store
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Failure, Feeder, Functions, GroupCommit, Payloads, RunIn, Slots
 from latchwork.tasks.children import Leash
+from latchwork.types import Entry
+
+_log = logging.getLogger(__name__)
 
 #: No item becomes a dead letter: a task has its own number of attempts.
 _NO_LIMIT = 2**31
+#: Seconds for the first look at the plans.
+_MIRROR_S = 30.0
+#: Places of limited plans are looked after so often, where there are any.
+_TIDY_S = 5.0
+#: The machine's clock may be set: look again after so many seconds.
+_MOST_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +67,27 @@ class Way:
 
 
 class Shift:
-    """Runs tasks as long as one session lasts. Safe to share between threads.
+    """Runs tasks as long as one session lasts. Thread-safe.
 
     Args:
         store: the store that tasks get.
         place: where the plans are.
-        mirrors: of the records of plans, of the places of limited ones, and of who works; the worker's.
         way: how we work.
         session: what we live by; closed at the end.
-        stop: set when the worker closes.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        place: Place,
-        mirrors: tuple[Mirror, Mirror, Mirror],
-        way: Way,
-        *,
-        session: Session,
-        stop: Signal,
-    ) -> None:
+    def __init__(self, store: Store, place: Place, way: Way, *, session: Session) -> None:
         self._place = place
-        plans, taken, workers = mirrors
-        self._plans = plans
         self.session = session
-        self.limits = Limits(place.keys, taken, session, store.clock)
+        self._stop = Signal()
+        keys = place.keys
+        prefixes = (keys.plans, keys.places, keys.workers)
+        self._mirrors = plans, taken, workers = [place.store.mirror(each, wait=False) for each in prefixes]
+        self._plans = plans
+        self.limits = Limits(keys, taken, session, store.clock)
+        self._taken = taken
         self._leash = Leash(session.remaining_s)
-        self._slots = Slots(
+        self.slots = Slots(
             way.slots,
             way.functions,
             way.payloads,
@@ -91,10 +97,10 @@ class Shift:
             clock=store.clock,
         )
         self._commits = GroupCommit(place.store, label=way.label)
-        backlog = WorkQueue(place.store, place.keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
+        backlog = WorkQueue(place.store, keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
-        self.mates = Mates(place.keys, workers, session)
+        self.mates = Mates(keys, workers, session)
         handing = Handing(place, backlog, session)
         self._hooks = hooks = PlanHooks(
             place,
@@ -107,36 +113,74 @@ class Shift:
             limits=self.limits,
             mates=self.mates,
             handing=handing,
-            company=Company(lambda: self._slots.typical_s),
-            stop=stop,
+            company=Company(lambda: self.slots.typical_s),
+            stop=self._stop,
         )
         self.feeder = Feeder(
-            backlog, self._slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
+            backlog, self.slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
         )
         self.limits.poke = self.feeder.poke
         handing.spare, handing.begin = self.feeder.spare, self.feeder.begin_taken
-        self._ended = False
+        self._news = Bell()
+        self._threads: list[Background] = []
 
     def begin(self) -> None:
-        """Begin to take tasks."""
-        self.feeder.start()
+        """Read the plans, and begin to take tasks.
 
-    def plans_changed(self) -> None:
-        """Plans became ready, or end: look for items, and tell what runs of those that end to stop."""
+        Raises:
+            LatchworkError: they cannot be read now.
+        """
+        for mirror in self._mirrors:
+            mirror.ready(_MIRROR_S)
+        self.mates.join(self._place.store)
+        self.feeder.start()
+        self._threads.append(Background(self._keep, f"latchwork-plans-results-{self.session.id[:8]}"))
+        self._plans.on_change(self._plans_changed)
+        self._taken.on_change(self._place_given_back)
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Take nothing more, and wait for what runs; False when the time is over."""
+        return self.feeder.drain(timeout_s)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        self._stop.set()
+        self._ring()
+        left = self.feeder.close(timeout_s)
+        self.slots.close(min(timeout_s, 1.0) if left else timeout_s)
+        self._hooks.close()
+        self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
+        for thread in self._threads:
+            thread.block()
+        for mirror in self._mirrors:
+            mirror.close()
+        self._leash.close()
+        self.session.close()
+        return left
+
+    def trouble(self) -> str | None:
+        """Nothing but its session keeps it from taking tasks."""
+        return None
+
+    # What others do
+
+    def _ring(self) -> None:
+        with self._news.mutex:
+            self._news.ring()
+
+    def _plans_changed(self, *_: object) -> None:
+        """Plans became ready, or end: look for items, and ask the tasks of plans that end to stop."""
+        self._ring()
         self.feeder.poke()
         for path in self.feeder.running():
             plan_id, task = split_id(path.rpartition("/")[2])
             if not task.startswith("@") and (self._ends(plan_id) or self._is_replaced(path)):
                 self.feeder.stop_task(path)
 
-    def place_given_back(self) -> None:
-        """Somebody gave a place of a limited plan back: look for items, if some were left alone for that."""
+    def _place_given_back(self, *_: object) -> None:
+        """Another worker gave a place of a limited plan back: look for items, if some were left alone for that."""
         if self.limits.holds_back:
             self.feeder.poke()
-
-    async def tidy(self) -> None:
-        """Give places back that belong to no claim any more."""
-        await self.limits.tidy(self._place, self.feeder.running())
 
     def _is_replaced(self, path: str) -> bool:
         try:
@@ -150,18 +194,39 @@ class Shift:
         except LatchworkError:  # our mirror is closed
             return False
 
-    def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end.
+    # Results whose time is over
 
-        From several threads, and again after an interrupt: each step is one that is made once, or changes nothing.
-        """
-        if self._ended:
-            return []
-        left = self.feeder.close(timeout_s)
-        self._slots.close(min(timeout_s, 1.0) if left else timeout_s)
-        self._hooks.close()
-        self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
-        self._leash.close()
-        self.session.close()
-        self._ended = True
-        return left
+    async def _keep(self) -> None:
+        """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
+        retention, clock, backoff = Retention(self._place), self._place.store.clock, Backoff()
+        while True:
+            with self._news.mutex:
+                rings = self._news.rings
+                if self._stop.is_set():  # looked at with the rings: an end in between is a ring more
+                    return
+            try:
+                entries = list(self._plans.snapshot().values())
+                due_ms = next_due_ms(entries)
+                if due_ms is not None and due_ms <= now_ms():
+                    await retention.trim_all(entries, now_ms())
+                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
+                    continue
+                tidy_s = await self._tidy(entries)
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("results of plans whose time is over stay for now: %s", error)
+                await Pause(clock, self._stop, backoff.next_s())
+                continue
+            backoff = Backoff()
+            left_s = tidy_s
+            if due_ms is not None:
+                left_s = min(tidy_s or _MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
+            await self._news.rung(rings, clock, left_s)
+
+    async def _tidy(self, plans: Iterable[Entry]) -> float | None:
+        """Give places back that belong to no claim any more; in how many seconds again, None for never."""
+        if not any(is_limited(each.value) for each in plans):
+            return None
+        await self.limits.tidy(self._place, self.feeder.running())
+        return _TIDY_S

@@ -1,0 +1,59 @@
+"""Requests to end a process, as items of a queue: SIGTERM, SIGINT, and what the program itself puts there.
+
+A signal handler runs between any two bytecodes of the main thread, so it must take no lock that its thread may hold.
+``SimpleQueue.put`` is made for that.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from latchwork.clock import SIGNALS_S
+
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
+    """Put the names of the first two signals of SIGTERM and SIGINT into a queue; the third one acts as before.
+
+    Only the main thread can handle signals: in any other thread this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+        requests.put(signal.Signals(number).name)
+        if len(seen) == 2:
+            restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, handle) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        restore()
+
+
+def next_request(requests: SimpleQueue[str]) -> str:
+    """Wait for a request and return it.
+
+    Waits in slices: a signal that the system gives to another thread does not end the wait of the main thread, and its
+    handler runs at the end of the slice.
+    """
+    while True:
+        try:
+            return requests.get(timeout=SIGNALS_S)
+        except Empty:
+            continue

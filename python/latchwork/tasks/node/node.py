@@ -1,0 +1,417 @@
+"""``Node``: the life of a process that runs tasks.
+
+    start -> session -> begin -> ready -> session lost -> end -> next session -> ...
+    drain: nothing more is taken, and no next session begins
+    close: tasks are asked to stop, the session ends
+
+docs/design/0031-nodes.md has the decisions. A system says what its work is (``WorkerSession``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse, PermissionDenied, WaitTimeout
+from latchwork.interrupts import condition
+from latchwork.signals import end_signals, next_request
+from latchwork.store import Backoff, Session, Store
+from latchwork.store.forks import Home
+from latchwork.words import reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from latchwork.tasks.running.feeder import Feeder
+    from latchwork.tasks.running.slots import Slots
+
+_log = logging.getLogger(__name__)
+
+#: Errors that another try does not fix. ``Closed``: somebody closed the store, or what the node works with.
+_FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied, Closed)
+#: Tasks of a lost session have so many seconds to stop before the next session begins.
+_LOST_S = 10.0
+#: How often a drain looks whether a second signal has come.
+_HURRIED_S = 0.5
+#: What ends ``run_forever`` without a signal.
+_ENDED = "close()"
+
+
+class WorkerSession(Protocol):
+    """What a node does from the beginning of a session to its end. Construction does no I/O. Thread-safe."""
+
+    @property
+    def session(self) -> Session:
+        """The session that its claims are bound to. ``end`` closes it."""
+
+    @property
+    def feeder(self) -> Feeder:
+        """Takes the tasks."""
+
+    @property
+    def slots(self) -> Slots:
+        """Runs the tasks."""
+
+    def begin(self) -> None:
+        """Join, and begin to take tasks.
+
+        Raises:
+            LatchworkError: It cannot now. ``end`` follows.
+        """
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Take nothing more, and wait for the tasks; False if some still run after so many seconds."""
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Ask all tasks to stop, give them back, leave, and close the session; the paths of tasks that go on.
+
+        Idempotent, and several threads may call it at once: the shortest time counts. It ends a ``begin`` under way.
+        """
+
+    def trouble(self) -> str | None:
+        """Return why it can take no tasks now, None if it can."""
+
+
+S = TypeVar("S", bound=WorkerSession)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """Whether a node can do its work.
+
+    Attributes:
+        ok: It has joined, its session is renewed, and it can take tasks.
+        reasons: Why not. Empty if ``ok``.
+        session_remaining_s: Seconds for which its session is certain.
+        is_draining: It takes nothing more.
+    """
+
+    ok: bool
+    reasons: tuple[str, ...]
+    session_remaining_s: float
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """What a node does, and has done in all its sessions.
+
+    Attributes:
+        node_id: The node.
+        slots: How many tasks it runs at a time.
+        running: How many tasks it has now.
+        stuck: Tasks that were asked to stop, and go on. Sorted.
+        taken: Tasks taken.
+        done: Tasks that ended, and whose outcome is stored.
+        released: Tasks given back.
+        buried: Tasks that became dead letters.
+        lost: Tasks whose claim was lost.
+    """
+
+    node_id: str
+    slots: int
+    running: int
+    stuck: tuple[str, ...]
+    taken: int
+    done: int
+    released: int
+    buried: int
+    lost: int
+
+
+class Node(ABC, Generic[S]):
+    """The base of everything that runs tasks. Construction does no I/O. Thread-safe.
+
+    Args:
+        store: The store. It stays the caller's.
+        node_id: Who it is.
+        what: The node in messages: ``worker 'n1'``.
+        slots: How many tasks it runs at a time.
+        session_ttl_s: The TTL of its sessions.
+        drain_s: Seconds that ``run_forever`` gives tasks to end by themselves.
+    """
+
+    def __init__(
+        self, store: Store, node_id: str, *, what: str, slots: int, session_ttl_s: float, drain_s: float = 30.0
+    ) -> None:
+        self._store = store
+        self._id = node_id
+        self._what = what
+        self._slots = slots
+        self._ttl_s = session_ttl_s
+        self._drain_s = drain_s
+        self._close_s = 30.0
+        self._home = Home(what)
+        self._changed = condition()
+        self._end_requests: SimpleQueue[str] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._work: S | None = None
+        self._is_ready = self._is_draining = self._is_closed = False
+        self._error: LatchworkError | None = None
+        self._trouble = ""
+        self._counts: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _worker_session(self, session: Session) -> S:
+        """Make the work of one session. Does no I/O."""
+
+    def start(self) -> None:
+        """Join and begin to take tasks, in the background. Idempotent.
+
+        Raises:
+            Closed: It was closed or drained.
+            ForkedProcess: A parent of this process made it.
+        """
+        self._home.check()
+        with self._changed:
+            self._refuse_ended()
+            if self._thread is None:
+                thread = threading.Thread(target=self._live, name=f"latchwork-node-{self._id}", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until it takes tasks.
+
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
+        Raises:
+            NodeIdInUse, MemberEvicted, PermissionDenied: It never will.
+            WaitTimeout: It does not yet; the message has the reason.
+            Closed: It was closed or drained.
+        """
+        self._home.check()
+        clock = self._store.clock
+        until = None if timeout_s is None else clock.now() + timeout_s
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                self._refuse_ended()
+                if self._is_ready:
+                    return
+                left_s = None if until is None else until - clock.now()
+                if left_s is not None and left_s <= 0.0:
+                    raise WaitTimeout(f"{self._what} {self._not_ready()}")
+                clock.wait_condition(self._changed, left_s)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take nothing more, and wait for the tasks that run. After a lost session it does not join again.
+
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
+        Returns:
+            False if tasks still run. Call ``close`` in either case.
+        """
+        self._home.check()
+        with self._changed:
+            self._is_draining = True
+            work = self._work
+            self._changed.notify_all()
+        return work is None or work.drain(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> list[str]:
+        """Ask all tasks to stop, give back those that do not, and leave. Idempotent.
+
+        A second call with a shorter timeout shortens the first one. In a forked child it does nothing.
+
+        Args:
+            timeout_s: Seconds to wait for tasks. None is that of the call before, else 30.
+        Returns:
+            The paths of tasks that still run. Other nodes can take them when the session has ended.
+        """
+        if self._home.is_foreign:
+            return []
+        with self._changed:
+            self._is_closed = True
+            self._close_s = close_s = self._close_s if timeout_s is None else timeout_s
+            thread, work = self._thread, self._work
+            self._changed.notify_all()
+        self._end_requests.put(_ENDED)
+        left = [] if work is None else work.end(close_s)
+        if left:
+            _log.warning("%s: %d tasks did not end in time: %s", self._what, len(left), left[:5])
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        return left
+
+    def run_forever(self, *, drain_s: float | None = None) -> list[str]:
+        """Run until SIGTERM, SIGINT or ``close``. A signal drains first, a second one closes at once.
+
+        The third signal has the effect that it had before the call. In a thread that is not the main one only
+        ``close`` ends it.
+
+        Args:
+            drain_s: Seconds that tasks have to end by themselves. None is the default of the node.
+        Returns:
+            The paths of tasks that still run, as ``close`` does.
+        Raises:
+            NodeIdInUse, MemberEvicted, PermissionDenied: It cannot run.
+        """
+        with end_signals(self._end_requests):
+            try:
+                self.start()
+                if next_request(self._end_requests) != _ENDED:
+                    self._drain_until_hurried(self._drain_s if drain_s is None else drain_s)
+            finally:
+                left = self.close()
+        if self._error is not None:
+            raise self._error
+        return left
+
+    def _drain_until_hurried(self, drain_s: float) -> None:
+        _log.info("%s takes nothing more, and waits %g s for its tasks", self._what, drain_s)
+        clock = self._store.clock
+        until = clock.now() + drain_s
+        while (left_s := until - clock.now()) > 0.0 and self._end_requests.empty():
+            if self.drain(min(_HURRIED_S, left_s)):
+                return
+
+    def health(self) -> NodeHealth:
+        """Return whether it can do its work. Does no I/O."""
+        self._home.check()
+        with self._changed:
+            work, is_ready, error, trouble = self._work, self._is_ready, self._error, self._not_ready()
+        left_s = 0.0 if work is None else work.session.remaining_s()
+        if error is not None:
+            reasons = [str(error)]
+        elif work is None or not is_ready:
+            reasons = [f"it {trouble}"]
+        else:
+            is_stuck = len(work.slots.stuck) >= self._slots
+            found = (
+                "its session has ended" if left_s <= 0.0 else None,
+                "every slot has a task that was asked to stop and goes on" if is_stuck else None,
+                work.trouble(),
+            )
+            reasons = [each for each in found if each is not None]
+        return NodeHealth(not reasons, tuple(reasons), left_s, self._is_draining)
+
+    def stats(self) -> WorkerStats:
+        """Return what it does and has done. Does no I/O."""
+        self._home.check()
+        with self._changed:
+            work, counts = self._work, Counter(self._counts)
+        running: Sequence[str] = ()
+        stuck: Sequence[str] = ()
+        if work is not None:
+            counts.update(work.feeder.stats())
+            running, stuck = work.feeder.running(), work.slots.stuck
+        totals = (counts[name] for name in ("taken", "done", "released", "buried", "lost"))
+        return WorkerStats(self._id, self._slots, len(running), tuple(stuck), *totals)
+
+    def _refuse_ended(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self._what} was closed; make another one")
+        if self._is_draining:
+            raise Closed(f"{self._what} was drained; make another one")
+
+    def _not_ready(self) -> str:
+        if self._is_closed:
+            return "was closed"
+        if self._thread is None:
+            return "was not started"
+        return f"takes no tasks: {self._trouble}" if self._trouble else "takes no tasks yet"
+
+    # The thread
+
+    def _live(self) -> None:
+        backoff = Backoff()
+        while not self._is_ending():
+            try:
+                self._run_session(backoff)
+            except Exception as error:
+                if not self._is_ending() and self._is_final(error):
+                    self._end_requests.put(_ENDED)
+                    return
+            with self._changed:
+                if not self._is_ending():
+                    self._store.clock.wait_condition(self._changed, backoff.next_s())
+
+    def _is_ending(self) -> bool:
+        return self._is_closed or self._is_draining
+
+    def _is_final(self, error: Exception) -> bool:
+        """Note an error, and return whether the node ends by it."""
+        why = reason(error)
+        with self._changed:
+            is_new, self._trouble = why != self._trouble, why
+            if isinstance(error, _FINAL):
+                self._error = error
+            self._changed.notify_all()
+        if self._error is not None:
+            _log.error("%s ends: %s", self._what, why)
+        elif not isinstance(error, LatchworkError):
+            _log.error("%s failed unexpectedly, and tries again", self._what, exc_info=error)
+        else:
+            _log.log(logging.WARNING if is_new else logging.DEBUG, "%s tries again: %s", self._what, why)
+        return self._error is not None
+
+    def _run_session(self, backoff: Backoff) -> None:
+        """Work as long as one session lasts."""
+        session = self._store.open_session(self._ttl_s)
+        try:
+            work = self._worker_session(session)
+        except BaseException:
+            session.close()
+            raise
+        with self._changed:
+            is_late = self._is_ending()
+            self._work = None if is_late else work
+        if is_late:
+            work.end(0.0)
+            return
+        forget = session.on_end(self._notify)
+        try:
+            work.begin()
+            backoff.reset()
+            self._wait_for_end(session)
+        finally:
+            forget()
+            with self._changed:
+                self._is_ready = False
+                self._changed.notify_all()
+            work.end(self._close_s if self._is_closed else _LOST_S)
+            with self._changed:
+                self._counts.update(work.feeder.stats())
+                self._work = None
+
+    def _wait_for_end(self, session: Session) -> None:
+        _log.info("%s takes tasks, %d at a time", self._what, self._slots)
+        with self._changed:
+            self._is_ready, self._trouble = True, ""
+            self._changed.notify_all()
+            while not self._is_closed:
+                if session.state not in ("active", "suspect"):
+                    _log.warning("%s has lost its session; other nodes run what it had", self._what)
+                    return
+                self._store.clock.wait_condition(self._changed, None)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def default_node_id(fallback: str = "node") -> str:
+    """Return the host's name with six random characters."""
+    host = "".join(each for each in socket.gethostname() if each.isalnum() or each in "-_")[:60] or fallback
+    return f"{host}-{os.urandom(3).hex()}"
