@@ -26,7 +26,7 @@ export PYTHON WORKERS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench lint format wheel clean prerequisites
+.PHONY: help build demo test check bench lint format protos wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -54,6 +54,7 @@ help:
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows, startup or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
+	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'
 	@echo '  make wheel     build an abi3 wheel for Python 3.11+ into dist/; WHAT=all builds those of a release,'
 	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
 	@echo '  make clean     remove .venv and everything built'
@@ -110,6 +111,9 @@ format: build
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	cargo fmt
+
+protos:
+	$(BIN)/python scripts/make_protos
 
 # By its name: a comma in an $(if) ends its first part.
 ZIG := "maturin[zig]>=1.7,<2"

@@ -35,6 +35,7 @@ import latchwork
 from latchwork import aio
 from latchwork.primitives import Lock
 from latchwork_testbed import servers
+from latchwork_testbed.etcd_rpc import import_etcd3
 
 _PAGE = resource.getpagesize()
 
@@ -261,8 +262,7 @@ class Etcd3(Kazoo):
     name = "etcd3"
 
     def __init__(self, endpoint):
-        import etcd3
-
+        etcd3 = import_etcd3()
         host, _, port = endpoint.rpartition(":")
         self._client, self._other = (etcd3.client(host, int(port)) for _ in range(2))
         self._held = []

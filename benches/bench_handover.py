@@ -24,6 +24,7 @@ from pathlib import Path
 
 import latchwork
 from latchwork.primitives import LeaderLatch, Lock
+from latchwork_testbed.etcd_rpc import import_etcd3
 from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
 
 #: Long enough for the one that gave it to have queued again: else that is measured, not the hand-over.
@@ -82,8 +83,7 @@ def kazoo(url, name):
 
 
 def etcd3(url, name):
-    import etcd3 as library
-
+    library = import_etcd3()
     host, _, port = url.partition("://")[2].partition("/")[0].partition(":")
     client = library.client(host=host, port=int(port))
     lock = client.lock(name, ttl=int(TTL_S))
@@ -187,8 +187,7 @@ def see_gone_raw(server, url, name):
         ticket = min(child for child in client.get_children(path) if child.startswith("t"))
         client.exists(f"{path}/{ticket}", lambda _event: (setattr(seen, "at", now()), seen.set()))
         return seen, lambda: (client.stop(), client.close())
-    import etcd3 as library
-
+    library = import_etcd3()
     host, _, port = address.partition(":")
     client = library.client(host=host, port=int(port))
 

@@ -1,4 +1,4 @@
-"""The raw etcd client: etcd3's messages and gRPC's stub, on a channel of its own.
+"""The raw etcd client: the messages and gRPC's stub, on a channel of its own.
 
 It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``,
 ``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
@@ -10,8 +10,9 @@ from __future__ import annotations
 import queue
 
 import grpc
-from etcd3 import etcdrpc as pb
 from store_sides import CHILDREN, IN_FLIGHT, KEYS, VALUE, Side
+
+from latchwork_testbed.etcd_rpc import Stub, pb
 
 _C = pb.Compare
 
@@ -24,7 +25,7 @@ class RawEtcd(Side):
     def __init__(self, server, root):
         super().__init__()
         self.channel = grpc.insecure_channel(server.endpoint, (("grpc.max_receive_message_length", -1),))
-        self.kv = pb.KVStub(self.channel)
+        self.kv = Stub(self.channel, "KV")
         self.root = f"/{root}/"
         self.revisions = {}
         self.guards = {}
@@ -78,7 +79,7 @@ class RawEtcd(Side):
         requests = queue.Queue()
         create = pb.WatchCreateRequest(key=self.key(name))
         requests.put(pb.WatchRequest(create_request=create))
-        stream = pb.WatchStub(self.channel).Watch(iter(requests.get, None))
+        stream = Stub(self.channel, "Watch").Watch(iter(requests.get, None))
         assert next(stream).created
 
         def run():

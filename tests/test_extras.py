@@ -51,7 +51,8 @@ def test_cronsim_is_all_that_latchwork_itself_needs(made):
 @pytest.mark.parametrize(
     ("extra", "libraries"),
     [
-        ("etcd", {"cslab-etcd3", "grpcio", "protobuf"}),
+        ("etcd", {"grpcio", "protobuf"}),
+        ("etcd3", {"etcd3", "grpcio", "protobuf"}),
         ("zookeeper", {"kazoo"}),
         ("metrics", {"prometheus-client"}),
         ("tasks", {"msgspec"}),
@@ -67,12 +68,12 @@ def test_an_extra_brings_its_libraries_and_nothing_of_the_command_line(made, ext
 def test_the_extra_of_the_command_line_brings_no_client_library(made):
     found = made("cli").distributions()
     assert found >= {"rich", "typer", "cronsim"}
-    assert not found & {"cslab-etcd3", "grpcio", "kazoo", "prometheus-client", "opentelemetry-api"}
+    assert not found & {"grpcio", "kazoo", "prometheus-client", "opentelemetry-api"}
 
 
-def test_all_has_every_extra_but_the_one_whose_library_is_unmaintained():
+def test_all_has_every_extra_but_those_whose_libraries_are_unmaintained():
     (text,) = EXTRAS["all"]
-    assert sorted(NAMED.fullmatch(text)[1].split(",")) == sorted(EXTRAS.keys() - {"all", "zookeeper-sasl"})
+    assert sorted(NAMED.fullmatch(text)[1].split(",")) == sorted(EXTRAS.keys() - {"all", "etcd3", "zookeeper-sasl"})
 
 
 def test_no_extra_brings_the_command_line_but_its_own_and_all():

@@ -13,9 +13,6 @@ import re
 from functools import partial
 from pathlib import Path
 
-import etcd3
-import etcd3.leases
-import etcd3.locks
 import kazoo.exceptions
 import pytest
 from kazoo.client import KazooClient
@@ -23,6 +20,7 @@ from kazoo.recipe.cache import TreeCache
 
 import latchwork
 from latchwork import assignment, primitives
+from latchwork_testbed.etcd_rpc import import_etcd3
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 SPAN = re.compile(r"`([^`]+)`")
@@ -188,6 +186,7 @@ def kazoo_side():
 
 
 def etcd3_side():
+    etcd3 = import_etcd3()
     client = object.__new__(etcd3.Etcd3Client)  # its constructor connects
     lock, lease = object.__new__(etcd3.locks.Lock), object.__new__(etcd3.leases.Lease)
     made = {"client": client, "lock": lock, "lease": lease}

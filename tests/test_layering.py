@@ -72,7 +72,6 @@ MAY_IMPORT = {
 # Libraries and the only places that may import them, as the beginnings of module names.
 LIBRARIES = {
     "kazoo": ("backends.zookeeper",),
-    "etcd3": ("backends.etcd",),
     "grpc": ("backends.etcd",),
     "google": ("backends.etcd",),
     "sqlite3": ("backends.embedded",),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = {"build", "demo", "test", "check", "bench", "lint", "format", "wheel", "clean"}
+TARGETS = {"build", "demo", "test", "check", "bench", "lint", "format", "protos", "wheel", "clean"}
 CHECKS = [
     "tests",
     "faults",

@@ -11,10 +11,9 @@ import subprocess
 
 import grpc
 import pytest
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import auth_pb2
 
 import latchwork
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.servers import EtcdServer
 
 QUOTA_BYTES = 8 * 2**20
@@ -27,7 +26,7 @@ class FullEtcd:
         self._server = EtcdServer("3.5", extra_args=("--quota-backend-bytes", str(QUOTA_BYTES)))
         self._server.start()
         self._channel = grpc.insecure_channel(f"ipv4:{self._server.endpoint}")
-        self._kv, self._maintenance = pb.KVStub(self._channel), pb.MaintenanceStub(self._channel)
+        self._kv, self._maintenance = Stub(self._channel, "KV"), Stub(self._channel, "Maintenance")
         self.url = self._server.url("app", session_ttl_s=3)
 
     def fill(self):
@@ -113,12 +112,12 @@ def test_a_store_that_becomes_read_only_stops_the_runs_before_their_locks_end_an
             job = cluster.endless(items=["a", "b"], on_stop=lambda context: margins.append(context.remaining_s()))
             node = cluster.node(store, "n1", job, session_ttl_s=6.0, lock_ttl_s=6.0)
             eventually(lambda: len(cluster.log.owners()) == 2, 20)
-            rights.grant(auth_pb2.Permission.READ)
+            rights.grant(pb.Permission.READ)
             eventually(lambda: not cluster.log.owners(), 20)
             assert min(margins) > 0
             assert "grant it read and write on the prefix of the store's root" in caplog.text
             assert "the runs are told to stop" in caplog.text
-            rights.grant(auth_pb2.Permission.READWRITE)
+            rights.grant(pb.Permission.READWRITE)
             eventually(lambda: len(cluster.log.owners()) == 2, 30)
             eventually(lambda: node.health().ok, 20)
             node.close()
@@ -129,13 +128,13 @@ class Rights:
 
     def __init__(self, server):
         self._channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
-        self._auth = pb.AuthStub(self._channel)
+        self._auth = Stub(self._channel, "Auth")
         for user in ("root", "app"):
             self._auth.UserAdd(pb.AuthUserAddRequest(name=user, password=f"{user}-secret"), timeout=5)
             self._auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
             self._auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
         self._as_root = ()
-        self.grant(auth_pb2.Permission.READWRITE)
+        self.grant(pb.Permission.READWRITE)
         self._auth.AuthEnable(pb.AuthEnableRequest(), timeout=5)
 
     def grant(self, kind):
@@ -143,7 +142,7 @@ class Rights:
         with contextlib.suppress(grpc.RpcError):  # not enabled yet
             asked = pb.AuthenticateRequest(name="root", password="root-secret")
             self._as_root = (("token", self._auth.Authenticate(asked, timeout=5).token),)
-        perm = auth_pb2.Permission(permType=kind, key=b"/app/", range_end=b"/app0")
+        perm = pb.Permission(permType=kind, key=b"/app/", range_end=b"/app0")
         request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
         self._auth.RoleGrantPermission(request, timeout=5, metadata=self._as_root)
 

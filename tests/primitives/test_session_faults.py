@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 
 import latchwork
@@ -16,6 +15,7 @@ from backends_table import BY_NAME, SERVERS
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import Counter, Election, LeaderLatch, Lock, ReadWriteLock, Semaphore, Sequence
 from latchwork.types import Create, Put
+from latchwork_testbed.etcd_rpc import Stub, pb
 
 TTL_S = 1.0
 KINDS = ("lock", "read side", "write side", "semaphore", "election", "latch")
@@ -118,7 +118,7 @@ def expire(server, store):
     session = store.session
     if server.SCHEME == "etcd":
         with grpc.insecure_channel(server.endpoint) as channel:
-            pb.LeaseStub(channel).LeaseRevoke(pb.LeaseRevokeRequest(ID=int(session.id, 16)), timeout=5)
+            Stub(channel, "Lease").LeaseRevoke(pb.LeaseRevokeRequest(ID=int(session.id, 16)), timeout=5)
         return
     client = session._backend.connection._link._client
     thief = KazooClient(server.endpoint, client_id=client.client_id, timeout=5.0)

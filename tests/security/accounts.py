@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import grpc
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import auth_pb2
 
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.servers import ZooKeeperServer
 
 
@@ -14,7 +13,7 @@ class Accounts:
 
     def __init__(self, server, password):
         self._channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
-        self._auth = pb.AuthStub(self._channel)
+        self._auth = Stub(self._channel, "Auth")
         self._metadata = ()
         self._password = password
         for user in ("root", "app"):
@@ -29,8 +28,8 @@ class Accounts:
         self._metadata = (("token", self._auth.Authenticate(request, timeout=5).token),)
 
     def grant(self, prefix=b"/app/"):
-        kind = auth_pb2.Permission.READWRITE
-        perm = auth_pb2.Permission(permType=kind, key=prefix, range_end=prefix[:-1] + b"0")
+        kind = pb.Permission.READWRITE
+        perm = pb.Permission(permType=kind, key=prefix, range_end=prefix[:-1] + b"0")
         request = pb.AuthRoleGrantPermissionRequest(name="app", perm=perm)
         self._auth.RoleGrantPermission(request, timeout=5, metadata=self._metadata)
 
@@ -40,7 +39,7 @@ class Accounts:
 
     def put(self, key, value):
         """As root."""
-        pb.KVStub(self._channel).Put(pb.PutRequest(key=key, value=value), timeout=5, metadata=self._metadata)
+        Stub(self._channel, "KV").Put(pb.PutRequest(key=key, value=value), timeout=5, metadata=self._metadata)
 
     def remove(self):
         """The account itself."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
+from latchwork_testbed.etcd_rpc import Stub, pb
 from patience import came_true
 from trials.judges.contract.facts import Stored
 
@@ -66,21 +66,21 @@ class RawEtcd:
 
     def revoke(self, secret: list[Any]) -> None:
         """As an operator could."""
-        pb.LeaseStub(self._channel).LeaseRevoke(pb.LeaseRevokeRequest(ID=int(secret[0], 16)), timeout=10)
+        Stub(self._channel, "Lease").LeaseRevoke(pb.LeaseRevokeRequest(ID=int(secret[0], 16)), timeout=10)
 
     def revision(self) -> int:
-        answer = pb.KVStub(self._channel).Range(pb.RangeRequest(key=b"\0"), timeout=10, wait_for_ready=True)
+        answer = Stub(self._channel, "KV").Range(pb.RangeRequest(key=b"\0"), timeout=10, wait_for_ready=True)
         return int(answer.header.revision)
 
     def compact(self) -> None:
         """Forget everything but the present state."""
         revision = self.revision()
         with contextlib.suppress(grpc.RpcError):  # somebody compacted there already
-            pb.KVStub(self._channel).Compact(pb.CompactionRequest(revision=revision, physical=True), timeout=10)
+            Stub(self._channel, "KV").Compact(pb.CompactionRequest(revision=revision, physical=True), timeout=10)
 
     def churn(self, writes: int) -> None:
         """Write keys of the play, and delete them, behind everybody's back."""
-        kv = pb.KVStub(self._channel)
+        kv = Stub(self._channel, "KV")
         for number in range(writes):
             key = self._root + b"raw/%d" % (number % 5)
             kv.Put(pb.PutRequest(key=key, value=b"raw:%d" % number), timeout=10)
@@ -92,7 +92,7 @@ class RawEtcd:
 
     def _range(self, start: bytes, end: bytes) -> list[Stored]:
         request = pb.RangeRequest(key=start, range_end=end)
-        answer = pb.KVStub(self._channel).Range(request, timeout=10, wait_for_ready=True)
+        answer = Stub(self._channel, "KV").Range(request, timeout=10, wait_for_ready=True)
         found = [(kv.key[len(self._root) :], kv.value, kv.mod_revision, kv.lease) for kv in answer.kvs]
         return [
             Stored(key.decode(), value.decode(errors="replace"), token, f"{lease:x}" if lease else None)
@@ -119,7 +119,7 @@ def _all_keys(endpoint: str) -> dict[bytes, tuple[int, bytes]]:
     """Key to revision and value, as this one member has it."""
     with grpc.insecure_channel(endpoint) as channel:
         request = pb.RangeRequest(key=b"\0", range_end=b"\0", serializable=True)
-        answer = pb.KVStub(channel).Range(request, timeout=10, wait_for_ready=True)
+        answer = Stub(channel, "KV").Range(request, timeout=10, wait_for_ready=True)
     return {kv.key: (kv.mod_revision, kv.value) for kv in answer.kvs}
 
 

@@ -484,7 +484,7 @@ LACKS = {
         'PostgreSQL needs psycopg; run: pip install "latchwork[workflows-postgres]"',
     ),
     "kazoo": (["worker", "--store", "zk://127.0.0.1:1/x"], 'run: pip install "latchwork[zookeeper]"'),
-    "etcd3": (["worker", "--store", "etcd://127.0.0.1:1/x"], 'run: pip install "latchwork[etcd]"'),
+    "grpc": (["worker", "--store", "etcd://127.0.0.1:1/x"], 'run: pip install "latchwork[etcd]"'),
     "s3fs": (["worker", "--logs", "s3://bucket/flows"], "Install s3fs to access S3"),
 }
 

@@ -7,12 +7,12 @@ import uuid
 
 import grpc
 import pytest
-from etcd3 import etcdrpc as pb
 
 from backends_table import ETCD
 from latchwork.backends.etcd.backend import EtcdBackend
 from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.proxy import Proxy
 from patience import eventually
 
@@ -50,8 +50,8 @@ class Raw:
 
     def __init__(self, server):
         self.channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
-        self.kv = pb.KVStub(self.channel)
-        self.lease = pb.LeaseStub(self.channel)
+        self.kv = Stub(self.channel, "KV")
+        self.lease = Stub(self.channel, "Lease")
 
     def values(self, prefix):
         end = prefix[:-1] + bytes([prefix[-1] + 1])

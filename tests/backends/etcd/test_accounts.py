@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import auth_pb2
 
 from backends.etcd.authority import Authority
 from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
 from latchwork.types import Put
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer, EtcdTls
 
 
@@ -20,18 +19,18 @@ def guarded(request):
 
     with EtcdServer(request.param) as server:
         channel = grpc.insecure_channel(f"ipv4:{server.endpoint}")
-        auth = pb.AuthStub(channel)
+        auth = Stub(channel, "Auth")
         for user in ("root", "app"):
             auth.UserAdd(pb.AuthUserAddRequest(name=user, password=f"{user}-secret"), timeout=5)
             auth.RoleAdd(pb.AuthRoleAddRequest(name=user), timeout=5)
             auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user=user, role=user), timeout=5)
         grants = [
-            (auth_pb2.Permission.READWRITE, b"/app/", b"/app0"),
-            (auth_pb2.Permission.READ, b"/shown/", b"/shown0"),
-            (auth_pb2.Permission.READ, b"/part/open/", b"/part/open0"),
+            (pb.Permission.READWRITE, b"/app/", b"/app0"),
+            (pb.Permission.READ, b"/shown/", b"/shown0"),
+            (pb.Permission.READ, b"/part/open/", b"/part/open0"),
         ]
         for kind, key, end in grants:
-            perm = auth_pb2.Permission(permType=kind, key=key, range_end=end)
+            perm = pb.Permission(permType=kind, key=key, range_end=end)
             auth.RoleGrantPermission(pb.AuthRoleGrantPermissionRequest(name="app", perm=perm), timeout=5)
         auth.AuthEnable(pb.AuthEnableRequest(), timeout=5)
         channel.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 
 import pytest
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import kv_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, Compiler
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
+from latchwork_testbed.etcd_rpc import pb
 
 KEYS = Keys("the-root")
 COMPILER = Compiler(KEYS)
@@ -38,7 +37,7 @@ CHECK = (
 OP = st.builds(Put, NAME, VALUE) | st.builds(Create, NAME, VALUE) | st.builds(Delete, NAME)
 OPS = st.lists(OP, min_size=1, max_size=6, unique_by=lambda op: op.key)
 KV = st.builds(
-    kv_pb2.KeyValue,
+    pb.KeyValue,
     key=NAME.map(KEYS.of),
     value=VALUE,
     create_revision=REVISIONS,
@@ -93,7 +92,7 @@ def test_what_was_committed_is_what_the_plan_makes_of_the_answer(ops, header, kv
 
 @given(RANGE, st.lists(STRANGER, max_size=3), st.randoms())
 def test_page_has_the_entries_of_the_message_and_names_what_are_no_keys(message, strangers, random):
-    kvs = [*message.kvs, *(kv_pb2.KeyValue(key=KEYS.root + raw) for raw in strangers)]
+    kvs = [*message.kvs, *(pb.KeyValue(key=KEYS.root + raw) for raw in strangers)]
     random.shuffle(kvs)
     del message.kvs[:]
     message.kvs.extend(kvs)
@@ -129,7 +128,7 @@ def test_reads_are_the_generated_ones(names, stale_ok):
 
 
 def test_entries_are_ordinary_records():
-    kv = kv_pb2.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
+    kv = pb.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7, lease=0x7F3A)
     (entry,) = CODEC.page(pb.RangeResponse(kvs=[kv]).SerializeToString()).entries()
     same = Entry("a/b", b"v", VersionKey(7), 7, 5, "7f3a")
     assert type(entry) is Entry
@@ -139,7 +138,7 @@ def test_entries_are_ordinary_records():
 
 
 def test_entries_are_no_work_for_the_garbage_collector():
-    kv = kv_pb2.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7)
+    kv = pb.KeyValue(key=KEYS.of("a/b"), value=b"v", create_revision=5, mod_revision=7)
     entries = CODEC.page(pb.RangeResponse(kvs=[kv] * 1000).SerializeToString()).entries()
     assert not any(gc.is_tracked(entry) or gc.is_tracked(entry.version) for entry in entries)
     gc.collect()
@@ -151,7 +150,7 @@ def test_entries_with_a_value_that_may_be_in_a_cycle_stay_with_the_garbage_colle
         """Has attributes."""
 
     op = Put("k", Value(b"v"))
-    answer = answer_to([op], pb.ResponseHeader(revision=9), kv_pb2.KeyValue(create_revision=9), deleted=0)
+    answer = answer_to([op], pb.ResponseHeader(revision=9), pb.KeyValue(create_revision=9), deleted=0)
     (entry,) = CODEC.committed(answer.SerializeToString(), [op])[1].entries
     assert entry.value is op.value
     assert gc.is_tracked(entry)
@@ -180,7 +179,7 @@ def test_refused_transaction_committed_nothing():
 
 def test_deletion_of_absent_keys_has_no_token():
     header = pb.ResponseHeader(revision=9)
-    answer = answer_to([Delete("k")], header, kv_pb2.KeyValue(), deleted=0).SerializeToString()
+    answer = answer_to([Delete("k")], header, pb.KeyValue(), deleted=0).SerializeToString()
     assert CODEC.committed(answer, [Delete("k")]) == (9, Committed(0))
 
 
@@ -198,7 +197,7 @@ def test_bytes_that_are_no_answer_are_read_or_refused(decode, data):
     ops = [Put("k", b""), Delete("l")]
     whole = data.draw(
         RANGE.map(lambda message: message.SerializeToString())
-        | HEADER.map(lambda header: answer_to(ops, header, kv_pb2.KeyValue(key=b"x"), deleted=1).SerializeToString())
+        | HEADER.map(lambda header: answer_to(ops, header, pb.KeyValue(key=b"x"), deleted=1).SerializeToString())
     )
     at = data.draw(st.integers(0, len(whole)))
     answer = data.draw(st.sampled_from([whole[:at], whole[:at] + data.draw(st.binary(max_size=20)) + whole[at + 1 :]]))
@@ -212,8 +211,8 @@ def test_bytes_that_are_no_answer_are_read_or_refused(decode, data):
     ("decode", "answer"),
     [
         ("entry", b"\x12"),
-        ("entry", pb.RangeResponse(kvs=[kv_pb2.KeyValue(key=b"/")]).SerializeToString()),
-        ("entry", pb.RangeResponse(kvs=[kv_pb2.KeyValue(key=KEYS.of("k") + b"\xff")]).SerializeToString()),
+        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=b"/")]).SerializeToString()),
+        ("entry", pb.RangeResponse(kvs=[pb.KeyValue(key=KEYS.of("k") + b"\xff")]).SerializeToString()),
         ("page", b"\x12\x05\x0a\x04ab"),
         ("found", pb.TxnResponse(responses=[pb.ResponseOp()]).SerializeToString()),
         ("committed", pb.TxnResponse(succeeded=True).SerializeToString()),

@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import Current, Snapshot
 from latchwork.errors import ConnectFailed, SessionLost, Unavailable
 from latchwork.types import Create, Put, SessionAlive
+from latchwork_testbed.etcd_rpc import pb
 from latchwork_testbed.servers import ETCD_VERSIONS, EtcdCluster, EtcdServer
 
 

@@ -7,10 +7,10 @@ import uuid
 
 import grpc
 import pytest
-from etcd3 import etcdrpc as pb
 
 from latchwork.errors import Conflict, OutcomeUnknown, QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Delete, Exists, Put
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer
 
 QUOTA = 3_000_000
@@ -58,7 +58,7 @@ def make_room(small, raw_client):
         raw = raw_client(small)
         raw.kv.DeleteRange(pb.DeleteRangeRequest(key=b"/ballast/", range_end=b"/ballast0"), timeout=5)
         raw.compact()
-        maintenance = pb.MaintenanceStub(raw.channel)
+        maintenance = Stub(raw.channel, "Maintenance")
         maintenance.Defragment(pb.DefragmentRequest(), timeout=20)
         for raised in maintenance.Alarm(pb.AlarmRequest(action=pb.AlarmRequest.GET), timeout=5).alarms:
             disarm = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=raised.memberID, alarm=raised.alarm)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from etcd3 import etcdrpc as pb
-from etcd3.etcdrpc import kv_pb2
 
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.merging import _AT_ONCE, _MOST, MergedReads
@@ -14,6 +12,7 @@ from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable
 from latchwork.types import Put
+from latchwork_testbed.etcd_rpc import pb
 
 KEYS = Keys("r")
 CODEC = Compiler(KEYS).codec
@@ -46,7 +45,7 @@ class Request(Outcome):
 
     def answer(self):
         """Every key has its name as its value."""
-        kvs = [kv_pb2.KeyValue(key=KEYS.of(key), value=key.encode(), mod_revision=5) for key in self.keys]
+        kvs = [pb.KeyValue(key=KEYS.of(key), value=key.encode(), mod_revision=5) for key in self.keys]
         ranges = [pb.RangeResponse(kvs=[kv]) for kv in kvs]
         together = pb.TxnResponse(succeeded=True, responses=[pb.ResponseOp(response_range=one) for one in ranges])
         resolve(self, self._decode((together if self.method == "Txn" else ranges[0]).SerializeToString()))

@@ -6,11 +6,11 @@ import time
 
 import grpc
 import pytest
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd.versions import survives_cut_reads
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Delete, Exists, Put
+from latchwork_testbed.etcd_rpc import Stub, pb
 from latchwork_testbed.servers import EtcdServer
 
 CONTROL_S = 30.0
@@ -37,9 +37,9 @@ def dangerous(backend):
 
 def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
     with EtcdServer("3.5") as server, grpc.insecure_channel(f"ipv4:{server.endpoint}") as channel:
-        if survives_cut_reads(pb.MaintenanceStub(channel).Status(pb.StatusRequest(), timeout=10).version):
+        if survives_cut_reads(Stub(channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version):
             pytest.skip("this 3.5 server is a newer one")
-        kv = pb.KVStub(channel)
+        kv = Stub(channel, "KV")
         value = b"x" * 500
         for start in range(0, 2000, 100):
             puts = [
@@ -59,7 +59,7 @@ def test_control_a_server_of_before_the_cure_ends_when_reads_are_cut_off():
 
 
 def test_backend_asks_the_server_for_its_version(raw, backend):
-    version = pb.MaintenanceStub(raw.channel).Status(pb.StatusRequest(), timeout=10).version
+    version = Stub(raw.channel, "Maintenance").Status(pb.StatusRequest(), timeout=10).version
     assert backend._link.survives_cut_reads is survives_cut_reads(version)
 
 

@@ -6,7 +6,6 @@ import contextlib
 from unittest import mock
 
 import pytest
-from etcd3 import etcdrpc as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from latchwork.backends.base import VersionKey
 from latchwork.backends.etcd.layout import Keys, exactly
 from latchwork.backends.etcd.writing import conditions, deletions, plan, sequences, slots, txn
 from latchwork.types import Absent, At, Create, Delete, Exists, Put, SessionAlive
+from latchwork_testbed.etcd_rpc import pb
 
 
 def body(made):

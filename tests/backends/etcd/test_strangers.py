@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from etcd3 import etcdrpc as pb
+
+from latchwork_testbed.etcd_rpc import pb
 
 STRANGERS = [b"x/\xff\xfe", b"x//y", b"x/a b", b"x/\x1b[31mred", b"x/", b"/x", b"x/\xc3\xa9", b"x/y\n", b"", b"x/.."]
 

@@ -6,12 +6,12 @@ import itertools
 import threading
 
 import pytest
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS, MAX_VALUE_BYTES, Current, Snapshot
 from latchwork.backends.etcd.layout import Keys, without
 from latchwork.errors import Conflict, InvalidKey, TransactionTooLarge
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
+from latchwork_testbed.etcd_rpc import pb
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from etcd3 import etcdrpc as pb
 
 from latchwork.errors import Closed, OutcomeUnknown, Unavailable
 from latchwork.types import Create, Delete, Put
+from latchwork_testbed.etcd_rpc import pb
 from patience import came_true
 
 

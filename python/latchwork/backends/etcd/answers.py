@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 from google.protobuf.message import DecodeError
 
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.errors import LatchworkError, Unavailable
 
 

@@ -13,10 +13,9 @@ from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdRequest
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys

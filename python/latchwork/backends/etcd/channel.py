@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.unbroken import make_whole, opened
 from latchwork.backends.url import StoreURL
 from latchwork.errors import InvalidURL

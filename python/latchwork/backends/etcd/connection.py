@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import Answered, as_message, unreadable
 from latchwork.backends.etcd.channel import Channel, credentials
 from latchwork.backends.etcd.errors import Fate

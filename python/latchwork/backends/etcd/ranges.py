@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.futures import Steps, drive, then, together

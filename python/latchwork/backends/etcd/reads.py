@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import chain
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdCodec, EtcdPage
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange, Keys
 from latchwork.backends.etcd.merging import MergedReads

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.base import BackendSession, BackendWatch, Delta, Snapshot, WatchEvent
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys, exactly, lease_of
 from latchwork.backends.etcd.watching.watches import WatchHub

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange
 from latchwork.errors import AuthenticationFailed, LatchworkError, PermissionDenied

@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.watching.parts import Part
 from latchwork.clock import Clock
 
 _PROGRESS_EVERY_S = 0.9
 _ANSWER_WITHIN_S = 5.0
-#: Field 3, an empty progress request, as bytes: the stubs of etcd3 0.12.0 do not know it and pass it on all the same.
-_PROGRESS_REQUEST = pb.WatchRequest.FromString(b"\x1a\x00")
+_PROGRESS_REQUEST = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
 _END = object()
 
 

@@ -30,11 +30,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork._core import EtcdCodec
 from latchwork.backends.base import Broken, Current, Delta, Sink, Snapshot
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange, Keys, exactly
 from latchwork.backends.etcd.ranges import read_pages

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.errors import Fate

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdCodec, EtcdRequest
 from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
 from latchwork.backends.etcd.writing.conditions import (
     Condition,

@@ -12,9 +12,8 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdRequest
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.writing.conditions import CounterMoved, counter_at

@@ -13,10 +13,9 @@ import logging
 import os
 from concurrent.futures import Future
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.futures import Steps, drive

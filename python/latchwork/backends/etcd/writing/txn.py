@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from etcd3 import etcdrpc as pb
-
 from latchwork._core import EtcdRequest
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.layout import KeyRange, Keys, lease_of
 from latchwork.backends.etcd.writing.conditions import Condition, Kind, absence, explain

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import grpc
-from etcd3 import etcdrpc as pb
 
 from latchwork.backends.etcd import errors as rpc_errors
+from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.errors import Fate
