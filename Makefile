@@ -50,6 +50,7 @@ help:
 	@echo '                 WHAT=fuzz              make up URLs, keys, values and stored records; only our own errors may come out'
 	@echo '                 WHAT=api-fuzz          ask the API of workflows what its description allows, and what it forbids (20 minutes)'
 	@echo '                 WHAT=core              the unsafe module under valgrind and the address sanitizer'
+	@echo '                 WHAT=clients           latchwork next to other clients of etcd, each in an environment of its own'
 	@echo '                 WHAT=dependencies      known vulnerabilities of the installed packages'
 	@echo '  make bench     WHAT=aio, store, assignment, balancing, cluster, handover, keeper, primitives, group, backlog, workers, executor, plans, workflows, startup or instructions'
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'

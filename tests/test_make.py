@@ -28,6 +28,7 @@ CHECKS = [
     "fuzz",
     "api-fuzz",
     "core",
+    "clients",
     "dependencies",
 ]
 BENCHES = [

@@ -181,9 +181,10 @@ class Connecting:
 def connect_later(
     url: str | None = None,
     *,
+    client: object = None,
     clock: Clock | None = None,
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Connecting:
     """Open a store for tasks of an event loop; see ``latchwork.connect`` for the arguments and errors."""
-    return Connecting(url, origin(), clock=clock, observers=observers, **overrides)
+    return Connecting(url, origin(), client=client, clock=clock, observers=observers, **overrides)

@@ -164,8 +164,17 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
     )
 
 
-def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Open the backend that the URL names. Blocks until connected.
+def url_of_client(client: object) -> str:
+    """Return the URL of the server that a client of another library is connected to.
+
+    Raises:
+        TypeError: it is no client of python-etcd3.
+    """
+    return cast("str", module_of("etcd").url_of_client(client))
+
+
+def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
+    """Open the backend that the URL names, on the connection of a client if one is given. Blocks until connected.
 
     Raises:
         BackendNotInstalled: its client library is missing; the message has the install line.
@@ -174,7 +183,8 @@ def open_backend(url: StoreURL, clock: Clock) -> Backend:
     """
     spec = find_spec(url.scheme)
     try:
-        return cast("Backend", module_of(url.scheme).open_backend(url, clock))
+        opened_on = () if client is None else (client,)
+        return cast("Backend", module_of(url.scheme).open_backend(url, clock, *opened_on))
     except ImportError as error:
         if isinstance(error, BackendNotInstalled):
             raise

@@ -11,6 +11,7 @@ An account needs read and write on the prefix /<root>/. This module imports no c
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from latchwork.backends.base import Backend
 from latchwork.backends.offload import OffloadedBackend
@@ -27,14 +28,27 @@ SPEC = SchemeSpec(
 _numbers = itertools.count(1)
 
 
-def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Connect to the etcd cluster that the URL names.
+def url_of_client(client: object) -> str:
+    """Return the URL of the server that a client of python-etcd3, or of a fork of it, is connected to.
 
     Raises:
+        TypeError: this is something else.
+    """
+    address = getattr(client, "_url", None) or getattr(getattr(client, "endpoint_in_use", None), "netloc", None)
+    if not isinstance(address, str) or not hasattr(client, "channel"):
+        raise TypeError(f"client must be a client of python-etcd3, as etcd3.client() makes it, not {type(client)!r}")
+    return f"etcd://{address}"
+
+
+def open_backend(url: StoreURL, clock: Clock, client: Any = None) -> Backend:
+    """Connect to the etcd cluster that the URL names, or use the channel and the token of a client of python-etcd3.
+
+    Raises:
+        InvalidURL: TLS options with a client, whose channel is open already.
         ConnectFailed: no member answered within ``connect_timeout_s``, or TLS could not be agreed.
         AuthenticationFailed: the server refused the user or the password, or wants one.
     """
     from latchwork.backends.etcd.backend import EtcdBackend
 
     name = f"latchwork-etcd-{next(_numbers)}"
-    return OffloadedBackend(lambda: EtcdBackend.connect(url, clock), name, url.call_timeout_s)
+    return OffloadedBackend(lambda: EtcdBackend.connect(url, clock, client), name, url.call_timeout_s)

@@ -47,14 +47,14 @@ class EtcdBackend(Backend):
     capabilities = _CAPABILITIES
     _now = False
 
-    def __init__(self, url: StoreURL, clock: Clock) -> None:
+    def __init__(self, url: StoreURL, clock: Clock, client: Any = None) -> None:
         number = next(_numbers)
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._keys = Keys(url.root)
         self._timer = Timer(clock, f"latchwork-etcd-timer-{number}")
         try:
-            self._link = Link(url, clock, self._timer)
+            self._link = Link(url, clock, self._timer, client)
         except BaseException:
             self._timer.close()
             raise
@@ -82,14 +82,14 @@ class EtcdBackend(Backend):
         return self._link.bears_interrupts
 
     @classmethod
-    def connect(cls, url: StoreURL, clock: Clock) -> EtcdBackend:
-        """Open the backend; blocks until the cluster has answered.
+    def connect(cls, url: StoreURL, clock: Clock, client: Any = None) -> EtcdBackend:
+        """Open the backend, on the channel of a client if one is given; blocks until the cluster has answered.
 
         Raises:
             ConnectFailed: it did not within ``connect_timeout_s``.
             AuthenticationFailed: it refused the account, or wants one.
         """
-        backend = cls(url, clock)
+        backend = cls(url, clock, client)
         try:
             backend._link.connect(pb.RangeRequest(key=backend._keys.absent(0), count_only=True))
         except BaseException:

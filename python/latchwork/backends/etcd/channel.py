@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,38 +52,51 @@ _METHODS: dict[str, tuple[str, Any]] = {
 
 
 class Channel:
-    """A channel to the members of a cluster; the first that can be reached is used.
+    """A channel to the members of a cluster, and the calls that it offers.
 
-    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name.
+    Args:
+        channel: gRPC's.
+        is_ours: whether we opened it; only then it may be closed, and made to bear interrupts.
 
     Attributes:
+        close: closes a channel of ours; another one stays open.
         calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
         bears_interrupts: an interrupt of a thread that makes a blocking call does the channel no harm.
         watch: the stream of watch requests and answers.
     """
 
-    def __init__(self, hosts: Hosts, secured: grpc.ChannelCredentials | None) -> None:
-        target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
-        options = (*_OPTIONS, *extra)
-        if secured is None:
-            self._channel = opened(lambda: grpc.insecure_channel(target, options))
-        else:
-            self._channel = opened(lambda: grpc.secure_channel(target, secured, options))
-        self.close = self._channel.close
+    def __init__(self, channel: grpc.Channel, *, is_ours: bool) -> None:
+        self.close: Callable[[], None] = channel.close if is_ours else _keep_open
         self.calls: dict[str, Any] = {
-            name: self._channel.unary_unary(
+            name: channel.unary_unary(
                 f"/etcdserverpb.{service}/{name}",
                 request_serializer=_encoded,
                 response_deserializer=None if response is None else response.FromString,
             )
             for name, (service, response) in _METHODS.items()
         }
-        self.bears_interrupts = all(make_whole(call) for call in self.calls.values())
-        self.watch: Any = self._channel.stream_stream(
+        self.bears_interrupts = is_ours and all(make_whole(call) for call in self.calls.values())
+        self.watch: Any = channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.WatchResponse.FromString,
         )
+
+
+def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None) -> Channel:
+    """Open a channel that uses the first member that can be reached.
+
+    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name.
+    """
+    target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
+    options = (*_OPTIONS, *extra)
+    if secured is None:
+        return Channel(opened(lambda: grpc.insecure_channel(target, options)), is_ours=True)
+    return Channel(opened(lambda: grpc.secure_channel(target, secured, options)), is_ours=True)
+
+
+def _keep_open() -> None:
+    """Leave a channel that is not ours as it is."""
 
 
 def _encoded(request: Any) -> bytes:

@@ -19,7 +19,7 @@ import grpc
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import Answered, as_message, unreadable
-from latchwork.backends.etcd.channel import Channel, credentials
+from latchwork.backends.etcd.channel import Channel, credentials, open_channel
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
@@ -28,7 +28,15 @@ from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
 from latchwork.clock import Clock
-from latchwork.errors import Closed, ConnectFailed, LatchworkError, PermissionDenied, Unavailable
+from latchwork.errors import (
+    AuthenticationFailed,
+    Closed,
+    ConnectFailed,
+    InvalidURL,
+    LatchworkError,
+    PermissionDenied,
+    Unavailable,
+)
 from latchwork.interrupts import OncePerThread, mutex
 
 _log = logging.getLogger(__name__)
@@ -39,6 +47,8 @@ _LANE_S = 1.0
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
+_CLOSED = "the store was closed; open a new one"
+_STALE_CLIENT = "the token of the etcd3 client has expired; connect a new client, or give user and password to connect"
 #: A server that does not tell its version by then is taken for an old one.
 _STATUS_S = 3.0
 #: What gRPC says when the other side is not who it should be, or will not have us.
@@ -83,6 +93,9 @@ class _Read(Outcome[T]):
 class Link:
     """One connection to a cluster. Safe to share between threads.
 
+    Args:
+        client: a user's client of python-etcd3, whose channel and token are used; None to open a channel.
+
     Attributes:
         healthy: the last call that said something about the connection went well.
         survives_cut_reads, progress_is_proof: of the server; see ``versions.py``.
@@ -90,17 +103,18 @@ class Link:
         closed: set once, by ``close``.
     """
 
-    def __init__(self, url: StoreURL, clock: Clock, timer: Timer) -> None:
+    def __init__(self, url: StoreURL, clock: Clock, timer: Timer, client: Any = None) -> None:
         self.clock = clock
         self.timer = timer
         self.call_timeout_s = url.call_timeout_s
-        self.metadata: tuple[tuple[str, str], ...] = ()
+        self.metadata: tuple[tuple[str, str], ...] = tuple(getattr(client, "metadata", None) or ())
         self.healthy = True
         self.lane = Lane("latchwork-etcd-send", in_order=True)
         self.survives_cut_reads = False
         self.progress_is_proof = False
         self.closed = False
         self._url = url
+        self._client = client
         self._lock = mutex()
         self._sending = OncePerThread()  # gRPC holds a lock of its own there, for which a signal handler would wait
         self._hosts = list(url.hosts)
@@ -108,7 +122,11 @@ class Link:
         self._refreshing: Future[None] | None = None
         self._one_by_one = self._credentials is not None and len(self._hosts) > 1
         self._rotated_at = clock.now() - _ROTATE_EVERY_S
-        self._channel = Channel(self._hosts, self._credentials)
+        if client is not None and self._credentials is not None:
+            raise InvalidURL("tls_ca, tls_cert and tls_key have no effect on the open channel of a client; omit them")
+        self._channel = (
+            open_channel(self._hosts, self._credentials) if client is None else Channel(client.channel, is_ours=False)
+        )
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
 
@@ -130,6 +148,8 @@ class Link:
         # A stale token would fail even the call that replaces it.
         metadata = () if method == "Authenticate" else self.metadata
         channel = self._channel
+        if self.closed:
+            raise Closed(_CLOSED)
         try:
             if now and channel.bears_interrupts:
                 return Answered(channel.calls[method](request, timeout_s, metadata))
@@ -140,9 +160,15 @@ class Link:
         except grpc.RpcError as error:
             return Answered(error=error)
         except ValueError as error:
-            if not self.closed:
-                raise
-            raise Closed("the store was closed; open a new one") from error
+            self._refuse_closed(error)
+            raise
+
+    def _refuse_closed(self, error: ValueError) -> None:
+        """Raise ``Closed`` for the error with which gRPC refuses calls on a closed channel."""
+        if self.closed:
+            raise Closed(_CLOSED) from error
+        if self._client is not None:
+            raise Closed("the etcd3 client of this store was closed; connect a new one") from error
 
     def read(
         self,
@@ -264,7 +290,11 @@ class Link:
         """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
         metadata = (*self.metadata, ("hasleader", "true"))
         # A stream that waits for a member that is gone would keep the watch from the next one.
-        return self._channel.watch(requests, metadata=metadata, wait_for_ready=not self._one_by_one)
+        try:
+            return self._channel.watch(requests, metadata=metadata, wait_for_ready=not self._one_by_one)
+        except ValueError as error:
+            self._refuse_closed(error)
+            raise
 
     def connect(self, probe: Any) -> None:
         """Block until the cluster answers a linearizable read.
@@ -322,6 +352,8 @@ class Link:
                 self._refreshing = None
 
     def _login(self, deadline: float) -> Steps[None]:
+        if self._url.user is None and self._client is not None:
+            raise AuthenticationFailed(_STALE_CLIENT)
         request = pb.AuthenticateRequest(name=self._url.user or "", password=self._url.password or "")
         what = f"log in as {self._url.user!r}"
         while True:
@@ -350,7 +382,8 @@ class Link:
     def _recover(self, error: grpc.RpcError, what: str, deadline: float, *, refreshed: bool) -> Steps[bool]:
         """Make a next try worth it, or raise; True when the token is new."""
         fate = rpc_errors.fate(error)
-        if fate is Fate.STALE_TOKEN and self._url.user is not None and not refreshed:
+        may_refresh = self._url.user is not None or self._client is not None
+        if fate is Fate.STALE_TOKEN and may_refresh and not refreshed:
             yield self.refresh_token(deadline)
             return True
         if fate in {Fate.REFUSED, Fate.STALE_TOKEN}:
@@ -388,7 +421,7 @@ class Link:
             self._rotated_at = now
             self._hosts.append(self._hosts.pop(0))
             _log.info("the etcd member in use cannot serve; trying %s first", join_hosts(self._hosts[:1]))
-            old, self._channel = self._channel, Channel(self._hosts, self._credentials)
+            old, self._channel = self._channel, open_channel(self._hosts, self._credentials)
             self._channels.append(self._channel)
         self.timer.call_later(self.call_timeout_s + 1.0, lambda: self._retire(old))
 

@@ -23,6 +23,8 @@ from latchwork.errors import (
 _Code = grpc.StatusCode
 #: gRPC's words when no connection could be picked for the call: it never left this process.
 _NEVER_SENT = ("failed to connect to all addresses", "empty address list", "DNS resolution failed")
+#: gRPC's words for an answer that is larger than the channel takes: ours takes any, a user's client 4 MiB.
+OVERSIZED_ANSWER = "Received message larger than max"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old", "invalid auth management")
 #: A member that is up but cannot serve: another member may.
 _MEMBER_TROUBLE = ("no leader", "timed out", "not healthy", "stopped", "Deadline")
@@ -119,6 +121,13 @@ _FULL: _Known = (
 )
 _BUSY: _Known = (Unavailable, "etcd has too many requests to {}; try again later")
 _OVERSIZED: _Known = (TransactionTooLarge, "the request to {} exceeds what this etcd server takes; write less at once")
+_OVERSIZED_ANSWER: _Known = (
+    TransactionTooLarge,
+    (
+        "the answer to the request to {} is larger than the channel of the etcd3 client takes; make the client with "
+        "grpc_options=[('grpc.max_receive_message_length', -1)]"
+    ),
+)
 _LEASE_GONE: _Known = (SessionLost, "could not {}: its session ended on the server; open a new session")
 _BY_WORDS = (
     ("lease not found", _LEASE_GONE),
@@ -127,6 +136,7 @@ _BY_WORDS = (
     ("user name is empty", _NAMELESS),
     ("space exceeded", _FULL),
     ("too many requests", _BUSY),
+    (OVERSIZED_ANSWER, _OVERSIZED_ANSWER),
     ("too large", _OVERSIZED),
     ("larger than max", _OVERSIZED),
     ("too many operations", _OVERSIZED),

@@ -162,7 +162,7 @@ class WatchHub:
     def _not_started(self, watch: EtcdWatch, epoch: int, error: BaseException) -> None:
         if watch.epoch != epoch:
             return
-        if isinstance(error, REFUSALS):
+        if isinstance(error, REFUSALS) or (isinstance(error, Closed) and not self._closing.is_set()):
             self._break(watch, error)
         elif not self._closing.is_set() and not watch.closed:
             _log.debug("a watch waits for the server: %s", error)
@@ -185,6 +185,13 @@ class WatchHub:
                 self._deliver(watch, Broken(error))
                 watch.closed = True
         self.drop(watch)
+
+    def _break_all(self, error: LatchworkError) -> None:
+        """End every watch: the channel, which is a user's, is closed or takes no answers of this size."""
+        with self._lock:
+            watches = [] if self._closing.is_set() else [*self._watches]
+        for watch in watches:
+            self._break(watch, error)
 
     def _to_be_looked_after(self) -> list[Watched]:
         with self._lock:
@@ -219,6 +226,9 @@ class WatchHub:
                 self._follow(stream)
             except grpc.RpcError as error:
                 self._stream_failed(error)
+            except Closed as error:
+                self._break_all(error)
+                return
             except ValueError as error:
                 _log.debug("the watch stream could not be opened: %s", error)
             except Exception:
@@ -259,6 +269,8 @@ class WatchHub:
         fate = rpc_errors.fate(error)
         if fate is rpc_errors.Fate.STALE_TOKEN:
             self._link.refresh_token()
+        elif rpc_errors.says(error, rpc_errors.OVERSIZED_ANSWER):
+            self._break_all(rpc_errors.translate(error, "watch"))
         elif fate is not rpc_errors.Fate.REFUSED:
             self._link.failed(error)
 
