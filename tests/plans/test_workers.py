@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -45,16 +44,6 @@ def test_functions_get_the_context_of_their_node(plans, worker):
     with plans.new() as plan:
         answer = plan.add("asks")
     assert plan.handle.result(answer, WAIT_S) == "of the node"
-
-
-def test_a_worker_with_nothing_to_do_closes_at_once(store):
-    worker = PlanWorker(store, slots=2, functions=FUNCTIONS)
-    worker.start()
-    time.sleep(0.2)
-    began = time.monotonic()
-    assert worker.close() == []
-    assert time.monotonic() - began < 3.0
-    worker.close()
 
 
 def test_of_two_workers_that_want_one_task_one_has_it_and_the_other_takes_the_next(backend_url, store, plans):
@@ -100,19 +89,6 @@ def test_an_idle_worker_hears_of_a_plan_at_once_and_writes_nothing_before(backen
     assert time.monotonic() - began < 5.0  # it looks by itself only every ten seconds
 
 
-def test_a_worker_goes_on_after_its_session_was_lost(backend_url, plans):
-    faulty = FaultyStore(latchwork.connect(backend_url))
-    with faulty, PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=2.0) as worker:
-        with plans.new() as plan:
-            plan.add("waits")
-        wait_until(lambda: len(CALLS) == 1)
-        faulty.expire_sessions()
-        wait_until(lambda: len(CALLS) == 2)  # the same worker has it again, by another session
-        plan.handle.cancel()
-        assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
-        assert worker.stats().taken >= 2
-
-
 def test_what_has_run_is_ended_when_the_store_is_back(backend_url, plans):
     faulty = FaultyStore(latchwork.connect(backend_url))
     with faulty, PlanWorker(faulty, functions=FUNCTIONS, session_ttl_s=30.0):
@@ -150,20 +126,6 @@ def test_a_cancel_that_waits_for_a_task_which_does_not_listen_holds_no_slot(plan
         assert plan.handle.state() is PlanState.CANCELLING
         GATE.set()
         assert plan.handle.wait(WAIT_S).state is PlanState.CANCELLED
-
-
-def test_a_close_without_patience_ends_the_wait_of_another_close(plans, store):
-    worker = PlanWorker(store, functions=FUNCTIONS)
-    worker.start()
-    with plans.new() as plan:
-        plan.add("deaf")
-    wait_until(lambda: CALLS)
-    patient = threading.Thread(target=worker.close, args=(600.0,), daemon=True)
-    patient.start()
-    worker.close(0.0)
-    patient.join(WAIT_S)
-    GATE.set()
-    assert not patient.is_alive()  # its tasks can be ended no more, so there is nothing to wait for
 
 
 @pytest.mark.parametrize(

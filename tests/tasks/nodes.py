@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from latchwork.executor import Executor, Runner
 from latchwork.plans import Plans, PlanWorker
 from latchwork.tasks import Functions, TaskContext
+from latchwork.workflows.worker import Worker
+from workflows import working
 
 FUNCTIONS = Functions()
 BEGUN: list[str] = []
@@ -98,4 +100,38 @@ class PlanWorkers(Kind):
             plan.add("waits", name)
 
 
-KINDS = {"executor": Executors, "plans": PlanWorkers}
+class WorkflowWorkers(Kind):
+    prefix = "@workflows"
+
+    def __init__(self, store, folder):
+        super().__init__(store, folder)
+        working.begun(store, folder)
+        self.count = 0
+
+    def node(self, store=None, **options):
+        return Worker(
+            store or self.store,
+            logs=working.open_logs(self.folder / "logs"),
+            name="n1",
+            options=working.options(self.folder, slots=1, **options),
+            secrets=working.Secrets(environ={}, providers=()),
+        )
+
+    def put(self, name, trap=""):
+        self.count += 1
+        script = f"{trap} echo {name} >> {self.folder}/begun; while [ ! -e {self.folder}/go ]; do sleep 0.02; done"
+        working.shell(self.store, self.count, script)
+
+    def put_deaf(self, name):
+        self.put(name, "trap '' TERM;")
+
+    def begun(self):
+        with suppress(FileNotFoundError):
+            return (self.folder / "begun").read_text().split()
+        return []
+
+    def release(self):
+        (self.folder / "go").touch()
+
+
+KINDS = {"executor": Executors, "plans": PlanWorkers, "workflows": WorkflowWorkers}

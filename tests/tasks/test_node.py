@@ -274,6 +274,11 @@ def test_a_node_is_closed_as_often_as_one_likes_and_does_not_start_again(ready):
             use()
 
 
+def test_a_node_with_nothing_to_do_does_not_use_the_time_of_its_close(ready):
+    thread, given = in_thread(lambda: ready.close(FOREVER_S))
+    assert ended(thread, given) == []
+
+
 def test_a_node_that_never_began_can_be_closed(node):
     assert node.close() == []
     with pytest.raises(Closed):

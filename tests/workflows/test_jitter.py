@@ -94,7 +94,7 @@ def test_worker_that_waits_lets_its_tasks_go_on_through_a_short_cut(tmp_path, pa
         x = shell(store, 1, working.STEADY, values={"journal": str(path)})
         begun_runs(path)
         faulty.cut_off()
-        eventually(lambda: worker._shift.session.state == "suspect", what="a session in doubt")
+        eventually(lambda: worker._work.session.state == "suspect", what="a session in doubt")
         time.sleep(0.5)
         faulty.reconnect()
         Path(f"{path}.go").touch()

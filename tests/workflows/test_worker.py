@@ -435,26 +435,12 @@ def test_worker_that_ends_gives_its_tasks_back_and_no_attempt_is_used_up(store, 
     assert all(before[-1][1] < after[0][1] for before, after in pairwise(runs))
 
 
-def test_draining_worker_ends_its_tasks_and_takes_no_others(store, logs, tmp_path):
-    made = working.worker(store, tmp_path)
-    x = shell(store, 1, f"echo begun; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done")
-    running(store, x)
-    assert not made.drain(0.1)
-    shell(store, 2, "true")
-    (tmp_path / "go").touch()
-    assert made.drain(60)
-    assert result(store, x).outcome is Outcome.SUCCESS
-    assert store.get(KEYS.running(0, "2.1")) is None
-    made.close()
-    assert [each.attempts for each in WorkQueue(store, KEYS.backlog).items()] == [0]
-
-
 def test_worker_takes_nothing_while_its_logs_cannot_be_written_and_goes_on_when_they_can(
     store, logs, tmp_path, monkeypatch
 ):
     made = working.worker(store, tmp_path)
     assert result(store, shell(store, 1, "true")).outcome is Outcome.SUCCESS
-    shift_health = made._shift.health
+    shift_health = made._work.health
     monkeypatch.setattr(type(made._logs), "probe", _no_space)
     shift_health.note(OSError(28, "No space left on device"))
     assert "logs cannot be written" in made.health().reasons[0]
@@ -552,7 +538,7 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
     monkeypatch.setattr(Lanes, "refused", noted)
     store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
     x = shell(store, 1, "true", lane="default~db")
-    made._shift.feeder.poke()
+    made._work.feeder.poke()
     eventually(lambda: refusals, what="a refusal")
     store.delete(KEYS.slot("db", 0))
     assert result(store, x).outcome is Outcome.SUCCESS
@@ -561,7 +547,7 @@ def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free
 def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_free(deaf):
     store, made = deaf
     xs = [shell(store, n, "true", lane="default~db") for n in (1, 2, 3)]
-    made._shift.feeder.poke()
+    made._work.feeder.poke()
     assert {result(store, x).outcome for x in xs} == {Outcome.SUCCESS}
 
 

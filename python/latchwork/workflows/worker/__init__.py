@@ -4,7 +4,7 @@ It keeps to itself how a child is started, heard and ended. A worker knows the s
 """
 
 from latchwork.workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, write_secret
-from latchwork.workflows.worker.node import Worker, WorkerHealth
+from latchwork.workflows.worker.node import Worker
 from latchwork.workflows.worker.options import WorkerOptions
 
-__all__ = ["CHANNELS", "SHARED", "SecretMissing", "Secrets", "Worker", "WorkerHealth", "WorkerOptions", "write_secret"]
+__all__ = ["CHANNELS", "SHARED", "SecretMissing", "Secrets", "Worker", "WorkerOptions", "write_secret"]

@@ -167,7 +167,7 @@ class Shift:
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, leave; the paths of those that did not end. Twice is fine."""
+        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
         self._ended.set()
         for event in (self._troubled, self._suspect):
             event.set()
@@ -184,6 +184,10 @@ class Shift:
         self.group.close()
         self.session.close()
         return left
+
+    def trouble(self) -> str | None:
+        """Return why it takes no tasks: its logs cannot be written."""
+        return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
 
     # What others do
 
