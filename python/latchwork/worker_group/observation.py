@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from latchwork.callers import current
@@ -207,27 +206,6 @@ async def tell_loss(store: Store, keys: RunKeys, member: Entry) -> None:
         _log.warning("a worker of job %r is lost: %s", keys.job.job, member.key)
 
 
-class Looks(Protocol):
-    """One worker, as the lookout knows it.
-
-    Attributes:
-        lease: the key of its lease.
-        is_over: whether it is in the job no more, and has been told.
-    """
-
-    lease: str
-    is_over: bool
-
-    def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
-        """Act on what is seen, without I/O; False if the store has to be asked what it means."""
-
-    async def shrink(self, head: Head) -> None:
-        """Act on a job that was scaled down."""
-
-    async def ask(self) -> bool:
-        """Ask the store, and act on it; False if the picture is behind, and has to be looked at again."""
-
-
 class Lookout:
     """Follows a run for all workers of it on one store, in one thread; see ``lookout_of``."""
 
@@ -239,11 +217,11 @@ class Lookout:
         self._closed = Signal()
         self._losses = Losses()
         self._own = mutex()
-        self._workers: dict[object, Looks] = {}
+        self._workers: dict[object, Watching] = {}
         self.picture = Picture(store, keys, self._bell)
         self._background = Background(self._run, f"latchwork-workers-{keys.job.job}")
 
-    def add(self, worker: Looks) -> None:
+    def add(self, worker: Watching) -> None:
         """Look for one more."""
         self._workers[worker] = worker
         self.wake()
@@ -253,7 +231,7 @@ class Lookout:
         with self._bell.mutex:
             self._bell.ring()
 
-    async def remove(self, worker: Looks) -> None:
+    async def remove(self, worker: Watching) -> None:
         """Look no more for one; the last one ends all. Twice is fine."""
         if not self._drop([worker]):
             return
@@ -261,7 +239,7 @@ class Lookout:
         if not self._background.is_mine:
             await self._background
 
-    def _drop(self, workers: Iterable[Looks]) -> bool:
+    def _drop(self, workers: Iterable[Watching]) -> bool:
         """Look no more for these; True once there is nobody left, and nobody will come."""
         with self._shelf.mutex if self._shelf is not None else self._own:
             for worker in workers:
@@ -336,7 +314,7 @@ class Shelf:
         self.lookouts: dict[str, Lookout] = {}
 
 
-def lookout_of(store: Store, keys: RunKeys, worker: Looks) -> Lookout:
+def lookout_of(store: Store, keys: RunKeys, worker: Watching) -> Lookout:
     """The lookout of a run, with one worker more: the same one for all threads that share a store.
 
     A task of an event loop has one of its own: what goes on for it in the background ends with its loop.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable, WaitTimeout
 from latchwork.primitives.waiting import Closes, Patience, Work, check_member
@@ -39,53 +39,34 @@ class ComesBack(Exception):
     """The function's process has died; the job goes on, and who held the worker comes back with its key."""
 
 
-class Runs(Protocol):
-    """What the loop needs of a worker."""
-
-    async def enter(self, prepare: Callable[[], object] | None) -> bool:
-        """Go to the start line of the epoch there is; False if there is nothing to run any more."""
-
-    async def finish(self) -> None:
-        """Meet all others at the finish."""
-
-    async def complete(self) -> None:
-        """Our part is done."""
-
-    async def count_execution(self) -> None:
-        """The function is run once more; raises when that is too often."""
-
-    async def give_up(self, why: str) -> None:
-        """This worker has failed for good; raises ``JobFaulty`` if the epoch is over, and that does not count."""
-
-
 async def run_through(
-    worker: Runs, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
+    core: Core, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
 ) -> T | None:
     """Run a function of the user's to its end in an epoch that lasts so long; None if there is nothing to run."""
     is_first = True
     while True:
         try:
             result: T | None = None
-            if await worker.enter(prepare):
+            if await core.enter(prepare):
                 if not is_first:
-                    await worker.count_execution()
+                    await core.count_execution()
                 is_first = False
-                result = await _run(worker, call)
+                result = await _run(core, call)
                 if final_barrier:
-                    await worker.finish()
-            await worker.complete()
+                    await core.finish()
+            await core.complete()
         except JobFaulty as error:
             _log.warning("%s", error)
         else:
             return result
 
 
-async def _run(worker: Runs, call: Callable[[], T]) -> T:
+async def _run(core: Core, call: Callable[[], T]) -> T:
     try:
         return await called(call)
     except BaseException as error:
         if is_failure(error):
-            await worker.give_up(reason(error))
+            await core.give_up(reason(error))
         raise
 
 
