@@ -26,7 +26,7 @@ export PYTHON WORKERS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check bench lint format protos wheel clean prerequisites
+.PHONY: help build demo test quick check bench lint format protos wheel clean prerequisites
 
 help:
 	@echo 'latchwork: what make can do'
@@ -34,6 +34,7 @@ help:
 	@echo '  make build     check what must be there, then install everything into .venv'
 	@echo '  make demo      build, then run a cluster of three workers and kill one half-way'
 	@echo '  make test      build, get the test servers, run the tests (14 minutes on two cores)'
+	@echo '  make quick     unit and in-memory tests of what differs from main, at most 90 seconds; ARGS="BASE" for another base'
 	@echo '  make check     every test on every server, and all long forms (hours); or one of them:'
 	@echo '                 WHAT=tests             every test on every server, in its long form'
 	@echo '                 WHAT=faults            every fault on every backend, idle and busy, judged (an hour)'
@@ -93,6 +94,9 @@ test: build
 	sh scripts/install_test_servers
 	cargo test --quiet $(LOCKED) --no-default-features
 	sh scripts/run_tests $(ARGS)
+
+quick: build
+	@$(BIN)/python scripts/quick $(ARGS)
 
 check bench:
 	@sh scripts/$@ "$(WHAT)" $(ARGS)

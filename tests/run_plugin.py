@@ -9,6 +9,7 @@ import datetime as dt
 import gc
 import os
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _takes_long(item: pytest.Item) -> bool:
     return item.nodeid.startswith("tests/trials/") or item.get_closest_marker("slow") is not None
+
+
+def pytest_runtest_setup() -> None:
+    """Start no test after the time that `make quick` gives."""
+    if time.time() > float(os.environ.get("LATCHWORK_LAST_START", "inf")):
+        pytest.skip("`make quick` has no time left")
 
 
 def pytest_collection_finish() -> None:
