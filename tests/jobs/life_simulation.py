@@ -15,7 +15,7 @@ from latchwork.jobs import Threads
 from latchwork.jobs.manager.manager import QuietTime
 from latchwork.jobs.manager.rebalance import ClusterView, WorkerView, in_order, rebalance
 from latchwork.jobs.manager.strategies import Strategies
-from latchwork.jobs.worker.runs import Running, reconcile
+from latchwork.jobs.worker.runs import RunView, reconcile
 
 TTL_S = 2.0  # of sessions and locks
 STEP_S = 0.05
@@ -146,7 +146,7 @@ class Node:
         idle = True
         for job, threads in JOBS.items():
             live = [run for run in self.runs.values() if run.job == job]
-            seen = [Running(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
+            seen = [RunView(run.number, frozenset(run.items), run.stops_at is not None) for run in live]
             mine = {item for item in self.held if item.startswith(job)}
             wanted = self.shares.get(job, ())
             actions = reconcile(wanted, wanted if self.world.defect == "starts unlocked" else mine, seen, threads)

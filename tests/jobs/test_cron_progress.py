@@ -14,7 +14,7 @@ import latchwork
 from latchwork import LockLost, OutcomeUnknown, Unavailable
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import Control, Cron, FixedDelay, Job, JobManager, JobSettings, Threads
-from latchwork.jobs.cron import FIRED, CronProgress, FireTimes, Hold, read_cells, sweep_cells
+from latchwork.jobs.cron import FIRED, CronProgress, FireTimes, HeldItem, read_cells, sweep_cells
 from latchwork.jobs.job import JobContext
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.worker.outcomes import Outcomes
@@ -43,7 +43,7 @@ class Node:
 
     def holds(self, *items):
         locks = {item: self.keeper.acquire(f"report/{item}", timeout_s=10.0) for item in items}
-        return {item: Hold(lock.fence.token, lock.owner.id) for item, lock in locks.items()}
+        return {item: HeldItem(lock.fence.token, lock.owner.id) for item, lock in locks.items()}
 
     def release(self, *items):
         self.keeper.release([f"report/{item}" for item in items])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.jobs import Cron
-from latchwork.jobs.cron import BadCell, Cell, decode_cell, newest_by_item, useless
+from latchwork.jobs.cron import BadCronCell, CronCell, decode_cell, newest_by_item, useless
 from latchwork.schedules.fires import Fired, Jitter, next_fire, next_step, rule_of
 
 MINUTE = 60.0
@@ -180,13 +180,13 @@ states = st.builds(Fired, times, st.none() | times, st.sampled_from(["", "* * * 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable()), states, min_size=1))
 def test_a_cell_survives_being_stored(found):
-    cell = Cell("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
+    cell = CronCell("c", 7, "o", tuple(sorted(found)), tuple(found[item] for item in sorted(found)))
     assert decode_cell("c", cell.state("n"), cell.names()) == cell
 
 
 def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     items = tuple(f"item-{i:05}" for i in range(2000))
-    cell = Cell("c", 7, "o", items, (Fired(60.0),) * 2000)
+    cell = CronCell("c", 7, "o", items, (Fired(60.0),) * 2000)
     assert len(cell.state("n")) < 100
 
 
@@ -195,12 +195,12 @@ def test_the_state_of_a_large_cell_stays_small_while_its_items_go_together():
     [(b"x", b"[]"), (b"{}", b'["a"]'), (b'{"token":1,"owner":"o","fired":[[1,null]],"of":[[0,2]]}', b'["a"]')],
 )
 def test_a_damaged_cell_is_refused_by_name(state, items):
-    with pytest.raises(BadCell, match="progress cell c1 cannot be read"):
+    with pytest.raises(BadCronCell, match="progress cell c1 cannot be read"):
         decode_cell("c1", state, items)
 
 
 def cell(name, token, *items, through=0.0):
-    return Cell(name, token, "o", items, (Fired(through),) * len(items))
+    return CronCell(name, token, "o", items, (Fired(through),) * len(items))
 
 
 def test_of_two_cells_the_one_whose_locks_were_taken_later_counts_whenever_it_was_written():

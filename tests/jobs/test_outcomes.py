@@ -12,7 +12,7 @@ from latchwork.jobs import Control, Cron, FixedDelay, Job, JobOutcome, RunError,
 from latchwork.jobs.node.run_reporter import OutcomePace
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.runs import NAMED_ERRORS, decode_outcomes, encode_outcomes, trim_outcomes
-from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
+from latchwork.jobs.worker.outcomes import EndedRun, Outcomes, told
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def seen(store, job="report"):
 
 
 def ended(*items, error=None, at_s=10.0, was_told=False):
-    return Ended(items, at_s, error, was_told)
+    return EndedRun(items, at_s, error, was_told)
 
 
 def went(*ends):

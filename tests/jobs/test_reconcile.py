@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latchwork.jobs.job import Threads
-from latchwork.jobs.worker.runs import Running, reconcile
+from latchwork.jobs.worker.runs import RunView, reconcile
 
 ITEMS = st.frozensets(st.sampled_from("abcdefgh"))
 THREADS = st.sampled_from([Threads.whole(), Threads.per_item(), Threads.at_most(3)])
 
 
 def run(number, items, stopping=False):
-    return Running(number, frozenset(items), stopping)
+    return RunView(number, frozenset(items), stopping)
 
 
 def test_a_new_share_asks_for_its_locks_before_anything_starts():

@@ -9,7 +9,7 @@ import pytest
 from latchwork.errors import LockLost
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockWork, RoundRobin, RunLocks
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockRotation, LockWork, RunLocks
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 from latchwork.types import Put
@@ -115,7 +115,7 @@ def fail(self, names):
 def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_in_between(locks, eventually):
     hold(locks, eventually, "first")
     items = [f"i{number:04}" for number in range(SLICE * 2 + 10)]
-    turns, work = RoundRobin(), LockWork(locks, "j", (), items)
+    turns, work = LockRotation(), LockWork(locks, "j", (), items)
     assert turns.take([work], lambda _: False)
     assert (len(locks.held()["j"]), work.asks) == (1 + SLICE, True)
     assert turns.take([work], lambda _: True)
@@ -129,7 +129,7 @@ def test_many_locks_are_taken_and_given_back_in_parts_and_the_caller_may_end_it_
 
 def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 4)]) for job in "abc"]
-    turns = RoundRobin()
+    turns = LockRotation()
 
     def held():
         return {job: len(items) // SLICE for job, items in locks.held().items()}
@@ -143,7 +143,7 @@ def test_jobs_take_turns_and_the_next_time_it_goes_on_where_it_ended(locks):
 
 def test_a_small_job_comes_before_large_ones_that_were_there_first(locks):
     works = [LockWork(locks, job, (), [f"i{number:04}" for number in range(SLICE * 3)]) for job in "abc"]
-    turns = RoundRobin()
+    turns = LockRotation()
     turns.take(works, lambda _: False)
     works.append(LockWork(locks, "z", (), ["new"]))
     turns.take(works, lambda _: False)

@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.jobs import FixedDelay, Job, Threads
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.worker.worker import Worker
+from latchwork.jobs.worker.worker import JobWorker
 from latchwork.primitives import LockKeeper
 from latchwork.store import connect
 
@@ -104,7 +104,7 @@ def test_close_from_a_run_does_not_wait_for_that_run(store, cluster, eventually)
         worker = cluster.nodes[0]._worker
         found["inside"] = any(run.is_current_thread for run in worker._runs())
         before = time.monotonic()
-        found["stuck"] = Worker.close(worker, 5.0)
+        found["stuck"] = JobWorker.close(worker, 5.0)
         found["took_s"] = time.monotonic() - before
         found["told"] = context.should_stop
         closed.set()

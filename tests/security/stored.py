@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from latchwork.apps.demo import records as demo
 from latchwork.apps.demo.corpus import Counts
 from latchwork.cli.screens.tree import shown
-from latchwork.jobs.cron import Cell, decode_cell
+from latchwork.jobs.cron import CronCell, decode_cell
 from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
 from latchwork.jobs.stored import packed
@@ -69,7 +69,7 @@ def dumped(**body):
 
 
 BOARD = phases.Board.expecting(["a", "b"]).passed(["a", "b"]).broken("it was late", ["a"], 2)
-CELL = Cell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
+CELL = CronCell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
 CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
 MEMBER = Member("n1", "ready", "h", 1, "i1", 1e9, 10.0, labels={"zone": "a"}, lacks={"j": {"gpu": "yes"}})
 MARK = NodeMark("n1", "restarting", "i1", "s1", 300.0, 2.0, ("j",), "me", "now", {"zone": "a"})

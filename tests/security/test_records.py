@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from latchwork import BadRecord, LatchworkError, OnceFailed
-from latchwork.jobs.cron import BadCell, decode_cell
+from latchwork.jobs.cron import BadCronCell, decode_cell
 from latchwork.jobs.settings import ClusterSettings
 from latchwork.jobs.stored.nodes import Member
 from latchwork.records import MOST_DEPTH, Record, read_json
@@ -109,7 +109,7 @@ def test_progress_that_names_a_thousand_million_states_takes_no_memory():
     state = json.dumps({"fired": [[0, None]], "of": [[0, 10**9]], "token": 1, "owner": "x"}).encode()
     tracemalloc.start()
     try:
-        with pytest.raises(BadCell, match=r"c cannot be read: .*run of states \[0, 1000000000\]"):
+        with pytest.raises(BadCronCell, match=r"c cannot be read: .*run of states \[0, 1000000000\]"):
             decode_cell("c", state, b'["a"]')
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:

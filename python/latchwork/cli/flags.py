@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from latchwork.cli.outcome import UsageError
-from latchwork.jobs.options import THREADS, Row
+from latchwork.jobs.options import THREADS, OptionRow
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -26,7 +26,7 @@ Unset = Annotated[
 ]
 
 
-def flags(table: Iterable[Row], flag: Callable[[Row], Parameter], *, before: str) -> Callable[[F], F]:
+def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
     """Give a command a flag for each of these options that can have one, before another argument in its help.
 
     The command gets their values as ``**given``. What makes a flag is ``to_set`` or ``to_start``.
@@ -43,7 +43,7 @@ def flags(table: Iterable[Row], flag: Callable[[Row], Parameter], *, before: str
     return add
 
 
-def to_set(row: Row) -> Parameter:
+def to_set(row: OptionRow) -> Parameter:
     """A flag that sets an option in the store; what is not given stays as it is."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
@@ -51,13 +51,13 @@ def to_set(row: Row) -> Parameter:
     return _flag(row, None, text, min=row.kind.least)
 
 
-def to_start(row: Row) -> Parameter:
+def to_start(row: OptionRow) -> Parameter:
     """A flag that a node is started with."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
 
-def _flag(row: Row, default: Any, text: str, **more: Any) -> Parameter:
+def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
     metavar = "S" if row.unit else "N"
     text = text[:1].upper() + text[1:].replace("`", "")
     option = typer.Option(default, metavar=metavar, show_default=default is not None, help=text, **more)

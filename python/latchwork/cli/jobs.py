@@ -17,7 +17,7 @@ from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError
 from latchwork.jobs import Control, JobState, RunEnd, Schedule, Settings, inspect
 from latchwork.jobs import settings as stored
-from latchwork.jobs.options import JobRows, NodeRows, Row, number, rows
+from latchwork.jobs.options import JobRows, NodeRows, OptionRow, number, rows
 
 JobIds = Annotated[
     list[str] | None,
@@ -28,8 +28,10 @@ JobId = Annotated[
 ]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
-    Row(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
-    Row(number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"),
+    OptionRow(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
+    OptionRow(
+        number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"
+    ),
 )
 
 

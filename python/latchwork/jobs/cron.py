@@ -41,12 +41,12 @@ _WAIT_S = 1.0
 _NOTHING = Fired(0.0)
 
 
-class BadCell(BadRecord):
+class BadCronCell(BadRecord):
     """Stored progress cannot be read: something else wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CronCell:
     """The progress of some items that one holder has locked; its name is never used twice.
 
     Attributes:
@@ -81,19 +81,19 @@ class Cell:
         return json.dumps(self.items, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def decode_cell(name: str, state: bytes, items: bytes) -> Cell:
+def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
     """Decode a cell.
 
     Raises:
-        BadCell: the values are no cell.
+        BadCronCell: the values are no cell.
     """
     try:
         body = Record.of(state)
         listed = Record({"items": read_json(items)}).texts("items")
         fired = _decode_fired(body, len(listed))
-        return Cell(name, body.whole("token"), body.text("owner"), listed, fired)
+        return CronCell(name, body.whole("token"), body.text("owner"), listed, fired)
     except BadRecord as error:
-        raise BadCell(f"progress cell {name} cannot be read: {error}") from None
+        raise BadCronCell(f"progress cell {name} cannot be read: {error}") from None
 
 
 def _decode_fired(body: Record, count: int) -> tuple[Fired, ...]:
@@ -126,15 +126,15 @@ def _lists_of_two(body: Record, name: str) -> list[list[Any]]:
     return found
 
 
-def newest_by_item(cells: Iterable[Cell]) -> dict[str, tuple[Cell, Fired]]:
+def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired]]:
     """Item to its newest cell, and its progress there."""
-    found: dict[str, tuple[Cell, Fired]] = {}
+    found: dict[str, tuple[CronCell, Fired]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.token, cell.name)):
         found.update({item: (cell, fired) for item, fired in zip(cell.items, cell.fired, strict=True)})
     return found
 
 
-def useless(cells: Sequence[Cell], pool: frozenset[str] | None = None) -> list[Cell]:
+def useless(cells: Sequence[CronCell], pool: frozenset[str] | None = None) -> list[CronCell]:
     """The cells whose every item has a newer one, or is not in the pool any more."""
     newest = newest_by_item(cells)
     return [
@@ -145,7 +145,7 @@ def useless(cells: Sequence[Cell], pool: frozenset[str] | None = None) -> list[C
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldItem:
     """The lock of one item: its fencing token, and the owner that it belongs to."""
 
     token: int
@@ -156,7 +156,7 @@ class Hold:
 class _Own:
     """A cell that this node writes, and the entry of its state as we know it."""
 
-    cell: Cell
+    cell: CronCell
     entry: Entry
     fired: dict[str, Fired]
 
@@ -165,7 +165,7 @@ class _Own:
 class _Wish:
     """The claims or writes of one thread; ``done`` is guarded by the condition."""
 
-    claims: Mapping[str, Hold] = field(default_factory=dict)
+    claims: Mapping[str, HeldItem] = field(default_factory=dict)
     fresh: Fired = _NOTHING
     fired: dict[str, Fired] = field(default_factory=dict)
     done: bool = False
@@ -195,7 +195,7 @@ class CronProgress:
         self._own: dict[str, _Own] = {}  # by cell name; only who is busy touches it
         self._cell_of: dict[str, str] = {}
 
-    def claim(self, holds: Mapping[str, Hold], fresh: Fired) -> dict[str, Fired]:
+    def claim(self, holds: Mapping[str, HeldItem], fresh: Fired) -> dict[str, Fired]:
         """Return the progress of these items; from now on this node writes it.
 
         Args:
@@ -263,11 +263,11 @@ class CronProgress:
         for wish in wishes:
             wish.fired = {item: self._own[self._cell_of[item]].fired[item] for item in wish.claims}
 
-    def _is_ours(self, item: str, hold: Hold) -> bool:
+    def _is_ours(self, item: str, hold: HeldItem) -> bool:
         own = self._own.get(self._cell_of.get(item, ""))
         return own is not None and own.cell.owner == hold.owner_id and own.cell.token >= hold.token
 
-    def _take(self, wanted: Mapping[str, tuple[Hold, Fired]]) -> None:
+    def _take(self, wanted: Mapping[str, tuple[HeldItem, Fired]]) -> None:
         """Put items into new cells of our own, with the progress of their newest cells, or the given one if none."""
         stored = read_cells(self._store, self._job, self._above)
         newest = newest_by_item(cell for cell, _ in stored)
@@ -278,12 +278,12 @@ class CronProgress:
             for part in _parts(items):
                 fired = tuple(newest[item][1] if item in newest else wanted[item][1] for item in part)
                 token = max(wanted[item][0].token for item in part)
-                self._create(Cell(uuid.uuid4().hex, token, owner, tuple(part), fired))
+                self._create(CronCell(uuid.uuid4().hex, token, owner, tuple(part), fired))
         ours = {own.cell.name: own for own in self._own.values()}
         left = useless([*(cell for cell, _ in stored if cell.name not in ours), *(own.cell for own in ours.values())])
         self._drop({cell.name for cell in left}, {cell.name: entry for cell, entry in stored})
 
-    def _create(self, cell: Cell) -> None:
+    def _create(self, cell: CronCell) -> None:
         key = f"{self._prefix}/{cell.name}"
         state = cell.state(uuid.uuid4().hex)
         try:
@@ -348,13 +348,13 @@ class CronProgress:
             else:
                 return
 
-    def _checks(self, cell: Cell) -> list[Check]:
+    def _checks(self, cell: CronCell) -> list[Check]:
         return [Exists(f"{keys.OWNERS}/{cell.owner}"), *self._also]
 
-    def _owner_is_gone(self, cell: Cell) -> bool:
+    def _owner_is_gone(self, cell: CronCell) -> bool:
         return self._store.get(f"{keys.OWNERS}/{cell.owner}") is None
 
-    def _lost(self, cell: Cell, error: LatchworkError) -> LatchworkError:
+    def _lost(self, cell: CronCell, error: LatchworkError) -> LatchworkError:
         """The error to raise; a cell that is another's now, or was swept, is forgotten: it can be claimed anew."""
         if isinstance(error, OutcomeUnknown):
             return error
@@ -362,12 +362,12 @@ class CronProgress:
         return LockLost(f"progress of job {self._job} cannot be written: its locks were lost, or its items taken away")
 
 
-def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[Cell, Entry]]:
+def read_cells(store: Store, job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
     """All cells of a job with the entries of their states; what cannot be read is logged and left out."""
     return cells_of(store.list(f"{prefix}/{job_id}", recursive=True), job_id, prefix)
 
 
-def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[Cell, Entry]]:
+def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[tuple[CronCell, Entry]]:
     """The cells of a job among these entries, likewise."""
     prefix = f"{prefix}/{job_id}"
     entries = {entry.key: entry for entry in listed}
@@ -377,7 +377,7 @@ def cells_of(listed: Iterable[Entry], job_id: str, prefix: str = FIRED) -> list[
         if items is not None:
             try:
                 found.append((decode_cell(key[len(prefix) + 1 :], entry.value, items.value), entry))
-            except BadCell as error:
+            except BadCronCell as error:
                 log.error("job %s: %s", job_id, error)  # noqa: TRY400 - no stack needed
     return found
 
@@ -438,7 +438,7 @@ def _parts(items: list[str]) -> Iterable[list[str]]:
 class FireTimes:
     """The fire times of a run, whose items have these locks. One thread only."""
 
-    def __init__(self, progress: CronProgress, holds: Mapping[str, Hold]) -> None:
+    def __init__(self, progress: CronProgress, holds: Mapping[str, HeldItem]) -> None:
         self._progress = progress
         self._holds = holds
         self._fired: dict[str, Fired] | None = None

@@ -89,7 +89,7 @@ class Threads:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionKind:
     """The values that an option takes.
 
     Attributes:
@@ -110,7 +110,7 @@ class Kind:
     flag: type | None = None
 
 
-def number(least: float) -> Kind:
+def number(least: float) -> OptionKind:
     """Finite numbers that are not below the least; in seconds if the option's name ends so."""
 
     def check(name: str, value: Any) -> float:
@@ -119,7 +119,7 @@ def number(least: float) -> Kind:
             raise ValueError(f"{name} is {value!r}; give a finite number{unit}, at least {least:g}")
         return float(value)
 
-    return Kind(check, least=least, flag=float)
+    return OptionKind(check, least=least, flag=float)
 
 
 def _check_switch(name: str, value: Any) -> bool:
@@ -192,22 +192,22 @@ def _encode_schedule(schedule: FixedDelay | FixedRate | Cron) -> dict[str, Any]:
     return {"cron": schedule.expression, **given}
 
 
-SWITCH = Kind(_check_switch)
+SWITCH = OptionKind(_check_switch)
 
 
-LABELS = Kind(_check_labels)
+LABELS = OptionKind(_check_labels)
 
 
 #: ``Threads`` in the code; their limit in settings, and on the command line.
-THREADS = Kind(_check_threads, _read_limit, in_force=Threads, least=0, flag=int)
+THREADS = OptionKind(_check_threads, _read_limit, in_force=Threads, least=0, flag=int)
 
 
 #: Any schedule in the code, one of ours in settings; in both also what stands for one.
-SCHEDULE = Kind(_check_schedule, _read_schedule, _encode_schedule)
+SCHEDULE = OptionKind(_check_schedule, _read_schedule, _encode_schedule)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """One option.
 
     Attributes:
@@ -218,7 +218,7 @@ class Row:
         flag: ``latchwork run`` has a flag for it, if its kind has one.
     """
 
-    kind: Kind
+    kind: OptionKind
     default: Any
     text: str
     none: str = ""
@@ -249,9 +249,9 @@ class Row:
         return None if value is None and self.default is None else self.kind.check(self.name, value)
 
 
-def row(kind: Kind, default: Any, text: str, **more: Any) -> Any:
+def row(kind: OptionKind, default: Any, text: str, **more: Any) -> Any:
     """A field that is a row. Its own default is None: not set."""
-    return field(default=None, metadata={"row": Row(kind, default, text, **more)})
+    return field(default=None, metadata={"row": OptionRow(kind, default, text, **more)})
 
 
 def seconds(default: float | None, text: str, *, least: float = 0.0, **more: Any) -> Any:
@@ -378,12 +378,12 @@ class ClusterSwitches:
 
 
 @lru_cache
-def _rows(table: Any) -> tuple[Row, ...]:
+def _rows(table: Any) -> tuple[OptionRow, ...]:
     found = {each.name: each.metadata.get("row") for each in fields(table)}
     return tuple(replace(each, name=name) for name, each in found.items() if each is not None)
 
 
-def rows(table: Any) -> tuple[Row, ...]:
+def rows(table: Any) -> tuple[OptionRow, ...]:
     """The rows among the fields of a dataclass, in their order."""
     return _rows(table)
 

@@ -25,7 +25,7 @@ from latchwork.jobs.options import (
     JobSwitches,
     NodeOnly,
     NodeRows,
-    Row,
+    OptionRow,
     Threads,
     defaults,
     documented,
@@ -142,7 +142,7 @@ class Settings:
         return self.cluster.default_enabled is not False if switch is None else switch
 
 
-_ROWS: dict[str, Row] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in rows(kind)}
+_ROWS: dict[str, OptionRow] = {each.name: each for kind in (JobSettings, ClusterSettings) for each in rows(kind)}
 
 
 _Settings = TypeVar("_Settings", JobSettings, ClusterSettings)

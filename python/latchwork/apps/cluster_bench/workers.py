@@ -21,7 +21,7 @@ from latchwork.apps.cluster_bench.model import (
 )
 from latchwork.jobs.node import Registration
 from latchwork.jobs.stored import Member, MemberOptions, WorkerShares, cluster_store
-from latchwork.jobs.worker import ItemLocks, LockWork, RoundRobin
+from latchwork.jobs.worker import ItemLocks, LockRotation, LockWork
 from latchwork.store import connect
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Crew:
         locks.start()
         wanted = self._shares[worker].now()
         works = [LockWork(locks, job, (), items) for job, items in wanted.items()]
-        RoundRobin().take(works, lambda _: True)
+        LockRotation().take(works, lambda _: True)
         held = sum(map(len, locks.held().values()))
         if held != sum(map(len, wanted.values())):
             raise RuntimeError(f"worker {worker} got {held} of its {sum(map(len, wanted.values()))} locks")

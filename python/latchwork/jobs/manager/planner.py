@@ -55,7 +55,7 @@ Placed = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PartOutcome:
     """The outcome of one round.
 
     Attributes:
@@ -73,10 +73,10 @@ class Outcome:
     whole: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-class Part(Protocol):
+class StrategyPart(Protocol):
     """The jobs of one strategy. One thread only."""
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
         """Decide.
 
         Args:
@@ -89,7 +89,7 @@ class Part(Protocol):
         ...
 
 
-def part_for(strategy: Strategy) -> Part:
+def part_for(strategy: Strategy) -> StrategyPart:
     """The kind of part that places the jobs of this strategy."""
     traits = traits_of(strategy)
     if traits.board is not None:
@@ -106,7 +106,7 @@ class BoardPart:
         self._workers: dict[str, WorkerView] = {}
         self._pools: dict[str, tuple[str, ...]] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:  # noqa: ARG002 - a board does not look at it
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - a board does not look at it
         """Tell the board what changed, and take what moves."""
         touched = Touched()
         gone = self._pools.keys() - view.pools.keys()
@@ -119,7 +119,7 @@ class BoardPart:
                     touched.move(job, own_text(self._pools[job], item), source, target)
         whole = {job: self._board.shares(job, view.pools[job]) for job in sorted(fresh)}
         changes = (*touched.changes(view), *changes_to(view, whole))
-        return Outcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
+        return PartOutcome(self._board.owners, changes, bool(gone or fresh or touched), moves.deferred, whole)
 
     def _take_workers(self, workers: Mapping[str, WorkerView]) -> None:
         for name in self._workers.keys() - workers.keys():
@@ -166,7 +166,7 @@ class HashedPart:
         self._mode = mode
         self._jobs: dict[str, _Hashed] = {}
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:  # noqa: ARG002 - hashing does not look at it
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:  # noqa: ARG002 - hashing does not look at it
         """Tell the assignments what changed, and take what moves."""
         touched, whole, before = Touched(), dict[str, Mapping[str, tuple[str, ...]]](), self._jobs
         self._jobs = {}
@@ -181,7 +181,7 @@ class HashedPart:
             self._jobs[job] = known
         changes = (*touched.changes(view), *changes_to(view, whole))
         moved = bool(touched or changes or before.keys() != self._jobs.keys())
-        return Outcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
+        return PartOutcome(lambda job: self._jobs[job].by_item(), changes, moved, 0, whole)
 
     def _hash(self, job: str, items: tuple[str, ...], able: Mapping[str, float]) -> Assignment | None:
         if not able:
@@ -237,7 +237,7 @@ class AskedPart:
         self._seen: _Seen = {}
         self._settled = False  # it did not want anything else the last time
 
-    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> Outcome:
+    def rebalance(self, view: ClusterView, placed: Callable[[], Placed], *, placed_moved: bool) -> PartOutcome:
         """Ask, unless the strategy would see what it saw the last time, and had nothing to move then."""
         seen, before = {job: (items, _able(view, job)) for job, items in view.pools.items()}, self._seen
         asked = [job for job in seen if not _is_same(seen[job], before.get(job))]
@@ -259,7 +259,7 @@ class AskedPart:
         def owners(job: str) -> Mapping[str, str]:
             return plan.owners[job] if job in plan.owners else holders_in(view, job, view.workers)
 
-        return Outcome(owners, changes, moved, len(plan.deferred), whole)
+        return PartOutcome(owners, changes, moved, len(plan.deferred), whole)
 
 
 class Touched:
@@ -311,7 +311,7 @@ class Planner:
 
     def __init__(self, strategies: Strategies) -> None:
         self._strategies = strategies
-        self._parts: Mapping[int, Part] = {}  # by the identity of the strategy
+        self._parts: Mapping[int, StrategyPart] = {}  # by the identity of the strategy
         self._jobs: frozenset[str] = frozenset()
         self._whole: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
 
@@ -344,8 +344,8 @@ class Planner:
 class _Round:
     """One rebalance: strategy by strategy, each seeing what those before it have placed."""
 
-    def __init__(self, view: ClusterView, parts: Mapping[int, Part], *, jobs_changed: bool) -> None:
-        self.parts: dict[int, Part] = {}
+    def __init__(self, view: ClusterView, parts: Mapping[int, StrategyPart], *, jobs_changed: bool) -> None:
+        self.parts: dict[int, StrategyPart] = {}
         self.changes: list[ShareChange] = []
         self.whole: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self.failed: dict[str, Exception] = {}
@@ -362,14 +362,14 @@ class _Round:
             outcome = call_user(self._ask, strategy, view)
         except Exception as error:
             self.failed.update(dict.fromkeys(jobs, error))
-            outcome = Outcome(lambda job: holders_in(view, job, view.workers), moved=True)
+            outcome = PartOutcome(lambda job: holders_in(view, job, view.workers), moved=True)
         self.changes += outcome.changes
         self.whole.update(outcome.whole)
         self.deferred += outcome.deferred
         self._moved |= outcome.moved
         self._owners.update(dict.fromkeys(jobs, outcome.owners))
 
-    def _ask(self, strategy: Strategy, view: ClusterView) -> Outcome:
+    def _ask(self, strategy: Strategy, view: ClusterView) -> PartOutcome:
         placed = self._placed if traits_of(strategy).looks_at_placed else dict[str, Mapping[str, str]]
         part = self._before.get(id(strategy)) or part_for(strategy)
         try:

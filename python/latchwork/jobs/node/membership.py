@@ -97,7 +97,7 @@ def _keys(store: Store) -> Iterator[str]:
             yield from (entry.key for entry in store.list(f"{prefix}/{name}", recursive=True))
 
 
-class Membership:
+class NodeMembership:
     """Owned by the job manager. ``start`` registers in the calling thread, ``close`` leaves and joins all threads."""
 
     def __init__(

@@ -17,14 +17,14 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.jobs.job import Job, check_jobs
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies, StrategyOption
-from latchwork.jobs.node.membership import Membership
+from latchwork.jobs.node.membership import NodeMembership
 from latchwork.jobs.node.run_reporter import ReportSetup, RunReporter
 from latchwork.jobs.observer import EventLog, Health, JobStats, NodeState, NodeStats, Observer
 from latchwork.jobs.options import InvalidSetting, ManagerRows, documented, values
 from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, NodeOptions, node_options
 from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import MemberOptions
-from latchwork.jobs.worker.worker import Worker
+from latchwork.jobs.worker.worker import JobWorker
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
@@ -107,8 +107,8 @@ class JobManager:
         self._closed = threading.Event()
         self._store: Store | None = None
         self._owned: Store | None = None
-        self._worker: Worker | None = None
-        self._membership: Membership | None = None
+        self._worker: JobWorker | None = None
+        self._membership: NodeMembership | None = None
 
     def __repr__(self) -> str:
         return f"<JobManager {self.node_id} {self._state}, jobs {', '.join(self._jobs) or 'none'}>"
@@ -266,7 +266,7 @@ class JobManager:
         refuse_old_cluster(context_store)
         self._store = cluster_store(context_store)
         self._settings.start(self._store)
-        worker = Worker(
+        worker = JobWorker(
             self._store,
             self.node_id,
             self._able,
@@ -279,7 +279,7 @@ class JobManager:
         # The jobs that it has and cannot run are told too, so that the cluster knows of them.
         own, lacks = self._options, {job_id: self._lacks[job_id] for job_id in sorted(self._lacks)[:_MOST_LACKS]}
         self._worker = worker
-        self._membership = Membership(
+        self._membership = NodeMembership(
             self._store,
             self._able,
             MemberOptions(self.node_id, own.session_s, own.weight, own.labels, lacks),
@@ -302,7 +302,7 @@ class JobManager:
         self._settings.on_change(self._reporter.settings_changed)
         worker.start()
 
-    def _manager_options(self, worker: Worker) -> ManagerOptions:
+    def _manager_options(self, worker: JobWorker) -> ManagerOptions:
         """The options of the manager at this moment; settings may change them."""
         now = values(ManagerRows, self._settings.node)
         return ManagerOptions(strategies=self._strategies, sweep=worker.locks.sweep, **now)

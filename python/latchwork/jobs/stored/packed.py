@@ -310,7 +310,7 @@ def _is_ascending(items: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSet:
     """A set with the head it was read from, if there was one."""
 
     head: Entry | None = None
@@ -333,7 +333,7 @@ class ChunkNames:
         return f"{self.tag}-{next(self._numbers):x}"
 
 
-def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
+def from_entries(key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """The set at ``key`` from entries by full key, such as a mirror's.
 
     Raises:
@@ -342,16 +342,16 @@ def from_entries(key: str, entries: Mapping[str, Entry]) -> Stored:
     """
     head = entries.get(key)
     if head is None:
-        return Stored()
+        return StoredSet()
 
     def chunk_value(name: str) -> bytes | None:
         entry = entries.get(f"{key}/{name}")
         return None if entry is None else entry.value
 
-    return Stored(head, decode(head.value, chunk_value))
+    return StoredSet(head, decode(head.value, chunk_value))
 
 
-def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> Stored:
+def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -> StoredSet:
     """The set at ``key`` from entries; read anew if they do not fit together, for they were not read at one moment."""
     try:
         return from_entries(key, entries)
@@ -359,7 +359,7 @@ def from_entries_or_read(store: Store, key: str, entries: Mapping[str, Entry]) -
         return read(store, key)
 
 
-def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Stored:
+def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> StoredSet:
     """Read the set at ``key``; when a chunk is missing because the set is being rewritten, its new head is read.
 
     Chunks of which ``known`` gives the items are not read. Never fails on content: a head that cannot be
@@ -369,18 +369,18 @@ def read(store: Store, key: str, known: KnownChunks = lambda _name: None) -> Sto
     head = store.get(key)
     for _ in range(_READ_ATTEMPTS):
         if head is None:
-            return Stored()
+            return StoredSet()
         try:
             chunks = _read_chunks(store, key, [name for name in chunk_names(head.value) if known(name) is None])
-            return Stored(head, decode(head.value, chunks.get, known))
+            return StoredSet(head, decode(head.value, chunks.get, known))
         except BadHead as error:
             log.error("set at %s cannot be read and counts as empty: %s", key, error)  # noqa: TRY400 - no stack needed
-            return Stored(head)
+            return StoredSet(head)
         except MissingChunk as error:
             again = store.get(key)
             if again is not None and again.version == head.version:
                 log.error("set at %s is damaged, what is left is used: %s", key, error)  # noqa: TRY400 - no stack needed
-                return Stored(head, decode(head.value, lambda name, chunks=chunks: chunks.get(name, b"[]"), known))  # type: ignore[misc]
+                return StoredSet(head, decode(head.value, lambda name, chunks=chunks: chunks.get(name, b"[]"), known))  # type: ignore[misc]
             head = again
     msg = f"set at {key} was rewritten {_READ_ATTEMPTS} times while it was read; find out who writes it so often"
     raise Conflict(msg)
@@ -423,8 +423,8 @@ def replace(
     checks: Sequence[Check],
     new_name: Callable[[], str],
     ops_if_created: Sequence[Op] = (),
-    may_replace: Callable[[Stored], bool] = lambda _before: True,
-) -> tuple[Stored, tuple[str, ...]]:
+    may_replace: Callable[[StoredSet], bool] = lambda _before: True,
+) -> tuple[StoredSet, tuple[str, ...]]:
     """Make the set at ``key`` hold exactly ``wanted``; nothing is written when it does. The last writer wins.
 
     Args:
@@ -459,7 +459,7 @@ def replace(
             commit_all(store, checks, [Delete(f"{key}/{name}") for name in update.added])
             continue
         delete_chunks(store, [(key, update)], checks)
-        return Stored(done.entries[0], update.after), before.packed.items
+        return StoredSet(done.entries[0], update.after), before.packed.items
     raise AssertionError
 
 

@@ -3,6 +3,6 @@
 A door for benches, which take locks as a node does; how runs are started and stopped stays inside.
 """
 
-from latchwork.jobs.worker.item_locks import ItemLocks, LockWork, RoundRobin
+from latchwork.jobs.worker.item_locks import ItemLocks, LockRotation, LockWork
 
-__all__ = ["ItemLocks", "LockWork", "RoundRobin"]
+__all__ = ["ItemLocks", "LockRotation", "LockWork"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.interrupts import mutex
-from latchwork.jobs.cron import Hold
+from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
@@ -38,9 +38,9 @@ class RunLocks:
         self._holds = dict(holds)
         self._owners = tuple({hold.owner.id: hold.owner for hold in self._holds.values()}.values())
 
-    def holds(self, items: Iterable[str]) -> dict[str, Hold]:
+    def holds(self, items: Iterable[str]) -> dict[str, HeldItem]:
         """Item to its lock: who owns it, and since when."""
-        return {item: Hold(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
+        return {item: HeldItem(self._holds[item].fence.token, self._holds[item].owner.id) for item in items}
 
     def remaining_s(self) -> float:
         """Seconds all of them are ours for certain; 0 once one is lost."""
@@ -247,7 +247,7 @@ class LockWork:
         return self._locks.ask(self.job, self._ask.popleft())
 
 
-class RoundRobin:
+class LockRotation:
     """Decides which job's locks come next. One thread only.
 
     Every second call is for the job with the least left to do, which may start soonest; the others go round, so that

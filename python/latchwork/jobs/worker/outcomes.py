@@ -14,7 +14,7 @@ from latchwork.words import message
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRun:
     """How a run ended.
 
     Attributes:
@@ -65,7 +65,7 @@ class Outcomes:
         if first:
             self._on_turn(self._now.job, "started")
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: EndedRun) -> None:
         """A run has ended."""
         with self._mutex:
             self._active -= 1
@@ -77,7 +77,7 @@ class Outcomes:
         if was_failing != is_failing:
             self._on_turn(self._now.job, "failing" if is_failing else "well")
 
-    def _note(self, ended: Ended) -> None:
+    def _note(self, ended: EndedRun) -> None:
         over = [self._failing.pop(item).in_a_row for item in _among(ended.items, self._failing)]
         before = [self._before.pop(item) for item in _among(ended.items, self._before)]
         if ended.error is None:

@@ -29,8 +29,8 @@ from latchwork.jobs.job import Job, JobContext
 from latchwork.jobs.observer import NOBODY, Observer, RunInfo
 from latchwork.jobs.options import LEAST_GRACE_S, Threads
 from latchwork.jobs.settings import STOP_MARGIN, JobOptions
-from latchwork.jobs.worker.asked_runs import AskedOf
-from latchwork.jobs.worker.outcomes import Ended, Outcomes, told
+from latchwork.jobs.worker.manual_runs import OwedRuns
+from latchwork.jobs.worker.outcomes import EndedRun, Outcomes, told
 from latchwork.schedules import Cron, Due, Instant, Jitter
 from latchwork.store import Observers
 from latchwork.store.driving.own_loop import OwnLoop
@@ -54,7 +54,7 @@ _RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunView:
     """One live run of a job on this node, and whether it was told to stop; its number is unique on this node."""
 
     number: int
@@ -79,7 +79,7 @@ class Actions:
     start: tuple[tuple[str, ...], ...] = ()
 
 
-def reconcile(desired: Collection[str], held: Collection[str], running: Iterable[Running], threads: Threads) -> Actions:
+def reconcile(desired: Collection[str], held: Collection[str], running: Iterable[RunView], threads: Threads) -> Actions:
     """The steps that bring one job on this node closer to its share.
 
     Applied again and again as runs end and locks come, it ends with exactly the desired items running.
@@ -135,7 +135,7 @@ class RunSetup:
     wall_s: Callable[[], float] = time.time
     remaining_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
-    asked: Callable[[tuple[str, ...]], AskedOf] | None = None
+    asked: Callable[[tuple[str, ...]], OwedRuns] | None = None
     observers: Observers[Observer] = NOBODY
     loop: OwnLoop = field(default_factory=partial(OwnLoop, "latchwork-jobs"))
 
@@ -212,9 +212,9 @@ class JobRun:
         self._look.set()
 
     @property
-    def view(self) -> Running:
+    def view(self) -> RunView:
         """The run as ``reconcile`` sees it."""
-        return Running(self.number, self._members, self._stop.is_set())
+        return RunView(self.number, self._members, self._stop.is_set())
 
     @property
     def stopping(self) -> bool:
@@ -292,7 +292,7 @@ class JobRun:
             self._fire_times.give_back()
         self.resume_due = self._due
 
-    def _asked_step(self, asked: AskedOf) -> bool:
+    def _asked_step(self, asked: OwedRuns) -> bool:
         """Run what was asked for by hand; False when nothing is owed, or it cannot be run just now."""
         self._ask_again_s = math.inf
         try:
@@ -361,7 +361,7 @@ class JobRun:
         if not self._stop.is_set():  # asked after the clearing: nothing that was set since is missed
             self._setup.clock.wait(self._look, min(seconds, _LONGEST_WAIT_S, self._ask_again_s))
 
-    def _run_once(self, context: JobContext, lag_s: float) -> Ended | None:
+    def _run_once(self, context: JobContext, lag_s: float) -> EndedRun | None:
         """Call the job unless it was told to stop before; None then."""
         setup = self._setup
         with self._mutex:
@@ -379,7 +379,7 @@ class JobRun:
             error = told(raised)
             log.debug("job %s runs again at its next time", setup.job.id)  # that it failed is told by the event log
         finally:
-            ended = Ended(context.work_share, setup.wall_s(), error, context.should_stop)
+            ended = EndedRun(context.work_share, setup.wall_s(), error, context.should_stop)
             setup.outcomes.end(ended)
             with self._mutex:
                 self._context = None

@@ -23,8 +23,8 @@ from latchwork.jobs.observer import NOBODY, JobStats, Observer
 from latchwork.jobs.settings import JobOptions, LiveSettings
 from latchwork.jobs.stored.followers import WorkerShares
 from latchwork.jobs.stored.runs import JobOutcome
-from latchwork.jobs.worker.asked_runs import Asked, AskedOf
-from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockWork, RoundRobin, RunLocks
+from latchwork.jobs.worker.item_locks import SLICE, ItemLocks, LockRotation, LockWork, RunLocks
+from latchwork.jobs.worker.manual_runs import ManualRuns, OwedRuns
 from latchwork.jobs.worker.outcomes import OnTurn, Outcomes
 from latchwork.jobs.worker.runs import SCHEDULE_PAUSE_S, Actions, JobRun, RunGuard, RunSetup, reconcile, stop_margin_s
 from latchwork.primitives import HeldLock
@@ -125,7 +125,7 @@ class LocalJob:
         self._dues.update(dict.fromkeys(run.items, due))
 
 
-class Worker:
+class JobWorker:
     """Runs this node's share of its jobs. Owned by the job manager; ``close`` ends and joins its threads."""
 
     def __init__(
@@ -148,12 +148,12 @@ class Worker:
         self.locks = ItemLocks(store, node_id, settings.node.lock_ttl_s, self._wake.set, session)
         self._settings = settings
         self._observers = observers
-        self._round_robin = RoundRobin()
+        self._round_robin = LockRotation()
         self._progress = {job_id: CronProgress(store, job_id) for job_id in jobs}
         self._states = {
             job_id: LocalJob(job, settings.options(job_id), node_id, on_turn) for job_id, job in jobs.items()
         }
-        self._asked = Asked(store, node_id)
+        self._asked = ManualRuns(store, node_id)
         self._loop_of_runs = OwnLoop(f"latchwork-jobs-{node_id}")
         self._numbers = count(1)
         self._mutex = mutex()
@@ -459,7 +459,7 @@ class Worker:
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,
-            asked=lambda items: AskedOf(self._asked, state.job.id, locks.holds(items)),
+            asked=lambda items: OwedRuns(self._asked, state.job.id, locks.holds(items)),
             fire_times=lambda items: FireTimes(self._progress[state.job.id], locks.holds(items)),
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.jobs.cron import CronProgress, Hold
+from latchwork.jobs.cron import CronProgress, HeldItem
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.requests import NAMED, REQUESTS, RunEnd, RunRequest, decode_request
 from latchwork.schedules import Fired
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class AskedRun:
+class ManualRun:
     """What a live run owes to one request. The run's thread only."""
 
     request: RunRequest
@@ -55,7 +55,7 @@ class AskedRun:
         self.fired.update(fired)
 
 
-class Asked:
+class ManualRuns:
     """The requests that a node knows of. Safe to share between threads."""
 
     def __init__(self, store: Store, node_id: str) -> None:
@@ -93,7 +93,7 @@ class Asked:
         mine = [each for each in found if each.items is None or not among.isdisjoint(each.items)]
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
-    def owed(self, request: RunRequest, holds: Mapping[str, Hold]) -> AskedRun | None:
+    def owed(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
         """What these items, whose locks are these, owe to a request; None when they owe nothing any more.
 
         Raises:
@@ -106,9 +106,9 @@ class Asked:
             )
         fired = progress.claim(wanted, Fired(0.0))
         items = tuple(item for item, each in fired.items() if each.running is not None or each.through < request.at_s)
-        return AskedRun(request, tuple(sorted(items)), fired, progress) if items else None
+        return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
-    def say_ended(self, run: AskedRun, owner_id: str, error: str | None) -> None:
+    def say_ended(self, run: ManualRun, owner_id: str, error: str | None) -> None:
         """Say how it ended, for who waits for it."""
         end = RunEnd(self._node_id, len(run.items), run.items[:NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
@@ -120,7 +120,7 @@ class Asked:
             log.warning("job %s: how a run that was asked for ended is not written: %s", run.request.job, failed)
 
 
-class AskedOf:
+class OwedRuns:
     """What one live run owes to requests. The run's thread only.
 
     Args:
@@ -129,14 +129,14 @@ class AskedOf:
         holds: the locks that the run was started with, by item.
     """
 
-    def __init__(self, asked: Asked, job: str, holds: Mapping[str, Hold]) -> None:
+    def __init__(self, asked: ManualRuns, job: str, holds: Mapping[str, HeldItem]) -> None:
         self._asked = asked
         self._job = job
         self._holds = holds
         self._items = tuple(sorted(holds))
         self._settled: set[str] = set()
 
-    def next(self) -> AskedRun | None:
+    def next(self) -> ManualRun | None:
         """What is owed to the oldest request; None when nothing is. Touches the store only when there is a new one.
 
         Raises:
@@ -150,7 +150,7 @@ class AskedOf:
                 self._settled.add(request.id)
         return None
 
-    def ended(self, run: AskedRun, error: str | None) -> None:
+    def ended(self, run: ManualRun, error: str | None) -> None:
         """Write down that a run of it has ended, and how: that first, for who waits reads it when all have ended."""
         self._asked.say_ended(run, self._holds[run.items[0]].owner_id, error)
         try:

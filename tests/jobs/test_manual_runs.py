@@ -11,10 +11,10 @@ import latchwork
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.jobs import Control, Cron, FixedDelay, Job, RunEnd, RunRequest, Threads
 from latchwork.jobs.admin.control import forget
-from latchwork.jobs.cron import Hold
+from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import cluster_store
 from latchwork.jobs.stored.requests import decode_end, decode_request, trim_requests
-from latchwork.jobs.worker.asked_runs import Asked
+from latchwork.jobs.worker.manual_runs import ManualRuns
 
 YEARLY = Cron("0 3 1 1 *")
 
@@ -134,11 +134,11 @@ def test_an_item_that_moved_after_its_run_is_not_run_twice(memory, cluster, even
 def test_a_run_that_was_called_off_never_begins(memory, claimed):
     request = Control(memory).run_now("report")
     memory.put("owners/o1", b"{}")
-    asked = Asked(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
-    owed = asked.owed(request, {"a": Hold(1, "o1")}) if claimed else None
+    asked = ManualRuns(memory, "n1")  # it follows nothing: a node that has not yet seen that it was called off
+    owed = asked.owed(request, {"a": HeldItem(1, "o1")}) if claimed else None
     forget(memory, request)
     with pytest.raises(LatchworkError):
-        (owed or asked.owed(request, {"a": Hold(1, "o1")})).begin()
+        (owed or asked.owed(request, {"a": HeldItem(1, "o1")})).begin()
     assert memory.list("asked", recursive=True) == []
 
 
