@@ -177,7 +177,7 @@ def verdict(end: ChildEnd, *, was_stopped: bool) -> Verdict:
     return "done" if end.is_success else "failed"
 
 
-class Slot:
+class AgentSlot:
     """Holds one worker for a process: joins, runs it in each epoch, comes back when it dies, completes.
 
     ``run`` is for one thread; the rest is safe to share.
@@ -423,8 +423,8 @@ class Slot:
             self._on_change(self._state)
 
 
-class Crew:
-    """The workers of one host, as processes: ``with Crew(store, "train", order) as crew: crew.wait()``.
+class LocalAgent:
+    """The workers of one host, as processes: ``with Crew(store, "train", order) as agent: agent.wait()``.
 
     ``with`` joins and starts them, and ends what still runs. A thread of its own holds each. Safe to share between
     threads.
@@ -449,7 +449,7 @@ class Crew:
         self._home = Home(f"crew of job {job!r}", made="started")
         self._failing = threading.Lock()
         self._mutex = mutex()
-        self._slots: list[Slot] = []
+        self._slots: list[AgentSlot] = []
         self._changes: SimpleQueue[SlotState] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._handle: JobHandle | None = None
@@ -503,7 +503,7 @@ class Crew:
         if self._order.logs is not None:
             self._order.logs.mkdir(parents=True, exist_ok=True)
         for number in range(self._order.share):  # one after the other: ids are as the slots on the first host
-            slot = Slot(
+            slot = AgentSlot(
                 self._store,
                 self._job,
                 namespace=self._namespace,

@@ -35,7 +35,7 @@ from latchwork.worker_group.transactions import Scene, read_members
 _log = logging.getLogger(__name__)
 
 
-class Core:
+class WorkerCore:
     """One worker, and the epoch it is in. Safe to share between threads.
 
     Attributes:

@@ -25,7 +25,7 @@ from latchwork.worker_group.keys import arrival_id
 from latchwork.worker_group.membership import Seat
 from latchwork.worker_group.observation import why_out, why_refused
 from latchwork.worker_group.records import COMPLETED, FULLY_FAILED, WorkerInfo, read_epoch, shown
-from latchwork.worker_group.transactions import Arrivals, Plan, Scene, head_or_none, read_members
+from latchwork.worker_group.transactions import BarrierArrivals, Scene, Txn, head_or_none, read_members
 
 
 class Attempt:
@@ -109,14 +109,14 @@ class Attempt:
             with suppress(Closed):
                 await steps_of(barrier.abort)(f"the job was scaled down to {n} workers", lacking=removed)
 
-    async def arrivals(self) -> Arrivals:
+    async def arrivals(self) -> BarrierArrivals:
         """Return what makes this worker arrive at every open barrier of the epoch, as a part of a transaction."""
         keys = self._keys
         opened = await ask(self._store.get, keys.opened)  # before the barriers: any that is opened later changes it
         names = await ask(self._store.children, keys.barriers(self.epoch))
         barriers = [keys.barrier(self.epoch, name) for name in names]
         checks, ops = await arrivals_at(self._store, barriers, arrival_id(self._seat.info.id))
-        return Arrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
+        return BarrierArrivals([Absent(keys.opened) if opened is None else At(opened), *checks], ops)
 
     @driven
     async def _expected(self) -> Expected:
@@ -181,7 +181,7 @@ class OwnRecord:
     async def complete(self, attempt: Attempt) -> None:
         """Its part is done, in an epoch that goes on: no barrier waits for it any more."""
 
-        async def plan(scene: Scene, member: Entry) -> Plan:
+        async def plan(scene: Scene, member: Entry) -> Txn:
             return transactions.completed(scene, member, attempt.fence, attempt.epoch, await attempt.arrivals())
 
         await self._become(COMPLETED, plan, attempt.epoch)
@@ -189,7 +189,7 @@ class OwnRecord:
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
         """It cannot go on; with an epoch, unless that is over."""
 
-        async def plan(scene: Scene, member: Entry) -> Plan:
+        async def plan(scene: Scene, member: Entry) -> Txn:
             return transactions.failed(scene, member, fence, why[:1000])
 
         await self._become(FULLY_FAILED, plan, epoch)
@@ -232,7 +232,7 @@ class OwnRecord:
                 await ask(self._store.delete_tree, seat.keys.folder)
             return
 
-    async def _become(self, status: str, plan: Callable[[Scene, Entry], Awaitable[Plan]], epoch: int | None) -> None:
+    async def _become(self, status: str, plan: Callable[[Scene, Entry], Awaitable[Txn]], epoch: int | None) -> None:
         """Have a status, as a plan says."""
         backoff = Backoff()
         while True:
@@ -243,7 +243,7 @@ class OwnRecord:
             if await self._commit(await plan(scene, member), epoch, backoff):
                 return
 
-    async def _commit(self, plan: Plan, epoch: int | None, backoff: Backoff) -> bool:
+    async def _commit(self, plan: Txn, epoch: int | None, backoff: Backoff) -> bool:
         """Commit once; False if it has to be planned anew, after a pause."""
         try:
             await ask(self._store.commit, plan.checks, plan.ops)

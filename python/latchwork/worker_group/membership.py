@@ -37,7 +37,7 @@ from latchwork.worker_group.records import (
     read_epoch,
     read_incarnation,
 )
-from latchwork.worker_group.transactions import Plan, Scene, Standing, head_or_none
+from latchwork.worker_group.transactions import EpochState, Scene, Txn, head_or_none
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Seat:
         return store.fence(token, At(self.live), self.session.fence, *more)
 
 
-async def standing_of(store: Store, keys: RunKeys) -> Standing | None:
+async def standing_of(store: Store, keys: RunKeys) -> EpochState | None:
     """The epoch, and whether its first and last barriers have passed; None when the run is gone."""
     entry = await ask(store.get, keys.epoch)
     if entry is None:
@@ -92,7 +92,7 @@ async def standing_of(store: Store, keys: RunKeys) -> Standing | None:
         checks.append(check)
     is_told = not passed[0] or await ask(store.get, keys.healthy(read_epoch(entry))) is not None
     is_initialised, is_over = passed
-    return Standing(entry, tuple(checks), is_initialised, is_over, is_told)
+    return EpochState(entry, tuple(checks), is_initialised, is_over, is_told)
 
 
 def check_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
@@ -414,7 +414,7 @@ class Joining:
         return await self._commit(scene, plan, info, session, is_new=False)
 
     async def _commit(
-        self, scene: Scene, plan: Plan, info: WorkerInfo, session: Session, *, is_new: bool
+        self, scene: Scene, plan: Txn, info: WorkerInfo, session: Session, *, is_new: bool
     ) -> Seat | None:
         try:
             done = await ask(self._store.commit, [*plan.checks, session.fence], plan.ops)

@@ -19,7 +19,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import JobAlreadyRunning, WrongRun
 from latchwork.worker_group.keys import INIT, JobKeys
 from latchwork.worker_group.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, Head, read_epoch
-from latchwork.worker_group.transactions import Plan, Scene, head_or_none, read_members
+from latchwork.worker_group.transactions import Scene, Txn, head_or_none, read_members
 
 #: The namespace of jobs, unless another is given.
 NAMESPACE = "default"
@@ -174,7 +174,7 @@ class JobHandle:
             return None
         return Scene(self._keys, entry, time.time())
 
-    async def _try(self, plan: Plan) -> bool:
+    async def _try(self, plan: Txn) -> bool:
         try:
             await ask(self._store.commit, plan.checks, plan.ops)
         except Conflict:

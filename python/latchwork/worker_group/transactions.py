@@ -36,7 +36,7 @@ MOST_REMOVED = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Txn:
     """One transaction.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpochState:
     """An epoch: its key as it was read, and whether its first and its last barrier have passed.
 
     Attributes:
@@ -84,7 +84,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class BarrierArrivals:
     """The arrivals of one worker at all open barriers of an epoch.
 
     Attributes:
@@ -133,18 +133,18 @@ class _Log:
         if n > KEPT_EVENTS:
             self.ops.append(Delete(self.keys.event(n - KEPT_EVENTS)))
 
-    def plan(self, checks: Iterable[Check], *ops: Op) -> Plan:
-        return Plan(tuple(checks), (Put(self.keys.head, self.head.to_bytes()), *ops, *self.ops), self.head)
+    def plan(self, checks: Iterable[Check], *ops: Op) -> Txn:
+        return Txn(tuple(checks), (Put(self.keys.head, self.head.to_bytes()), *ops, *self.ops), self.head)
 
 
-def submitted(keys: RunKeys, head: Head, old: Entry | None) -> Plan:
+def submitted(keys: RunKeys, head: Head, old: Entry | None) -> Txn:
     """A new run; of the one before nobody lives."""
     free: Check = Absent(keys.head) if old is None else At(old)
     write = Create(keys.head, head.to_bytes()) if old is None else Put(keys.head, head.to_bytes())
-    return Plan((free,), (write, Create(keys.epoch, epoch_body(0))), head)
+    return Txn((free,), (write, Create(keys.epoch, epoch_body(0))), head)
 
 
-def joined(scene: Scene, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> Plan:
+def joined(scene: Scene, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> Txn:
     """A worker that nobody knows gets the next id, which its info has; its ticket, if any, goes."""
     keys, at = scene.keys, scene.at
     head = scene.head
@@ -160,7 +160,7 @@ def joined(scene: Scene, info: WorkerInfo, session: Session, ticket: Sequence[st
     )
 
 
-def rejoined(scene: Scene, member: Entry, info: WorkerInfo, session: Session, standing: Standing) -> Plan:
+def rejoined(scene: Scene, member: Entry, info: WorkerInfo, session: Session, standing: EpochState) -> Txn:
     """A worker comes back with its id, and a run that was on begins again. ``info`` has the new incarnation."""
     keys, at = scene.keys, scene.at
     old = WorkerInfo.of(member)
@@ -181,7 +181,7 @@ def rejoined(scene: Scene, member: Entry, info: WorkerInfo, session: Session, st
     )
 
 
-def exceeded(scene: Scene, member: Entry, why: str) -> Plan:
+def exceeded(scene: Scene, member: Entry, why: str) -> Txn:
     """A worker that may not come back again: its job has failed."""
     keys, at = scene.keys, scene.at
     old = WorkerInfo.of(member)
@@ -189,7 +189,7 @@ def exceeded(scene: Scene, member: Entry, why: str) -> Plan:
     return log.plan([At(at), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
 
-def lost(scene: Scene, member: Entry, standing: Standing) -> Plan:
+def lost(scene: Scene, member: Entry, standing: EpochState) -> Txn:
     """A worker has no lease any more."""
     keys, at = scene.keys, scene.at
     old = WorkerInfo.of(member)
@@ -204,7 +204,7 @@ def lost(scene: Scene, member: Entry, standing: Standing) -> Plan:
     )
 
 
-def _fault(log: _Log, standing: Standing) -> list[Op]:
+def _fault(log: _Log, standing: EpochState) -> list[Op]:
     if not standing.is_healthy:
         return []
     log.epoch += 1
@@ -212,7 +212,7 @@ def _fault(log: _Log, standing: Standing) -> list[Op]:
     return [Put(log.keys.epoch, epoch_body(log.epoch))]
 
 
-def _told_late(log: _Log, standing: Standing) -> list[Op]:
+def _told_late(log: _Log, standing: EpochState) -> list[Op]:
     """That all had begun is told before the fault, if whose turn it was is lost before it did."""
     if standing.is_told or not standing.is_healthy:
         return []
@@ -220,7 +220,7 @@ def _told_late(log: _Log, standing: Standing) -> list[Op]:
     return [Create(log.keys.healthy(log.epoch), b"")]
 
 
-def completed(scene: Scene, member: Entry, fence: Fence, epoch: int, arrivals: Arrivals) -> Plan:
+def completed(scene: Scene, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals) -> Txn:
     """A worker has done its part, and arrives at the barriers that wait for it; the last one completes the job."""
     keys, at = scene.keys, scene.at
     info, head = WorkerInfo.of(member), scene.head
@@ -237,7 +237,7 @@ def completed(scene: Scene, member: Entry, fence: Fence, epoch: int, arrivals: A
     )
 
 
-def failed(scene: Scene, member: Entry, fence: Fence, why: str) -> Plan:
+def failed(scene: Scene, member: Entry, fence: Fence, why: str) -> Txn:
     """A worker has failed for good, and its job with it."""
     keys, at = scene.keys, scene.at
     info = WorkerInfo.of(member)
@@ -256,19 +256,19 @@ def _failing(scene: Scene, number: int, why: str) -> _Log:
     return log
 
 
-def executed_again(keys: RunKeys, member: Entry, fence: Fence) -> Plan:
+def executed_again(keys: RunKeys, member: Entry, fence: Fence) -> Txn:
     """A worker runs its function once more."""
     info = WorkerInfo.of(member)
     more = replace(info, executions=info.executions + 1)
-    return Plan((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
+    return Txn((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
 
 
-def told(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> Plan:
+def told(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> Txn:
     """A worker says something else of itself."""
-    return Plan((fence, At(member)), (Put(keys.member(info.key), told_as(WorkerInfo.of(member), info).to_bytes()),))
+    return Txn((fence, At(member)), (Put(keys.member(info.key), told_as(WorkerInfo.of(member), info).to_bytes()),))
 
 
-def healthy(scene: Scene, fence: Fence, epoch: int) -> Plan:
+def healthy(scene: Scene, fence: Fence, epoch: int) -> Txn:
     """Everybody is at the start line: told once in an epoch, by who passed first."""
     keys, at = scene.keys, scene.at
     log = _Log(keys, scene.head, scene.now, epoch)
@@ -277,33 +277,33 @@ def healthy(scene: Scene, fence: Fence, epoch: int) -> Plan:
     return log.plan([fence, At(at), Absent(told)], Create(told, b""))
 
 
-def left(scene: Scene, number: int, live: Sequence[str], fence: Fence) -> Plan:
+def left(scene: Scene, number: int, live: Sequence[str], fence: Fence) -> Txn:
     """A worker leaves; the last one of a job that has ended removes it. ``live`` was read after the head."""
     keys, at = scene.keys, scene.at
     head, mine = scene.head, keys.live_of(number)
     if head.is_final and list(live) == [mine]:
         gone = Put(keys.job.ended, head.to_bytes())
-        return Plan((fence, At(at)), (Delete(mine), Delete(keys.head), gone))
+        return Txn((fence, At(at)), (Delete(mine), Delete(keys.head), gone))
     log = _Log(keys, head, scene.now)
     log.add("left", number)
     return log.plan([fence, At(at)], Delete(mine))
 
 
-def removed(scene: Scene, state: str, why: str) -> Plan:
+def removed(scene: Scene, state: str, why: str) -> Txn:
     """The job is no more: an operator ended it, or nobody is left in it."""
     keys, at = scene.keys, scene.at
     head = scene.head
     if not head.is_final:
         head = replace(head, state=state, ended=scene.now, why=why)
-    return Plan((At(at),), (Delete(keys.head), Put(keys.job.ended, head.to_bytes())))
+    return Txn((At(at),), (Delete(keys.head), Put(keys.job.ended, head.to_bytes())))
 
 
-def terminated(scene: Scene, why: str) -> Plan:
+def terminated(scene: Scene, why: str) -> Txn:
     """An operator ends the job."""
     return removed(scene, TERMINATED, why)
 
 
-def scaled_up(scene: Scene, n: int) -> Plan:
+def scaled_up(scene: Scene, n: int) -> Txn:
     """The job gets more ids."""
     keys, at = scene.keys, scene.at
     log = _Log(keys, replace(scene.head, n=n), scene.now)
@@ -311,7 +311,7 @@ def scaled_up(scene: Scene, n: int) -> Plan:
     return log.plan([At(at)])
 
 
-def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Plan:
+def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Txn:
     """The job loses its highest ids, at most ``MOST_REMOVED``: of these members, which were read after the head."""
     keys, at = scene.keys, scene.at
     head = scene.head
@@ -327,12 +327,12 @@ def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Plan:
     return log.plan([At(at)], *ops)
 
 
-def first_master(scene: Scene, term: Fence, seen: str) -> Plan:
+def first_master(scene: Scene, term: Fence, seen: str) -> Txn:
     """The run has its first master: who becomes it later is told as a restart."""
-    return Plan((term, At(scene.at)), (Put(seen, scene.head.run.encode()),))
+    return Txn((term, At(scene.at)), (Put(seen, scene.head.run.encode()),))
 
 
-def master_restarted(scene: Scene, term: Fence) -> Plan:
+def master_restarted(scene: Scene, term: Fence) -> Txn:
     """Another process has become the master."""
     keys, at = scene.keys, scene.at
     log = _Log(keys, scene.head, scene.now)

@@ -16,7 +16,7 @@ from latchwork.store.store import Store
 from latchwork.types import Fence
 from latchwork.user_code import is_ending, is_interrupt
 from latchwork.words import reason
-from latchwork.worker_group.core import Core
+from latchwork.worker_group.core import WorkerCore
 from latchwork.worker_group.errors import JobFaulty, JobTerminated, Removed
 from latchwork.worker_group.keys import FINAL, INIT
 from latchwork.worker_group.membership import Joining, check_key
@@ -40,7 +40,7 @@ class ComesBack(Exception):
 
 
 async def run_through(
-    core: Core, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
+    core: WorkerCore, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
 ) -> T | None:
     """Run a function of the user's to its end in an epoch that lasts so long; None if there is nothing to run."""
     is_first = True
@@ -61,7 +61,7 @@ async def run_through(
             return result
 
 
-async def _run(core: Core, call: Callable[[], T]) -> T:
+async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
     try:
         return await called(call)
     except BaseException as error:
@@ -117,7 +117,7 @@ class Worker(Closes):
         told = check_key(key, info or WorkerInfo(), f"worker of job {job!r}")
         create = None if workers is None else Head("", check_count(workers))
         joining = Joining(store, keys, told, run=run, create=create, replace_live=replace)
-        self._core = Core(store, keys, joining, session)
+        self._core = WorkerCore(store, keys, joining, session)
 
     def __repr__(self) -> str:
         seat = self._core.seat

@@ -38,7 +38,7 @@ from latchwork.worker_group import (
     list_events,
 )
 from latchwork.worker_group import submit as submit_job
-from latchwork.worker_group.agent import Crew, Order, SlotState
+from latchwork.worker_group.agent import LocalAgent, Order, SlotState
 
 #: How often it is looked whether there is something new to show.
 _LOOK_S = 0.25
@@ -138,7 +138,7 @@ def run(
     except ValueError as error:
         raise UsageError(str(error)) from error
     with ended_by_sigterm(TERMINATED), connect(where) as store:
-        crew = Crew(store, job, order, namespace=namespace)
+        crew = LocalAgent(store, job, order, namespace=namespace)
         try:
             with crew:
                 _show(crew, live=logs is not None)
@@ -153,7 +153,7 @@ def run(
     raise typer.Exit(_code(crew, status))
 
 
-def _show(crew: Crew, *, live: bool) -> None:
+def _show(crew: LocalAgent, *, live: bool) -> None:
     """Until no process runs: a table on a terminal, if that is ours alone; else a line for each change."""
     out = console(err=True)
     if live and out.is_terminal:
@@ -195,12 +195,12 @@ def _line(state: SlotState, told: dict[int, str]) -> str:
     return f"worker {state.id} {state.state}{process}, epoch {state.epoch}{again}{why}"
 
 
-def _outcome(crew: Crew) -> JobStatus:
+def _outcome(crew: LocalAgent) -> JobStatus:
     """How the job has ended; with workers of ours out of it, how it is."""
     return crew.handle.status() if crew.errors else crew.outcome()
 
 
-def _as_json(crew: Crew, status: JobStatus) -> dict[str, object]:
+def _as_json(crew: LocalAgent, status: JobStatus) -> dict[str, object]:
     slots = crew.slots
     return {
         "job": status.name,
@@ -215,7 +215,7 @@ def _as_json(crew: Crew, status: JobStatus) -> dict[str, object]:
     }
 
 
-def _code(crew: Crew, status: JobStatus) -> int:
+def _code(crew: LocalAgent, status: JobStatus) -> int:
     if status.ended is None:
         for error in crew.errors[:1]:
             report(error)

@@ -15,7 +15,7 @@ import latchwork
 from latchwork.errors import LatchworkError
 from latchwork.tasks.children import ChildEnd
 from latchwork.worker_group import Worker, WorkerInfo, WrongRun, find, list_events, submit
-from latchwork.worker_group.agent import Crew, Order, variables, verdict
+from latchwork.worker_group.agent import LocalAgent, Order, variables, verdict
 from patience import came_true
 from processes import lives
 
@@ -57,14 +57,14 @@ def eventually(is_so):
 
 
 def run_whole(store, wanted):
-    with Crew(store, "train", wanted) as crew:
+    with LocalAgent(store, "train", wanted) as crew:
         assert crew.wait(PATIENCE_S)
         return crew, crew.outcome(PATIENCE_S)
 
 
 @contextmanager
 def crew_of(store, wanted):
-    with Crew(store, "train", wanted) as crew:
+    with LocalAgent(store, "train", wanted) as crew:
         yield crew
 
 
@@ -172,7 +172,7 @@ def test_of_two_that_fail_at_once_only_the_first_comes_back_by_the_lock_of_the_c
     sqlite, out, both_look_first, lock, restarts
 ):
     text = f"if {EPOCH_0}; then while [ ! -e $OUT/0.0 ] || [ ! -e $OUT/1.0 ]; do sleep 0.02; done; exit 1; fi"
-    crew = Crew(sqlite, "train", order(text))
+    crew = LocalAgent(sqlite, "train", order(text))
     crew._failing = lock or crew._failing
     with crew:
         assert crew.wait(PATIENCE_S)
@@ -288,10 +288,10 @@ def test_a_crew_that_is_closed_ends_its_processes_before_it_leaves(sqlite, out):
 def test_a_job_of_another_size_or_run_is_refused(sqlite):
     handle = submit(sqlite, "train", 3)
     with pytest.raises(LatchworkError, match="runs with 3 workers, not 2"):
-        Crew(sqlite, "train", order("exit 0")).start()
+        LocalAgent(sqlite, "train", order("exit 0")).start()
     with pytest.raises(WrongRun, match=f"is in run {handle.run}, not in old"):
-        Crew(sqlite, "train", order("exit 0", 3, run="old")).start()
+        LocalAgent(sqlite, "train", order("exit 0", 3, run="old")).start()
     handle.terminate()
     with pytest.raises(WrongRun, match="is not in run old any more"):
-        Crew(sqlite, "train", order("exit 0", 3, run="old")).start()
+        LocalAgent(sqlite, "train", order("exit 0", 3, run="old")).start()
     assert json.dumps(list_events(sqlite, "train")) == "[]"
