@@ -424,7 +424,7 @@ class AgentSlot:
 
 
 class LocalAgent:
-    """The workers of one host, as processes: ``with Crew(store, "train", order) as agent: agent.wait()``.
+    """The workers of one host, as processes: ``with LocalAgent(store, "train", order) as agent: agent.wait()``.
 
     ``with`` joins and starts them, and ends what still runs. A thread of its own holds each. Safe to share between
     threads.
