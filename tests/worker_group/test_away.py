@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from workers.conftest import PATIENCE_S
 
 from latchwork.errors import SessionLost, Unavailable
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import Worker, find, list_events, submit
 from patience import eventually
+from worker_group.conftest import PATIENCE_S
 
 
 @pytest.fixture

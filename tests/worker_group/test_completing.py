@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from workers.conftest import Killed, KilledAt
-from workers.test_scaling import arrived_of
 
 from latchwork.errors import LatchworkError
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import JobFaulty
+from worker_group.conftest import Killed, KilledAt
+from worker_group.test_scaling import arrived_of
 
 
 class Between:

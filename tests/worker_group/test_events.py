@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from workers.conftest import die
-
 from latchwork.worker_group import find
+from worker_group.conftest import die
 
 
 def told(one):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from workers.conftest import die
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.types import Put
 from latchwork.worker_group import JobFailed, JobFaulty, RestartsExceeded, Worker, find, submit
+from worker_group.conftest import die
 
 
 def initialize_all(all_at_once, members):

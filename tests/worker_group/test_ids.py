@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from workers.conftest import Killed, KilledAt, die
 
 from latchwork.errors import NodeIdInUse, WaitTimeout
 from latchwork.primitives.waiting import Patience
@@ -12,6 +11,7 @@ from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import JobFull, JobTerminated, RestartsExceeded, Worker, WorkerInfo, find, submit
 from latchwork.worker_group.keys import JobKeys
 from latchwork.worker_group.membership import Doorway, doorway_of
+from worker_group.conftest import Killed, KilledAt, die
 
 
 def ids(store, job="train"):

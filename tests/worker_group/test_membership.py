@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from workers.conftest import Killed, KilledAt, die
 
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import Worker, WorkerInfo, find, sweep
+from worker_group.conftest import Killed, KilledAt, die
 
 
 def keys_of(store, job=""):

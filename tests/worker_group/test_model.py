@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from workers.model import Job, seeds_until_broken
+
+from worker_group.model import Job, seeds_until_broken
 
 #: Each check of each transaction, and a schedule, of the many that are played, that needs it.
 CHECKS = {

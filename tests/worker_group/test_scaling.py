@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from workers.conftest import Killed, KilledAt, die
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import Barrier
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.worker_group import JobFull, Removed, find
+from worker_group.conftest import Killed, KilledAt, die
 
 
 def arrived_of(one, job="train"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from workers.conftest import Killed, KilledAt, die
 
 import latchwork
 from latchwork.errors import InvalidKey, WaitTimeout
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import JobAlreadyRunning, JobTerminated, Worker, WrongRun, find, submit, sweep
+from worker_group.conftest import Killed, KilledAt, die
 
 
 def test_a_job_with_live_workers_is_not_submitted_again(team, store):

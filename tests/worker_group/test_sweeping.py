@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from workers.conftest import die
-
 from latchwork.worker_group import Sweeper, find, inspect, inspect_job, submit, sweep
 from latchwork.worker_group import list_events as job_events
+from worker_group.conftest import die
 
 
 def test_a_job_that_ended_while_the_lease_of_a_dead_worker_lived_is_removed_by_a_sweep(team, store, eventually):
