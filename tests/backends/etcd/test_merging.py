@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.merging import _AT_ONCE, _MOST, MergedReads
+from latchwork.backends.etcd.reads import _AT_ONCE, _MOST, MergedReads
 from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable

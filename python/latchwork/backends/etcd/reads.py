@@ -4,21 +4,39 @@ Lists come in pages. A list of direct children starts by reading values; as soon
 with keys only, jumps over each subtree in which a page ends (to ``child0``, the first key after it), and gets values of
 the direct children last: neither a huge subtree nor its values are fetched to be thrown away, and a flat directory
 still costs one pass. While a page is decoded the next one is on its way.
+
+Single keys are merged under load: while some reads are on their way, later ones gather and go out as one request.
+A request costs the client ten times what a key in it does. A read that waits is sent when one before it has ended, so
+it begins after its caller has called, and is as linearizable as it is alone. It cannot wait for ever: the requests it
+waits for have earlier deadlines than its own.
+
+Only servers that bear transactions of reads get such requests. When one is refused, because one of its keys may not be
+read, each of its reads is sent by itself, so that each gets its own answer.
+
+Several ranges are read at once, each linearizable and together no snapshot, or at one revision. A transaction of reads
+would do both in one request. But when it is cut off while it runs (its deadline passes, its connection ends, its server
+wakes from a freeze) etcd before 3.5.7 and 3.4.23 panics: the server ends, for everybody (etcd issues 14110 and 14891).
+Only servers known to be newer get such transactions, and only where one request instead of many matters. Transactions
+that may write are safe: they run to their end, whatever becomes of the call.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
-from itertools import chain
+from typing import Any
 
-from latchwork._core import EtcdCodec, EtcdPage
+from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
+from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
+from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange, Keys
-from latchwork.backends.etcd.merging import MergedReads
-from latchwork.backends.futures import Steps, drive, then, together
+from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
 from latchwork.backends.outcomes import read_of
+from latchwork.errors import Closed, LatchworkError, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.types import Entry
 
 _FIRST_PAGE = 256
@@ -26,6 +44,10 @@ _LAST_PAGE = 10_000
 _LAST_NAMES = 10_000
 _PAGE_BYTES = 1_000_000
 _GETS_AT_ONCE = 100
+#: Requests on their way, beyond which reads gather.
+_AT_ONCE = 8
+#: Reads of one request; the server takes 128.
+_MOST = 100
 
 
 class Reader:
@@ -55,7 +77,11 @@ class Reader:
         starts = range(0, len(keys), _GETS_AT_ONCE)
         chunks = [self._get_chunk(keys[at : at + _GETS_AT_ONCE], stale_ok=stale_ok, now=now) for at in starts]
 
-        return chunks[0] if len(chunks) == 1 else then(together(chunks), lambda found: [*chain.from_iterable(found)])
+        return (
+            chunks[0]
+            if len(chunks) == 1
+            else then(together(chunks), lambda found: [*itertools.chain.from_iterable(found)])
+        )
 
     def entries(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
@@ -170,3 +196,157 @@ def _next_size(page: EtcdPage) -> int:
     """As many entries as come to a megabyte, if they are like those of this page."""
     average = max(page.size // len(page), 1)
     return int(min(max(_PAGE_BYTES // average, 16), _LAST_PAGE))
+
+
+class _Wish(Outcome["Entry | None"]):
+    """A read that waits to be sent with others."""
+
+    __slots__ = ("deadline", "key")
+
+    def __init__(self, key: str, deadline: float) -> None:
+        super().__init__()
+        self.key = key
+        self.deadline = deadline
+
+
+class MergedReads:
+    """The single reads of one store, linearizable or all stale. Safe to share between threads."""
+
+    def __init__(self, link: Link, codec: EtcdCodec, *, stale_ok: bool) -> None:
+        self._link = link
+        self._codec = codec
+        self._stale_ok = stale_ok
+        self._lock = mutex()
+        self._in_flight = 0
+        self._waiting: list[_Wish] = []
+
+    def get(self, key: str) -> Future[Entry | None]:
+        """The entry, or None; sent now, or with others as soon as a read before it has ended."""
+        with self._lock:
+            alone = self._in_flight < _AT_ONCE
+            if alone:
+                self._in_flight += 1
+        if not alone:
+            return self._gather(key)
+        future = self._read(key, None)
+        future.add_done_callback(self._go_on)
+        return future
+
+    # Private.
+
+    def _gather(self, key: str) -> Future[Entry | None]:
+        wish = _Wish(key, self._link.clock.now() + self._link.call_timeout_s)
+        with self._lock:
+            self._waiting.append(wish)
+            enough = len(self._waiting) >= _MOST or self._in_flight < _AT_ONCE
+            batch = self._take() if enough else []
+        self._send(batch)
+        return wish
+
+    def _take(self) -> list[_Wish]:
+        """With the lock held: what goes out next."""
+        batch, self._waiting = self._waiting, []
+        if batch:
+            self._in_flight += 1
+        return batch
+
+    def _send(self, batch: list[_Wish]) -> None:
+        if not batch:
+            return
+        request = self._codec.get_many([wish.key for wish in batch], self._stale_ok)
+        what = read_of([wish.key for wish in batch])
+        future = self._link.read("Txn", request, what, self._codec.found, deadline=batch[0].deadline)
+        future.add_done_callback(lambda done: self._ended(batch, done))
+
+    def _ended(self, batch: list[_Wish], done: Future[list[Entry | None]]) -> None:
+        self._go_on(done)
+        error = done.exception()
+        if error is None:
+            for wish, entry in zip(batch, done.result(), strict=True):
+                resolve(wish, entry)
+        else:
+            for wish in batch:
+                self._fail(wish, error)
+
+    def _go_on(self, _: Future[Any]) -> None:
+        """A request has ended: send what has gathered."""
+        with self._lock:
+            self._in_flight -= 1
+            batch = self._take()
+        self._send(batch)
+
+    def _fail(self, wish: _Wish, error: BaseException) -> None:
+        """Its request has failed: the server did not answer in time, or refused one of the reads."""
+        if isinstance(error, Unavailable):
+            mine = Unavailable(f"could not read {wish.key!r} together with others: {error}")
+            mine.__cause__ = error.__cause__
+            reject(wish, mine)
+        elif isinstance(error, Closed):
+            reject(wish, error)
+        else:
+            chain(self._read(wish.key, wish.deadline), wish)
+
+    def _read(self, key: str, deadline: float | None) -> Future[Entry | None]:
+        request = self._codec.get(key, self._stale_ok)
+        return self._link.read("Range", request, f"read {key!r}", self._codec.entry, deadline=deadline)
+
+
+def read_ranges(
+    link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None, now: bool = False
+) -> Future[list[Any]]:
+    """The answer to each ``RangeRequest``, in order; at most 128. The default deadline is the call timeout from now.
+
+    With ``now`` the request is made in this thread, where it is one.
+    """
+    if not link.survives_cut_reads:
+        return read_apart(link, ranges, what, deadline=deadline)
+    request = pb.TxnRequest(success=[pb.RequestOp(request_range=each) for each in ranges])
+    if deadline is None:
+        return link.read("Txn", request, what, lambda answer: _ranges_of(as_message("Txn", answer)), now=now)
+    return then(drive(link.call("Txn", request, what, deadline)), _ranges_of)
+
+
+def read_pages(link: Link, codec: EtcdCodec, ranges: Sequence[Any], what: str) -> Future[list[EtcdPage]]:
+    """The pages of some ranges, in a request for each; all are on their way at once, for the call timeout at most."""
+    until = link.clock.now() + link.call_timeout_s
+
+    def page(request: Any) -> Steps[EtcdPage]:
+        answer = yield from link.fetch("Range", request, what, until)
+        try:
+            return codec.page(answer)
+        except ValueError as error:
+            raise unreadable(what, error) from error
+
+    return together([drive(page(each)) for each in ranges])
+
+
+def read_apart(link: Link, ranges: Sequence[Any], what: str, *, deadline: float | None = None) -> Future[list[Any]]:
+    """The same, in a request for each whatever the server; all are on their way at once."""
+    until = link.clock.now() + link.call_timeout_s if deadline is None else deadline
+    sent = [drive(link.call("Range", each, what, until)) for each in ranges]
+    return together(sent)
+
+
+def read_at_one_revision(link: Link, reads: Sequence[bytes], what: str, deadline: float) -> Steps[list[Any]]:
+    """The answers to some encoded operations that read, as they all were at one moment after the call began.
+
+    Raises:
+        Unavailable: the server compacts its history faster than it can be read.
+    """
+    operations = pb.TxnRequest.FromString(EtcdRequest.txn((), reads)).success
+    first, *others = [operation.request_range for operation in operations]
+    while True:
+        answer = yield from link.call("Range", first, what, deadline)
+        for each in others:
+            each.revision = answer.header.revision
+        try:
+            answers = [answer, *(yield read_apart(link, others, what, deadline=deadline))]
+            return [pb.ResponseOp(response_range=each) for each in answers]
+        except LatchworkError as error:
+            compacted = error.__cause__ is not None and rpc_errors.says(error.__cause__, "compacted")
+            if not compacted or link.clock.now() >= deadline:
+                raise
+
+
+def _ranges_of(answer: Any) -> list[Any]:
+    return [one.response_range for one in answer.responses]

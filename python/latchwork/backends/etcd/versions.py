@@ -13,7 +13,7 @@ _KEEPS_DATA: Patches = {(3, 4): 21, (3, 5): 5}
 
 
 def survives_cut_reads(version: str) -> bool:
-    """Whether a transaction of reads may be cut off without harm; see ``ranges.py``."""
+    """Whether a transaction of reads may be cut off without harm; see ``reads.py``."""
     return has(version, _SURVIVES_CUT_READS)
 
 

@@ -17,6 +17,10 @@ that are still queued. Hence two rules. An answer proves that the state was curr
 between two answers the server's sending loop has been idle. And a watch that such an old server created behind its
 revision is given time to catch up before any answer counts: there ``Current`` rests on a rate, not on proof. On no
 server does an answer move the revision from which a watch resumes.
+
+etcd looks at rights when a watch is created, and never again. So every few seconds one small read of the whole root is
+asked of the connected member; only when it is refused, one linearizable read for each watch, and a watch whose read is
+refused too ends.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -37,11 +41,9 @@ from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import KeyRange, Keys, exactly
-from latchwork.backends.etcd.ranges import read_pages
-from latchwork.backends.etcd.watching.parts import EtcdWatch
-from latchwork.backends.etcd.watching.rights import REFUSALS, Rights, Watched
-from latchwork.backends.etcd.watching.stream import Stream
-from latchwork.errors import Closed, LatchworkError, PermissionDenied
+from latchwork.backends.etcd.reads import read_pages
+from latchwork.backends.etcd.watching.stream import EtcdWatch, Stream
+from latchwork.errors import AuthenticationFailed, Closed, LatchworkError, PermissionDenied
 from latchwork.interrupts import mutex
 from latchwork.types import Change
 
@@ -54,6 +56,13 @@ _FAR_BEHIND = 2_000
 _CATCH_UP_PER_S = 2_000.0
 _DENIALS = 3
 _DELETE = 1
+#: What an account without rights, or one that is no more, is told.
+REFUSALS = (PermissionDenied, AuthenticationFailed)
+#: An open watch whose account has lost its rights ends after so long, and what two reads take.
+_EVERY_S = 4.0
+
+#: Ranges that somebody watches, what to call that in messages, and whom to tell when they are refused.
+Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
 
 
 class WatchHub:
@@ -396,3 +405,51 @@ class WatchHub:
             watch.sink(event)
         except Exception:
             _log.exception("the receiver of a watch raised; it goes on with the next event")
+
+
+class Rights:
+    """Looks at them as long as there is anything to look at. Safe to share between threads.
+
+    ``whole`` is a range that holds all others; ``watched`` gives the ranges to look at now, and none once the store is
+    closing.
+    """
+
+    def __init__(self, link: Link, whole: KeyRange, watched: Callable[[], list[Watched]]) -> None:
+        self._link = link
+        self._whole = whole
+        self._watched = watched
+        self._lock = mutex()
+        self._looking = False
+
+    def look_after(self) -> None:
+        """There is something to look at from now on."""
+        with self._lock:
+            begin, self._looking = not self._looking, True
+        if begin:
+            self._later()
+
+    def _later(self) -> None:
+        self._link.timer.call_later(_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._looking = bool(self._watched())
+            if not self._looking:
+                return
+        self._may_read(self._whole, "watch the root", member_only=True).add_done_callback(self._looked)
+
+    def _looked(self, asked: Future[Any]) -> None:
+        if isinstance(asked.exception(), REFUSALS):
+            for span, what, refuse in self._watched():
+                self._may_read(span, what).add_done_callback(functools.partial(_judge, refuse))
+        self._later()
+
+    def _may_read(self, span: KeyRange, what: str, *, member_only: bool = False) -> Future[Any]:
+        request = pb.RangeRequest(key=span[0], range_end=span[1], limit=1, keys_only=True, serializable=member_only)
+        return self._link.read("Range", request, what, lambda answer: answer)
+
+
+def _judge(refuse: Callable[[LatchworkError], None], asked: Future[Any]) -> None:
+    error = asked.exception()
+    if isinstance(error, REFUSALS):
+        refuse(error)

@@ -18,7 +18,7 @@ from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.answers import as_message, unreadable
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.errors import Fate
-from latchwork.backends.etcd.ranges import read_apart
+from latchwork.backends.etcd.reads import read_apart
 from latchwork.backends.etcd.writing.conditions import Kind
 from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn

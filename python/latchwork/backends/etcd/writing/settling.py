@@ -20,7 +20,7 @@ from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.ranges import read_ranges
+from latchwork.backends.etcd.reads import read_ranges
 from latchwork.backends.etcd.writing.slots import WRITTEN, Slot, Slots
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive

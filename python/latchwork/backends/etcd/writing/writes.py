@@ -21,7 +21,7 @@ from latchwork.backends.etcd.answers import as_message
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.ranges import read_at_one_revision
+from latchwork.backends.etcd.reads import read_at_one_revision
 from latchwork.backends.etcd.writing.deletions import can_do_without_space, delete_without_space
 from latchwork.backends.etcd.writing.plan import Commit
 from latchwork.backends.etcd.writing.settling import Settling
