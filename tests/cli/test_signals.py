@@ -9,10 +9,12 @@ import ctypes
 import signal
 import sys
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from latchwork.cli.outcome import Terminated, ended_by_sigterm
+from latchwork.signals import end_signals, next_request
 from latchwork.user_code import call_user
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="chooses the thread of another process")
@@ -74,3 +76,17 @@ def test_a_sigterm_that_a_destructor_swallows_ends_the_next_wait():
     with ended_by_sigterm(3) as told:
         Dropped()
         assert told.wait(10.0)
+
+
+def test_two_signals_are_requests_to_end_and_the_third_acts_as_before():
+    requests, before = SimpleQueue(), []
+    previous = signal.signal(signal.SIGTERM, lambda *_: before.append("third"))
+    try:
+        with end_signals(requests):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            assert (next_request(requests), next_request(requests), before) == ("SIGTERM", "SIGINT", [])
+            signal.raise_signal(signal.SIGTERM)
+        assert before == ["third"]
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -20,6 +20,8 @@ from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store, keys, packed
 from latchwork.jobs.stored.followers import KnownPools
 from latchwork.jobs.stored.nodes import Member, MemberOptions
+from patience import eventually
+from signalling import signals_later
 
 
 @pytest.fixture
@@ -202,6 +204,43 @@ def test_sigterm_that_the_system_gives_to_another_thread_than_the_main_one_ends_
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0
     assert "ended cleanly" in done.stdout
+
+
+def test_a_second_signal_does_not_wait_for_runs(memory):
+    begun, gate = threading.Event(), threading.Event()
+
+    def run(_context):
+        begun.set()
+        gate.wait()
+
+    job = Job("deaf", work_pool=["a"], run=run, initial_delay_s=0.0)
+    node = JobManager(memory, "n1", job, close_timeout_s=3600.0)
+    try:
+        with signals_later(signal.SIGTERM, signal.SIGTERM, when=begun.is_set):
+            node.run_forever()
+        assert node.state == "closed"
+    finally:
+        gate.set()
+
+
+def test_a_close_with_less_patience_shortens_the_one_before(memory):
+    begun, gate = threading.Event(), threading.Event()
+
+    def run(_context):
+        begun.set()
+        gate.wait()
+
+    node = JobManager(memory, "n1", Job("deaf", work_pool=["a"], run=run, initial_delay_s=0.0)).start()
+    try:
+        assert begun.wait(60.0)
+        patient = threading.Thread(target=node.close, args=(3600.0,))
+        patient.start()
+        eventually(lambda: node.state == "closing", 60.0)
+        node.close(0.0)
+        patient.join(60.0)
+        assert not patient.is_alive()
+    finally:
+        gate.set()
 
 
 def test_keys_that_somebody_else_put_there_do_not_break_the_inspector(memory, cluster):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import uuid
@@ -15,6 +14,7 @@ from conformance.test_forks import in_child
 from latchwork.errors import Closed, NodeIdInUse, PermissionDenied, Unavailable, WaitTimeout
 from latchwork.testing.faults import FaultyStore
 from patience import eventually
+from signalling import signals_later
 from tasks.nodes import KINDS
 
 pytestmark = pytest.mark.threads
@@ -316,29 +316,6 @@ def test_a_close_with_less_patience_shortens_the_one_before(kind, ready):
 
 
 # Signals
-
-
-class signals_later:  # noqa: N801 - used like a function
-    """Send this process signals once each condition holds; the first one half a second after it began to wait."""
-
-    def __init__(self, *numbers, when=lambda: True):
-        self.numbers, self.when = numbers, when
-
-    def __enter__(self):
-        self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._send, daemon=True)
-        self.thread.start()
-
-    def _send(self):
-        for number in self.numbers:
-            while not self.stopped.wait(0.3):
-                if self.when():
-                    os.kill(os.getpid(), number)
-                    break
-
-    def __exit__(self, *_):
-        self.stopped.set()
-        self.thread.join()
 
 
 def test_a_signal_lets_tasks_end_by_themselves_and_closes(kind, node):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from queue import SimpleQueue
-from types import FrameType
 from typing import Self
 
 from latchwork.clock import SYSTEM_CLOCK
@@ -25,12 +22,15 @@ from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, 
 from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
+from latchwork.signals import end_signals
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
 #: The record that everybody follows names at most so many of the jobs that a node cannot run.
 _MOST_LACKS = 50
+#: What ends the thread that listens for signals.
+_CLOSED = "close()"
 
 
 @documented(NodeOptions)
@@ -100,10 +100,11 @@ class JobManager:
         self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
         self._mutex = mutex()
         self._state: NodeState = "new"
-        self._told: SimpleQueue[str] = SimpleQueue()  # unlike an Event, a signal handler may fill it at any moment
+        self._requests: SimpleQueue[str] = SimpleQueue()
+        self._ending = threading.Event()
+        self._close_s: float | None = None
         self._settled = threading.Event()  # set when a start has come to its end, good or bad
         self._starter: threading.Thread | None = None
-        self._called_off = False  # a start that failed because it was told to end
         self._closed = threading.Event()
         self._store: Store | None = None
         self._owned: Store | None = None
@@ -189,8 +190,6 @@ class JobManager:
         try:
             self._start()
         except BaseException:
-            with self._mutex:
-                self._called_off = self._state != "starting"
             self._settled.set()
             self.close()
             raise
@@ -203,55 +202,74 @@ class JobManager:
         return self
 
     def run_forever(self) -> None:
-        """Start unless started, work until SIGTERM or SIGINT comes or ``close`` is called, then close.
+        """Start unless started, and work until SIGTERM, SIGINT or ``close``, then close.
 
-        Signals are handled in the main thread only; in any other it waits for ``close``. One that comes during the
-        start ends that, cleanly; a second one does what it would do without us, in case user code hangs.
+        The first signal closes; one that comes during the start ends that, cleanly. The second one does not wait for
+        runs. The third has the effect that it had before the call. In a thread that is not the main one only ``close``
+        ends it.
         """
-        ender = threading.Thread(target=self._end_when_told, name=f"latchwork-ender-{self.node_id}", daemon=True)
-        with self._signals():
-            ender.start()
+        listener = threading.Thread(target=self._listen, name=f"latchwork-signals-{self.node_id}", daemon=True)
+        with end_signals(self._requests):
+            listener.start()
             try:
                 if self._state == "new":
                     self.start()
-                SYSTEM_CLOCK.wait(self._closed)
+                SYSTEM_CLOCK.wait(self._ending)
             except LatchworkError as error:
-                if not self._called_off:
+                if not self._ending.is_set():
                     raise
-                log.info("node %s was told to end while it started: %s", self.node_id, error)
+                log.info("node %s was asked to end while it started: %s", self.node_id, error)
             finally:
                 self.close()
-                ender.join(self._options.close_timeout_s)
+                self._requests.put(_CLOSED)
+                listener.join()
 
-    def _end_when_told(self) -> None:
-        """A thread's work: a signal handler may do next to nothing, and the main thread may be starting."""
-        reason = self._told.get()
-        log.info("node %s was told to end by %s", self.node_id, reason)
-        self.close()
+    def _listen(self) -> None:
+        """Act on signals: a handler must not, and the main thread may be in a start or in a close."""
+        if (request := self._requests.get()) != _CLOSED:
+            log.info("node %s ends: %s", self.node_id, request)
+            self._end()
+            if (request := self._requests.get()) != _CLOSED:
+                log.info("node %s does not wait for its runs: %s", self.node_id, request)
+                self.close(0.0)
 
-    def close(self) -> None:
-        """Stop the runs gracefully, give the locks back, leave; the session ends last. From any thread; twice is fine.
+    def _end(self) -> None:
+        self._ending.set()
+        if self._membership is not None:
+            self._membership.abort()
 
-        Waits up to ``close_timeout_s`` for runs that do not stop; the locks of those are left to run out.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the runs gracefully, give the locks back, and leave; the session ends last. Idempotent. From any thread.
+
+        A second call with a shorter timeout shortens the first one.
+
+        Args:
+            timeout_s: Seconds to wait for runs that do not stop; their locks are left to run out. None is
+                ``close_timeout_s``.
         """
         with self._mutex:
             first = self._state not in {"closing", "closed"}
-            if first:
-                self._state = "closing"
-        self._told.put("close()")
+            self._state = "closing" if first else self._state
+            if timeout_s is not None:
+                self._close_s = timeout_s if self._close_s is None else min(self._close_s, timeout_s)
+        self._end()
         if not first:
-            self._closed.wait(self._options.close_timeout_s + 30.0)
+            if timeout_s is not None and self._worker is not None:
+                self._worker.hurry(timeout_s)
+            self._closed.wait(self._close_timeout_s + 30.0)
             return
         try:
-            if self._membership is not None:
-                self._membership.abort()
             if self._starter not in {None, threading.current_thread()}:
                 # A start under way on another thread ends by itself now, unless a work pool hangs in it.
-                self._settled.wait(self._options.close_timeout_s)
+                self._settled.wait(self._close_timeout_s)
             self._close()
         finally:
             self._state = "closed"
             self._closed.set()
+
+    @property
+    def _close_timeout_s(self) -> float:
+        return self._settings.node.close_timeout_s if self._close_s is None else self._close_s
 
     def _newest_session(self) -> Session | None:
         membership = self._membership
@@ -313,7 +331,7 @@ class JobManager:
         began = clock.now() if clock is not None else 0.0
         stuck: list[str] = []
         if self._worker is not None:
-            timeout_s = self._settings.node.close_timeout_s
+            timeout_s = self._close_timeout_s
             stuck = self._worker.close(timeout_s)
             for job_id in stuck:
                 log.error(
@@ -335,24 +353,6 @@ class JobManager:
         log.info("node %s is closed, it took %.3f s", self.node_id, took_s)
         self._observers.tell("closed", self.node_id, took_s)
         self._observers.tell("detached", self)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, _frame: FrameType | None) -> None:
-            self._told.put(signal.Signals(number).name)
-            for each, handler in before.items():
-                signal.signal(each, handler)
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def lacking(jobs: Mapping[str, Job], labels: Mapping[str, str]) -> dict[str, dict[str, str]]:

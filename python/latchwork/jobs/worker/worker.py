@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: A call to the store that is under way when the time to close is over may take so much longer.
 _GRACE_S = 2.0
+#: How often a close looks whether it was hurried.
+_HURRIED_S = 0.5
 #: The worker asks for locks for so long, less when something else happened, before it looks at everything again.
 _FILL_S = 1.0
 _FILL_BUSY_S = 0.2
@@ -161,7 +163,7 @@ class JobWorker:
         self._ending: tuple[JobRun, ...] = ()  # reaped, but a thread of theirs is still there
         self._shares: WorkerShares | None = None
         self._closing = threading.Event()
-        self._close_by = 0.0
+        self._close_by = math.inf
         self._closer: JobRun | None = None
         self._unreleased = False
         self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
@@ -241,12 +243,12 @@ class JobWorker:
     def close(self, timeout_s: float) -> list[str]:
         """Tell all runs to stop, wait so long for them, give their locks back. From any thread; twice is fine.
 
-        Called from a run it does not wait for that one; its locks are left to run out.
+        Called from a run it does not wait for that one; its locks are left to run out. ``hurry`` shortens the wait.
 
         Returns:
             The jobs that have runs which did not stop; their locks are left to run out.
         """
-        self._close_by = self._clock.now() + timeout_s
+        self.hurry(timeout_s)
         self._closing.set()
         runs = self._runs()  # the last ones: none is added after closing was set
         self._closer = next((run for run in runs if run.is_current_thread), self._closer)
@@ -256,9 +258,9 @@ class JobWorker:
         self._wake.set()
         for thread in (self._thread, self._guard.thread):
             if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(max(0.0, self._close_by + _GRACE_S - self._clock.now()))
+                self._join(thread.join, thread.is_alive, _GRACE_S)
         for run in {*runs, *self._ending} - {self._closer}:
-            run.join(max(0.0, self._close_by - self._clock.now()))
+            self._join(run.join, lambda run=run: run.has_threads)  # type: ignore[misc]
         self._loop_of_runs.close(max(_GRACE_S, self._close_by - self._clock.now()))
         stuck = sorted({run.job_id for run in runs if not run.ended})
         self._close_locks(stuck)
@@ -266,6 +268,15 @@ class JobWorker:
         if self._shares is not None:
             self._shares.close()
         return stuck
+
+    def hurry(self, timeout_s: float) -> None:
+        """Let a close wait so long from now on; a close that waits less does not wait longer."""
+        self._close_by = min(self._close_by, self._clock.now() + timeout_s)
+        self._wake.set()
+
+    def _join(self, join: Callable[[float], None], is_alive: Callable[[], bool], grace_s: float = 0.0) -> None:
+        while is_alive() and (left_s := self._close_by + grace_s - self._clock.now()) > 0.0:
+            join(min(left_s, _HURRIED_S))
 
     def _close_locks(self, stuck: list[str]) -> None:
         left = sum(map(len, self.locks.held().values()))
