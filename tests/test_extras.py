@@ -44,8 +44,8 @@ def made(tmp_path_factory):
     return make
 
 
-def test_cronsim_is_all_that_latchwork_itself_needs(made):
-    assert made("").distributions() == {"cronsim"}
+def test_cronsim_and_msgspec_are_all_that_latchwork_itself_needs(made):
+    assert made("").distributions() == {"cronsim", "msgspec"}
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,7 @@ def test_cronsim_is_all_that_latchwork_itself_needs(made):
         ("etcd3", {"etcd3", "grpcio", "protobuf"}),
         ("zookeeper", {"kazoo"}),
         ("metrics", {"prometheus-client"}),
-        ("tasks", {"msgspec"}),
-        ("pickle", {"cloudpickle", "msgspec"}),
+        ("pickle", {"cloudpickle"}),
     ],
 )
 def test_an_extra_brings_its_libraries_and_nothing_of_the_command_line(made, extra, libraries):

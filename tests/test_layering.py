@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "latchwork"
 
 #: What every floor may import.
 GROUND = {
+    "_base",
     "callers",
     "disks",
     "errors",
@@ -36,6 +37,7 @@ HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
 SYSTEMS = {"jobs", "worker_group", "executor", "plans"}
 # Which parts of latchwork a part may import, besides itself: what is below its own floor.
 MAY_IMPORT = {
+    "_base": {"errors", "records", "types"},
     "errors": set(),
     "types": set(),
     "clock": set(),
@@ -76,7 +78,7 @@ LIBRARIES = {
     "google": ("backends.etcd",),
     "sqlite3": ("backends.embedded",),
     "cronsim": ("schedules",),
-    "msgspec": ("tasks",),
+    "msgspec": ("_base", "primitives", "tasks", "executor", "plans", "worker_group", "jobs", "workflows", "apps"),
     "cloudpickle": ("tasks",),
     "typer": ("cli", "apps"),
     "click": ("cli", "apps"),
@@ -94,7 +96,7 @@ BACKENDS = ("embedded", "etcd", "zookeeper")
 #: Documented paths of things that stand on a floor above now; nothing of ours goes through them.
 MOVED_UP = {"assignment.bench": "apps.assign_bench.bench"}
 #: Packages whose modules are doors each. Everywhere else one comes in by the package, or by a wing of it.
-OPEN_HOUSES = {"backends", "store", "apps", "testing", ""}
+OPEN_HOUSES = {"_base", "backends", "store", "apps", "testing", ""}
 
 
 @dataclass(frozen=True)

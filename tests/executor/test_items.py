@@ -20,28 +20,26 @@ from latchwork.executor.keys import (
     shelf_of,
     task_id_of,
 )
-from latchwork.executor.placing.targets import Key, Label, Member
+from latchwork.executor.placing.targets import Key, Label, Member, StoredTarget
 from latchwork.executor.running.lanes import is_retried, tries_of
-from latchwork.tasks import Outcome, Retry
+from latchwork.tasks import BlobRef, Outcome, StoredRetry
 
-SMALL = TaskItem("s.000000007", "square", b"plain:x", "s", 7, lanes=("any",), shelf="5-0-s")
+SMALL = TaskItem("square", "s", 7, ("any",), "5-0-s", payload=b"plain:x")
 FULL = TaskItem(
-    "s.000000007",
     "square",
-    b"\n\x00\nxyz",
     "s",
     7,
-    {"owner": "s", "id": "x", "size": 9, "digest": "d"},
-    0,
-    Label(zone="a"),
-    Retry(3, 0.5, 2.0, 9.0, 0.0),
-    ("builtins:ValueError",),
-    2.5,
     ("m.a", "m.b"),
     "0-0-s",
+    blob=BlobRef("s", "x", 9, "d"),
+    priority=0,
+    stored_target=StoredTarget.of(Label(zone="a")),
+    retry=StoredRetry(3, 0.5, 2.0, 9.0, 0.0, ("builtins:ValueError",)),
+    timeout_s=2.5,
     is_kept=True,
+    payload=b"\n\x00\nxyz",
 )
-DETACHED = TaskItem("d.nightly", "report", b"", "d", 0, lanes=("any",), shelf="5-0-d")
+DETACHED = TaskItem("report", "d", 0, ("any",), "5-0-d", own_id="d.nightly")
 
 
 @pytest.mark.parametrize("item", [SMALL, FULL, DETACHED])
@@ -132,7 +130,7 @@ def test_who_may_run_a_task():
         (Label(zone="a"), "b", {"zone": "a"}, True),
         (Label(zone="a"), "b", {"zone": "b"}, False),
     ]:
-        item = TaskItem("s.1", "f", sid="s", lanes=("any",), target=target)
+        item = TaskItem("f", "s", 1, ("any",), "", stored_target=StoredTarget.of(target))
         assert may_run(item, member, labels) is may
 
 
@@ -142,7 +140,7 @@ def test_tries_are_counted_in_what_was_said_at_the_last():
 
 
 def test_classes_that_are_tried_again_are_known_by_their_names():
-    item = TaskItem("s.1", "f", sid="s", lanes=("any",), retry_on=("builtins:LookupError",))
+    item = TaskItem("f", "s", 1, ("any",), "", retry=StoredRetry(3, 0.5, 2.0, 9.0, 0.0, ("builtins:LookupError",)))
     assert is_retried(item, Outcome.failed(KeyError("x")))
     assert not is_retried(item, Outcome.failed(ValueError("x")))
     assert is_retried(SMALL, Outcome.failed(ValueError("x")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 
@@ -196,7 +195,7 @@ def test_a_large_outcome_stays_when_its_result_turns_out_to_be_there(taken, stor
     claim, large, blobs = taken
     key = KEYS.result("sid", 1)
     ref = large.write(claim, "sid", key, b"x")
-    claim.ack(ops=[Create(key, json.dumps(ref.to_record()).encode())])
+    claim.ack(ops=[Create(key, ref.to_bytes())])
     large.over(claim)
     time.sleep(0.3)
     assert blobs.read(ref) == b"x"

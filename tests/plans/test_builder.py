@@ -10,7 +10,7 @@ from latchwork.plans.builder import Draft, Options
 from latchwork.plans.keys import Keys
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
 from latchwork.plans.states import MOST_TOGETHER, Edges
-from latchwork.tasks import Functions, NotSerializable, Payloads, Retry, UnknownFunction
+from latchwork.tasks import Functions, NotSerializable, Payloads, Retry, StoredRetry, UnknownFunction
 from latchwork.types import Create, Entry
 
 FUNCTIONS = Functions()
@@ -157,9 +157,8 @@ def test_records_come_back_as_they_were_stored():
         ("a", "b"),
         ("b",),
         ("c",),
-        Retry(attempts=4, jitter=0.5),
+        StoredRetry(4, 0.1, 1.5, 10.0, 0.5, ("x:Y",)),
         2.5,
-        ("x:Y",),
         3,
         "why",
         b"\nx",

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
 from latchwork.executor import refs
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing import placing
-from latchwork.executor.placing.targets import Label, Member, of_body, to_body
+from latchwork.executor.placing.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue import stored
-from latchwork.records import Record
-from latchwork.tasks import BlobRef, Retry
+from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.worker_group import records as groups
 from latchwork.workflows import exchange
 from latchwork.workflows.worker import outputs
 
 BLOB = BlobRef("owner", "id", 5, "ab")
-ITEM = TaskItem(
-    "s1-7", "m:f", b"", "s1", 7, BLOB.to_record(), 3, Label(zone="a"), Retry(2), ("m:E",), 5.0, ("any",), "s"
-)
+RETRY = StoredRetry(2, 0.1, 1.5, 10.0, 0.1, ("m:E",))
+ITEM = TaskItem("m:f", "s1", 7, ("any",), "s", "", BLOB, 3, StoredTarget.of(Label(zone="a")), RETRY, 5.0, is_kept=True)
 TASK = plans.TaskRecord(
-    plans.TaskState.READY, 3, "m:f", ("a",), ("a",), ("b",), Retry(2), 5.0, attempts=1, why="w", args_at=BLOB
+    plans.TaskState.READY, 3, "m:f", ("a",), ("a",), ("b",), RETRY, 5.0, attempts=1, why="w", args_at=BLOB
 )
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
@@ -49,10 +48,6 @@ def read_split(value):
     return head.whole("attempts", 0, least=0), head.text("why", ""), rest
 
 
-def read_target(value):
-    return of_body(Record.of(value).body) or "nobody in particular"
-
-
 def read_outputs(value):
     try:
         return outputs._json(value.decode("utf-8", "replace"), 1)
@@ -65,9 +60,8 @@ ROWS = {
     "item of a work queue": ("primitives.queue.stored", stored.Stored("a", 1, "why", 5).to_bytes(), read_split),
     "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.of),
     "task of an executor with a target": (
-        "executor.items", replace(ITEM, target=Member("m1", "any")).to_bytes(), TaskItem.of
+        "executor.items", replace(ITEM, stored_target=StoredTarget.of(Member("m1", "any"))).to_bytes(), TaskItem.of
     ),
-    "target": ("executor.placing.targets", json.dumps(to_body(Member("m1", "fail"))).encode(), read_target),
     "load of a runner": (
         "executor.placing.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
     ),
@@ -81,10 +75,10 @@ ROWS = {
     ),
     "large outcome": (
         "executor.items",
-        json.dumps(BLOB.to_record()).encode(),
+        BLOB.to_bytes(),
         lambda value: ref_of(value) or "here",
     ),
-    "large value": ("tasks.blobs", json.dumps(BLOB.to_record()).encode(), lambda value: BlobRef.of(Record.of(value))),
+    "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.of),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
     "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_wanted),
@@ -118,4 +112,4 @@ def read_result(value):
         return str(error)
 
 
-ROWS["large result of a plan"] = ("plans.records", json.dumps(BLOB.to_record()).encode(), read_result)
+ROWS["large result of a plan"] = ("plans.records", BLOB.to_bytes(), read_result)

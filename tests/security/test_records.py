@@ -98,8 +98,8 @@ def test_every_module_that_reads_records_is_tried():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.ImportFrom)
-                and node.module == "latchwork.records"
-                and {"Record", "read_json"} & {alias.name for alias in node.names}
+                and node.module in {"latchwork._base.decoding", "latchwork.records"}
+                and {"Decoder", "Record", "read_json"} & {alias.name for alias in node.names}
             ):
                 reading.add(module_name(path, PACKAGE))
     assert reading - TYPED == {kind.module for kind in KINDS.values()}

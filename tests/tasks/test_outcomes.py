@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from latchwork.errors import Conflict, LatchworkError
+from latchwork.errors import BackendNotInstalled, Conflict, LatchworkError
 from latchwork.tasks import (
     DEFAULT,
     BadPayload,
@@ -17,6 +17,7 @@ from latchwork.tasks import (
     Failure,
     Outcome,
     Payloads,
+    PickleCodec,
     RemoteError,
     RemoteTraceback,
     TaskContext,
@@ -24,6 +25,7 @@ from latchwork.tasks import (
     perform,
     task,
 )
+from latchwork.tasks.payloads import codec
 from latchwork.tasks.payloads.values import pack
 
 from .examples import fails, lies, refuses, square
@@ -214,12 +216,7 @@ def test_importing_tasks_imports_neither_msgspec_nor_cloudpickle():
 
 
 def test_the_error_about_a_missing_library_names_the_extra(monkeypatch):
-    from latchwork.errors import BackendNotInstalled
-    from latchwork.tasks.payloads import libraries
-
-    for name, extra in (("msgpack", "tasks"), ("cloudpickle", "pickle")):
-        getattr(libraries, name).cache_clear()
-        monkeypatch.setitem(sys.modules, "msgspec.msgpack", None)
-        monkeypatch.setitem(sys.modules, "cloudpickle", None)
-        with pytest.raises(BackendNotInstalled, match=rf"latchwork\[{extra}\]"):
-            getattr(libraries, name)()
+    codec._cloudpickle.cache_clear()
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(BackendNotInstalled, match=r"latchwork\[pickle\]"):
+        PickleCodec().encode(len, "a function")

@@ -22,13 +22,15 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
+from msgspec import structs
+
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
 from latchwork.executor.keys import DETACHED, NAME, Keys, check_task_id, detached_id, executor_store
 from latchwork.executor.placing.pickers import Picker, Pull
-from latchwork.executor.placing.targets import All, Member, Target
+from latchwork.executor.placing.targets import All, Member, StoredTarget, Target
 from latchwork.executor.refs import Detached, TaskRef
 from latchwork.executor.submitting.line import Wanted
 from latchwork.executor.submitting.options import Call, Options, error_of, results_of
@@ -49,6 +51,7 @@ from latchwork.tasks import (
     PickleCodec,
     Registered,
     Retry,
+    StoredRetry,
     UnknownFunction,
 )
 
@@ -255,7 +258,9 @@ class Executor(concurrent.futures.Executor):
         if isinstance(self._options.target, All):
             raise LatchworkError("a detached task is run once; submit one for each member, with target=Member(id)")
         task_id = detached_id(check_task_id(uuid.uuid4().hex if id is None else id))
-        return await self._detached.put(replace(item, id=task_id), self._options.picker, self._options.copies)
+        return await self._detached.put(
+            structs.replace(item, own_id=task_id), self._options.picker, self._options.copies
+        )
 
     def ref(self, id: str) -> TaskRef:  # noqa: A002 - as everywhere here
         """A detached task by the id that it was given, or by that of its reference. Does no I/O."""
@@ -343,7 +348,7 @@ class Executor(concurrent.futures.Executor):
         wanted = Wanted(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
-        items = {member: replace(item, target=Member(member)) for member in ids}
+        items = {member: structs.replace(item, stored_target=StoredTarget.of(Member(member))) for member in ids}
         parts = {member: self._submitter.add(each, hint, what, wanted) for member, each in items.items()}
         made: AllFuture[Any] = AllFuture(parts, f"task {what} for all members", self._submitter.callbacks)
         self._submitter.wholes.add(made)
@@ -362,12 +367,15 @@ class Executor(concurrent.futures.Executor):
             name, hint, what = registered.name, registered.hints.get("return", Any), repr(registered.name)
         options = self._options
         item = TaskItem(
-            "",
-            name,
-            payload,
+            function=name,
+            sid=DETACHED,
+            number=0,
+            lanes=(),
+            shelf="",
+            payload=payload,
             priority=options.priority,
-            target=options.target,
-            retry=options.retry,
+            stored_target=StoredTarget.of(options.target),
+            retry=None if options.retry is None else StoredRetry.of(options.retry),
             timeout_s=options.timeout_s,
             is_kept=bool(getattr(options.picker, "keeps", False)),
         )

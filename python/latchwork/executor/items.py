@@ -2,63 +2,70 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Seconds, encode
 from latchwork.errors import BadRecord
 from latchwork.executor.keys import ANY, DETACHED, Keys, item_id_of, task_id_of
-from latchwork.executor.placing.targets import Label, Member, Target, of_body, to_body
-from latchwork.records import Record, short
-from latchwork.tasks import BlobRef, Retry
+from latchwork.executor.placing.targets import Label, Member, StoredTarget, Target
+from latchwork.records import short
+from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Delete
 
 if TYPE_CHECKING:
     from latchwork.primitives import WorkQueue
 
 _MOST_COPIES = 1000
-_MOST_HEAD = 3000
-_MOST_NUMBER = 10**15
-_BUILTINS = "builtins"
+DEFAULT_PRIORITY = 5
 
 
-@dataclass(frozen=True, slots=True)
-class TaskItem:
+class TaskItem(Struct, frozen=True, omit_defaults=True):
     """One task, as every copy of it is stored.
 
     Attributes:
-        id: of the task.
         function: the name of its function; empty when the function itself is in the payload, pickled.
-        payload: the arguments; empty when they are elsewhere.
         sid: of its submitter; ``DETACHED`` when it has none.
         number: counts the tasks of its submitter; 0 of a detached one.
-        blob: where a large payload is; empty when it is here.
-        priority: 0 runs before 9.
-        target: who may run it; None for all.
-        retry: how often it is tried, as far as the submitter says.
-        retry_on: the classes of exceptions that are tried again, as ``module:qualname``.
-        timeout_s: seconds after which a run is stopped, as far as the submitter says.
         lanes: where its copies were put; one for each.
         shelf: where they are there.
+        own_id: the id of a detached task.
+        blob: where a large payload is; None when it is here.
+        priority: 0 runs before 9.
+        stored_target: who may run it, as it is stored; None for all.
+        retry: how often it is tried, as far as the submitter says.
+        timeout_s: seconds after which a run is stopped, as far as the submitter says.
         is_kept: whether others leave it to the member in whose lane it is, as long as that lives.
+        payload: the arguments, after the line of JSON; empty when they are elsewhere.
     """
 
-    id: str
-    function: str
-    payload: bytes = field(default=b"", repr=False)
-    sid: str = DETACHED
-    number: int = 0
-    blob: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    priority: int = 5
-    target: Target | None = None
-    retry: Retry | None = None
-    retry_on: tuple[str, ...] = ()
-    timeout_s: float | None = None
-    lanes: tuple[str, ...] = ()
-    shelf: str = ""
-    is_kept: bool = False
+    function: str = field(name="fn")
+    sid: str = field(name="sub")
+    number: Count = field(name="n")
+    lanes: Annotated[tuple[str, ...], Meta(min_length=1, max_length=_MOST_COPIES)]
+    shelf: str
+    own_id: str = field(default="", name="id")
+    blob: BlobRef | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] = DEFAULT_PRIORITY
+    stored_target: StoredTarget | None = field(default=None, name="target")
+    retry: StoredRetry | None = None
+    timeout_s: Seconds | None = None
+    is_kept: bool = field(default=False, name="kept")
+    payload: bytes = b""
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return self.own_id if self.is_detached else task_id_of(self.sid, self.number)
+
+    @property
+    def target(self) -> Target | None:
+        """The members that may run it; None for all."""
+        return None if self.stored_target is None else self.stored_target.to_target()
 
     @property
     def is_detached(self) -> bool:
@@ -75,86 +82,28 @@ class TaskItem:
         return keys.outcome(self.id) if self.is_detached else keys.result(self.sid, self.number)
 
     def to_bytes(self) -> bytes:
-        """As it is stored; what has its default is left out."""
-        return json.dumps(self._head(), separators=(",", ":")).encode() + b"\n" + self.payload
-
-    def _head(self) -> dict[str, object]:
-        whole: dict[str, object] = {
-            "fn": self.function,
-            "sub": self.sid,
-            "n": self.number,
-            "lanes": list(self.lanes),
-            "shelf": self.shelf,
-        }
-        more: dict[str, object] = {
-            "id": self.id if self.is_detached else "",
-            "blob": dict(self.blob),
-            "priority": self.priority if self.priority != DEFAULT_PRIORITY else None,
-            "target": to_body(self.target),
-            "retry": _retry_body(self.retry, self.retry_on),
-            "timeout_s": self.timeout_s or None,
-            "kept": self.is_kept,
-        }
-        return {**whole, **{name: each for name, each in more.items() if each or type(each) is int}}
+        """Return the value of an item: a line of JSON without defaults, then the payload."""
+        return encode(self.without_payload()) + b"\n" + self.payload
 
     @classmethod
     def of(cls, value: bytes) -> TaskItem:
-        """The task in the value of an item that anybody may have written.
+        """Return the task in the value of an item that any client may have written.
 
         Raises:
-            BadRecord: it is no task.
+            BadRecord: It is no task.
         """
         line, newline, payload = value.partition(b"\n")
-        if not newline:
-            raise BadRecord(f"value {short(value)} is no task")
-        record = Record.of(line)
-        usual = _usual(record.body, payload)
-        if usual is not None:
-            return usual
-        sid, number = record.text("sub"), record.whole("n", least=0)
-        task_id = record.text("id") if sid == DETACHED else task_id_of(sid, number)
-        lanes = record.texts("lanes")
-        if not 1 <= len(lanes) <= _MOST_COPIES:
-            raise BadRecord(f"a task has {len(lanes)} copies")
-        retry, on = _retry_of(record)
-        return cls(
-            task_id,
-            record.text("fn"),
-            payload,
-            sid,
-            number,
-            record.mapping("blob", {}),
-            record.whole("priority", least=0, most=9) if record.has("priority") else DEFAULT_PRIORITY,
-            of_body(record.mapping("target", {})),
-            retry,
-            on,
-            record.duration_s("timeout_s") if record.has("timeout_s") else None,
-            lanes,
-            record.text("shelf"),
-            record.body.get("kept") is True,
-        )
+        item = _ITEM.decode(line)
+        if not newline or (item.is_detached and not item.own_id):
+            raise BadRecord(f"value {short(value)} is not a task")
+        return replace(item, payload=payload)
 
     def without_payload(self) -> TaskItem:
-        """The same for people who look."""
-        return replace(self, payload=b"")
+        """Return the same task without its payload."""
+        return replace(self, payload=b"") if self.payload else self
 
 
-DEFAULT_PRIORITY = 5
-_USUAL = {"fn", "sub", "n", "lanes", "shelf"}
-
-
-def _usual(body: Mapping[str, Any], payload: bytes) -> TaskItem | None:
-    """The task of a record without options, as nearly all are: the same, in a fifth of the time."""
-    if body.keys() != _USUAL:
-        return None
-    fn, sid, number, lanes, shelf = (body[name] for name in ("fn", "sub", "n", "lanes", "shelf"))
-    are_texts = type(fn) is str and type(sid) is str and type(shelf) is str
-    is_number = type(number) is int and 0 <= number <= _MOST_NUMBER
-    if not (are_texts and is_number and type(lanes) is list and len(lanes) == 1 and type(lanes[0]) is str):
-        return None
-    if sid == DETACHED:
-        return None
-    return TaskItem(task_id_of(sid, number), fn, payload, sid, number, lanes=(lanes[0],), shelf=shelf)
+_ITEM: Decoder[TaskItem] = Decoder(TaskItem, "a task")
 
 
 @lru_cache(maxsize=512)
@@ -177,33 +126,10 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
     return True
 
 
-def type_name(kind: type[BaseException]) -> str:
-    """How a class of exceptions is stored."""
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _retry_body(retry: Retry | None, on: tuple[str, ...]) -> dict[str, object]:
-    if retry is None:
-        return {}
-    numbers = {name: getattr(retry, name) for name in ("attempts", "initial_s", "increase", "max_s", "jitter")}
-    return {**numbers, "on": list(on or map(type_name, retry.on))}
-
-
-def _retry_of(record: Record) -> tuple[Retry | None, tuple[str, ...]]:
-    if not record.has("retry"):
-        return None, ()
-    body = Record(record.mapping("retry"))
-    initial_s, increase, max_s, jitter = (body.number(name) for name in ("initial_s", "increase", "max_s", "jitter"))
-    try:
-        return Retry(body.whole("attempts", least=1), initial_s, increase, max_s, jitter), body.texts("on")
-    except (ValueError, TypeError) as error:
-        raise BadRecord(f"a retry cannot be used: {error}") from None
-
-
 def ref_of(value: bytes) -> BlobRef | None:
     """Where an outcome is that is kept beside its key; None of one that is here."""
     try:
-        return BlobRef.of(Record.of(value)) if value[:1] == b"{" else None
+        return BlobRef.of(value) if value[:1] == b"{" else None
     except BadRecord:
         return None
 

@@ -176,7 +176,7 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
                 running.get(member.id, 0),
                 queued.get(member.id, 0),
                 tuple(sorted(said.get(member.id, _NOTHING).functions)),
-                said.get(member.id, _NOTHING).allows_pickle,
+                said.get(member.id, _NOTHING).allow_pickle,
             )
             for member in members
         ]

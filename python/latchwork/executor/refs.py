@@ -7,15 +7,17 @@ Record and outcome stay until somebody forgets them.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Decoder, encode
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, WaitTimeout
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
@@ -25,13 +27,35 @@ from latchwork.executor.placing.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.line import INLINE_BYTES, copies_ops
 from latchwork.primitives import WorkQueue
-from latchwork.records import Record
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.tasks import Blobs, Outcome, Payloads
 from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Op
 
 _PATIENCE_S = 30.0
+
+
+class KnownTask(Struct, frozen=True):
+    """What the record of a detached task says.
+
+    Attributes:
+        function: its name.
+        lanes: where its copies were put.
+        shelf: where they are there.
+        digest: of the call: the same id must not have another one.
+        nonce: of who put it: a put whose answer was lost is known by it.
+    """
+
+    function: str = field(name="fn")
+    lanes: tuple[str, ...]
+    shelf: str
+    digest: str
+    nonce: str
+
+
+_KNOWN: Decoder[KnownTask] = Decoder(KnownTask, "a detached task")
+#: Takes the place of a record that cannot be read.
+_UNKNOWN = KnownTask("", (), "", "", "")
 
 
 class Detached:
@@ -72,7 +96,7 @@ class Detached:
         if len(ready.payload) <= INLINE_BYTES:
             return await self._put(ready, picker, copies, digest, lambda: None)
         blob = await steps_of(self.blobs.write)(DETACHED, ready.payload)
-        ready = replace(ready, payload=b"", blob=blob.to_record())
+        ready = replace(ready, payload=b"", blob=blob)
         return await self._put(ready, picker, copies, digest, partial(self.blobs.forget, blob))
 
     async def _put(
@@ -91,12 +115,12 @@ class Detached:
                 if there is None:
                     self._placing.refused(error.failed)
                     continue
-                record = Record.or_empty(there.value)
-                if record.text("nonce", "") != nonce:
+                known = _KNOWN.find(there.value) or _UNKNOWN
+                if known.nonce != nonce:
                     forget()
-                if record.text("digest", "") != digest:
+                if known.digest != digest:
                     raise TaskExists(
-                        f"task {ready.id!r} is another call, of {record.text('fn', '?')!r}; give an id of its own"
+                        f"task {ready.id!r} is another call, of {known.function or '?'!r}; give an id of its own"
                     ) from error
             except OutcomeUnknown:
                 is_doubtful = True
@@ -111,9 +135,9 @@ class Detached:
             return TaskRef(self, ready.id)
 
     def _ops(self, item: TaskItem, digest: str, nonce: str) -> list[Op]:
-        said = {"fn": item.function, "lanes": item.lanes, "shelf": item.shelf, "digest": digest, "nonce": nonce}
+        known = KnownTask(item.function, item.lanes, item.shelf, digest, nonce)
         items = dict.fromkeys(copies_ops(self.backlog, item))
-        return [Create(self.keys.record(item.id), json.dumps(said).encode()), *items]
+        return [Create(self.keys.record(item.id), encode(known)), *items]
 
 
 class TaskRef:
@@ -152,14 +176,13 @@ class TaskRef:
             NoSuchTask: it is not known, or was forgotten meanwhile.
             Exception: the task's own.
         """
-        place, record = await self._place()
-        entry = await self._outcome(place.result_key, record.text("nonce", ""), timeout_s)
+        place, known = await self._place()
+        entry = await self._outcome(place.result_key, known.nonce, timeout_s)
         ref = ref_of(entry.value)
         value = entry.value if ref is None else await steps_of(self._tasks.blobs.read)(ref)
-        function = record.text("fn", "")
-        hint = self._tasks.hint_of(function)
+        hint = self._tasks.hint_of(known.function)
         try:
-            return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {function!r}")
+            return Outcome.of(value).result(self._tasks.payloads, hint, f"the result of {known.function!r}")
         except TaskCancelled as error:
             raise CancelledError(str(error)) from None
 
@@ -175,7 +198,7 @@ class TaskRef:
 
         def look(batch: Sequence[Change]) -> None:
             entry = batch[-1].entry if batch else None
-            if entry is None or Record.or_empty(entry.value).text("nonce", "") != nonce:
+            if entry is None or (_KNOWN.find(entry.value) or _UNKNOWN).nonce != nonce:
                 forgotten.set()
                 watch.close()
 
@@ -231,7 +254,7 @@ class TaskRef:
         await ask(tasks.store.commit, [At(record), same], [Delete(key), Delete(place.result_key), *blob])
         return True
 
-    async def _place(self) -> tuple[Place, Record]:
+    async def _place(self) -> tuple[Place, KnownTask]:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
             raise self._unknown()
@@ -241,7 +264,6 @@ class TaskRef:
         return NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
 
 
-def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[Place, Record]:
-    record = Record.or_empty(entry.value)
-    lanes = record.texts("lanes", ())
-    return Place(task_id, lanes, record.text("shelf", ""), keys.outcome(task_id)), record
+def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[Place, KnownTask]:
+    known = _KNOWN.find(entry.value) or _UNKNOWN
+    return Place(task_id, known.lanes, known.shelf, keys.outcome(task_id)), known

@@ -18,7 +18,7 @@ from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import BadPayload, BlobRef, Blobs, Outcome
+from latchwork.tasks import BadPayload, Blobs, Outcome
 from latchwork.types import Check, Op, Put
 
 Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
@@ -255,9 +255,9 @@ class Stored:
         """The writes that delete what is kept beside a task."""
         try:
             blob = task_of(item.value).blob
-            return self._blobs.delete_ops(BlobRef.of_body(blob)) if blob else []
         except BadRecord:
             return []
+        return [] if blob is None else self._blobs.delete_ops(blob)
 
     async def _is_taken_back(self, place: Place, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
         """Of a task without items: whether it has no outcome either, or that of being cancelled, perhaps by our try."""

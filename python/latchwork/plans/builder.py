@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from msgspec.structs import replace
 
 from latchwork.checks import is_number
 from latchwork.errors import ValueTooLarge
@@ -13,7 +15,7 @@ from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
 from latchwork.plans.keys import MOST_TASK, check_id, task_name
 from latchwork.plans.records import MOST_NAMES, TaskRecord, TaskState
 from latchwork.plans.states import MOST_TOGETHER
-from latchwork.tasks import Functions, Later, Payloads, Registered, Retry, encode_template, laters
+from latchwork.tasks import Functions, Later, Payloads, Registered, Retry, StoredRetry, encode_template, laters
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,8 +64,7 @@ class Call:
             self.registered.name,
             self.deps,
             self.args_from,
-            retry=self.retry,
-            retry_on=tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in self.retry.on),
+            retry=StoredRetry.of(self.retry),
             timeout_s=self.timeout_s,
         )
 
@@ -73,7 +74,7 @@ class Options:
     """What is set for a whole plan."""
 
     title: str = ""
-    on_failure: str = "stop"
+    on_failure: Literal["stop", "continue"] = "stop"
     priority: int = 5
     keep_results_s: float | None = None
     max_parallel: int | None = None

@@ -188,7 +188,7 @@ class PlanHooks(FeederHooks):
     def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
         """The plan and the task of a claim, and the tasks whose results are to be read for it."""
         plan_id, name = split_id(claim.item.id)
-        known, names = self._known(plan_id), read_wanted(claim.value)[1]
+        known, names = self._known(plan_id), read_wanted(claim.value).args_from
         kept = {} if known is None else self._results.known(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
@@ -196,7 +196,7 @@ class PlanHooks(FeederHooks):
         """The call is made in the slot, where the store may be asked."""
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
-        timeout_s, _ = read_wanted(claim.value)
+        timeout_s = read_wanted(claim.value).timeout_s
         if not task.startswith(_CONTROL):
             self._company.begun(claim)
             known = self._known(plan_id)
@@ -397,7 +397,7 @@ class PlanHooks(FeederHooks):
             edit = self._place.edges.tried(task, failure.summary)
             if await self._commit(edit.checks, [*edit.ops, *self._limits.end(claim)], claim):
                 self._limits.given_back(claim)  # a task that pauses has no place
-                return Release(failure.summary[:200], after_s=task.record.retry.pause_s(attempt))
+                return Release(failure.summary[:200], after_s=task.record.retry.to_retry().pause_s(attempt))
             return None
         result = await self._stored(claim, plan_id, task, outcome)
         edit = self._place.edges.failed(plan_id, entry, plan, task, why=failure.summary, result=result)

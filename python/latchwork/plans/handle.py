@@ -5,8 +5,10 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, WaitTimeout

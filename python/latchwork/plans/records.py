@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Literal
 
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Positive, Seconds, encode
 from latchwork.errors import BadRecord
-from latchwork.records import Record, read_json, short
-from latchwork.tasks import BlobRef, Retry
+from latchwork.records import MOST_DURATION_S, short
+from latchwork.tasks import ONCE, BlobRef, StoredRetry
 from latchwork.types import Entry
 
 #: So many failures are kept in the record of a plan; further ones leave it alone.
 MOST_FAILED = 20
 #: So much of a reason is kept.
 MOST_WHY = 300
-#: With more dependencies than this those whose results are arguments are not written a second time, if they are all.
-MANY_DEPS = 100
 #: Arguments up to so many bytes stay in the record, and results in theirs.
 INLINE_ARGS, INLINE_RESULT = 2_000, 900_000
 #: The names of what a task depends on, and of what depends on it, may have so many bytes.
@@ -64,8 +65,7 @@ class TaskState(StrEnum):
         return self in (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
 
 
-@dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(Struct, frozen=True, omit_defaults=True):
     """A plan.
 
     Attributes:
@@ -91,81 +91,42 @@ class PlanRecord:
     """
 
     state: PlanState
-    turn: int = 0
+    turn: Count = 0
     title: str = ""
-    on_failure: str = "stop"
-    priority: int = 5
-    started_ms: int = 0
-    ended_ms: int = 0
-    tasks: int = 0
+    on_failure: Literal["stop", "continue"] = "stop"
+    priority: Annotated[int, Meta(ge=0, le=9)] = 5
+    started_ms: Annotated[int, Meta(ge=0, lt=10**14)] = 0
+    ended_ms: Count = 0
+    tasks: Count = 0
     failed: tuple[tuple[str, str], ...] = ()
     outcome: PlanState = PlanState.CANCELLED
-    keep_results_s: float | None = None
-    are_results_gone: bool = False
-    max_parallel: int | None = None
+    keep_results_s: Seconds | None = None
+    are_results_gone: bool = field(default=False, name="results_gone")
+    max_parallel: Positive | None = None
     parent: tuple[str, str] | None = None
-    depth: int = 0
+    depth: Count = 0
     gives: str = ""
     nonce: str = ""
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
-        body = {
-            "state": self.state.value,
-            "turn": self.turn,
-            "title": self.title,
-            "on_failure": self.on_failure,
-            "priority": self.priority,
-            "started_ms": self.started_ms,
-            "ended_ms": self.ended_ms,
-            "tasks": self.tasks,
-            "failed": [{"task": task, "why": why} for task, why in self.failed],
-            "outcome": self.outcome.value,
-            "keep_results_s": self.keep_results_s,
-            "results_gone": int(self.are_results_gone),
-            "max_parallel": self.max_parallel,
-            "parent": self.parent,
-            "depth": self.depth,
-            "gives": self.gives,
-            "nonce": self.nonce,
-        }
-        return json.dumps(body).encode()
+        """Return the value of its key."""
+        return encode(self)
 
     @classmethod
     def of(cls, value: bytes) -> PlanRecord:
-        """The plan in a value.
+        """Return the plan in a value.
 
         Raises:
-            BadRecord: there is none.
+            BadRecord: There is none.
         """
-        found = Record.of(value)
-        return cls(
-            state=_state(PlanState, found.text("state")),
-            turn=found.whole("turn", 0, least=0),
-            title=found.text("title", ""),
-            on_failure="continue" if found.text("on_failure", "stop") == "continue" else "stop",
-            priority=found.whole("priority", 5, least=0, most=9),
-            started_ms=found.whole("started_ms", 0, least=0, most=10**14 - 1),
-            ended_ms=found.whole("ended_ms", 0, least=0),
-            tasks=found.whole("tasks", 0, least=0),
-            failed=tuple((each.text("task", ""), each.text("why", "")) for each in found.parts("failed")),
-            outcome=_state(PlanState, found.text("outcome", PlanState.CANCELLED.value)),
-            keep_results_s=found.duration_s("keep_results_s") if found.has("keep_results_s") else None,
-            are_results_gone=found.whole("results_gone", 0) == 1,
-            max_parallel=found.whole("max_parallel", least=1) if found.has("max_parallel") else None,
-            parent=_parent(found.texts("parent", ())),
-            depth=found.whole("depth", 0, least=0),
-            gives=found.text("gives", ""),
-            nonce=found.text("nonce", ""),
-        )
+        return _PLAN.decode(value)
 
     def with_failure(self, task: str, why: str) -> PlanRecord:
         """With one more failure."""
         return replace(self, failed=(*self.failed, (task, why[:MOST_WHY]))[:MOST_FAILED])
 
 
-@dataclass(frozen=True)
-class TaskRecord:
+class TaskRecord(Struct, frozen=True, omit_defaults=True):
     """A task.
 
     Attributes:
@@ -179,88 +140,70 @@ class TaskRecord:
             rely on without a look at the successor. Shorter where tasks were added; none of a task with so many
             successors that its end does not ask.
         retry: how often it is tried.
-        retry_on: classes of exceptions that are tried again, as ``module:name``: none is looked up by that.
         timeout_s: seconds after which a run is stopped; None for never.
         attempts: tries that ended with an exception.
         why: what the last one raised.
-        args: its template of arguments, if it is small.
+        args: its template of arguments, if it is small; after the line of JSON.
         args_at: where a large one is.
         child: the plan that it has started, and waits for, or has waited for; empty for none.
         nonce: of whoever added it to a plan that runs; empty of the others.
+        takes_all: whether ``args_from`` are all of ``deps``: then they are stored once.
     """
 
     state: TaskState
-    number: int
+    number: Annotated[int, Meta(ge=0, le=10**9)] = field(name="n")
     fn: str
     deps: tuple[str, ...] = ()
     args_from: tuple[str, ...] = ()
     succ: tuple[str, ...] = ()
-    retry: Retry = field(default_factory=Retry)
-    timeout_s: float | None = None
-    retry_on: tuple[str, ...] = ("builtins:Exception",)
-    attempts: int = 0
+    retry: StoredRetry = StoredRetry.of(ONCE)
+    timeout_s: Seconds | None = None
+    attempts: Count = 0
     why: str = ""
     args: bytes = b""
     args_at: BlobRef | None = None
     child: str = ""
     nonce: str = ""
     late: tuple[str, ...] = ()
+    takes_all: bool = False
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
-        body: dict[str, Any] = {
-            "state": self.state.value,
-            "n": self.number,
-            "fn": self.fn,
-            "deps": self.deps,
-            "args_from": self.args_from,
-            "succ": self.succ,
-            "attempts": self.attempts,
-            "why": self.why,
-            "timeout_s": self.timeout_s,
-            "retry": retry_body(self.retry),
-            "retry_on": self.retry_on,
-        }
-        if len(self.deps) > MANY_DEPS and self.args_from == self.deps:
-            del body["args_from"]
-        more = (("child", self.child), ("nonce", self.nonce), ("late", self.late))
-        body |= {name: value for name, value in more if value}
-        if self.args_at is not None:
-            body["args_at"] = self.args_at.to_record()
-        return json.dumps(body).encode() + b"\n" + self.args
+        """Return the value of its key."""
+        takes_all = bool(self.deps) and self.args_from == self.deps
+        line = replace(self, args=b"", args_from=() if takes_all else self.args_from, takes_all=takes_all)
+        return encode(line) + b"\n" + self.args
 
     @classmethod
     def of(cls, value: bytes) -> TaskRecord:
-        """The task in a value.
+        """Return the task in a value.
 
         Raises:
-            BadRecord: there is none.
+            BadRecord: There is none.
         """
-        head, _, args = value.partition(b"\n")
-        found = Record.of(head)
-        deps = found.texts("deps", ())
-        return cls(
-            state=_state(TaskState, found.text("state")),
-            number=found.whole("n", least=0, most=10**9),
-            fn=found.text("fn"),
-            deps=deps,
-            args_from=found.texts("args_from", deps if len(deps) > MANY_DEPS else ()),
-            succ=found.texts("succ", ()),
-            retry=retry_of(Record(found.mapping("retry", {}))),
-            timeout_s=found.duration_s("timeout_s") if found.has("timeout_s") else None,
-            retry_on=found.texts("retry_on", ("builtins:Exception",)),
-            attempts=found.whole("attempts", 0, least=0),
-            why=found.text("why", ""),
-            args=args,
-            child=found.text("child", ""),
-            nonce=found.text("nonce", ""),
-            late=found.texts("late", ()),
-            args_at=BlobRef.of_body(found.mapping("args_at")) if found.has("args_at") else None,
-        )
+        line, _, args = value.partition(b"\n")
+        found = _TASK.decode(line)
+        return replace(found, args=args, args_from=found.deps if found.takes_all else found.args_from, takes_all=False)
 
     def now(self, state: TaskState) -> TaskRecord:
         """In another state."""
         return replace(self, state=state)
+
+
+class Wanted(Struct, frozen=True, omit_defaults=True):
+    """What the item of a task says before the task is read.
+
+    Attributes:
+        timeout_s: seconds after which a run is stopped; None for never.
+        args_from: the tasks whose results are arguments.
+    """
+
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)] | None = None
+    args_from: tuple[str, ...] = field(default=(), name="from")
+
+
+_PLAN: Decoder[PlanRecord] = Decoder(PlanRecord, "a plan")
+_TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
+_WANTED: Decoder[Wanted] = Decoder(Wanted, "what a task needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,28 +229,6 @@ def room_for_result(task: Task | None) -> int:
     return max(1_000, INLINE_RESULT - (0 if task is None else len(task.entry.value)))
 
 
-def retry_body(retry: Retry) -> dict[str, Any]:
-    """A retry as a part of a record, without its classes of exceptions."""
-    return {
-        "attempts": retry.attempts,
-        "initial_s": retry.initial_s,
-        "increase": retry.increase,
-        "max_s": retry.max_s,
-        "jitter": retry.jitter,
-    }
-
-
-def retry_of(found: Record) -> Retry:
-    """The retry in a record; fields that cannot be used have their defaults."""
-    return Retry(
-        attempts=found.whole("attempts", 1, least=1),
-        initial_s=found.number("initial_s", 0.1, least=0.0, most=1e7),
-        increase=found.number("increase", 1.5, least=1.0, most=1e6),
-        max_s=found.number("max_s", 10.0, least=0.0, most=1e7),
-        jitter=found.number("jitter", 0.1, least=0.0, most=1.0),
-    )
-
-
 def result_value(outcome: bytes) -> bytes:
     """A result that is small enough for its key."""
     return b"=" + outcome
@@ -315,7 +236,7 @@ def result_value(outcome: bytes) -> bytes:
 
 def result_at(ref: BlobRef) -> bytes:
     """A result that is elsewhere."""
-    return b"@" + json.dumps(ref.to_record()).encode()
+    return b"@" + ref.to_bytes()
 
 
 def read_result(value: bytes) -> bytes | BlobRef:
@@ -327,26 +248,10 @@ def read_result(value: bytes) -> bytes | BlobRef:
     if value[:1] == b"=":
         return value[1:]
     if value[:1] == b"@":
-        body = read_json(value[1:])
-        if isinstance(body, dict):
-            return BlobRef.of_body(body)
+        return BlobRef.of(value[1:])
     raise BadRecord(f"value {short(value)} is no result of a task")
 
 
-def _parent(names: tuple[str, ...]) -> tuple[str, str] | None:
-    return (names[0], names[1]) if len(names) == 2 else None
-
-
-def read_wanted(item: bytes) -> tuple[float | None, tuple[str, ...]]:
-    """What the item of a task says before the task is read: its timeout, and the tasks whose results are arguments."""
-    found = Record.or_empty(item) if item else Record({})
-    timeout_s = found.duration_s("timeout_s", -1.0, least=-1.0)
-    return timeout_s if timeout_s > 0.0 else None, found.texts("from", ())
-
-
-def _state(kind: type[Any], text: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        known = ", ".join(each.value for each in kind)
-        raise BadRecord(f"{short(text)} is no state; there are {known}") from None
+def read_wanted(item: bytes) -> Wanted:
+    """Return what the item of a task says; nothing when it cannot be read."""
+    return _WANTED.find(item) or Wanted()

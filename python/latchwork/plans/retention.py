@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
 from latchwork.plans.place import Place

@@ -5,13 +5,14 @@ Who may call an edge, what may have happened meanwhile, and which check notices 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from latchwork._base.decoding import encode
 from latchwork.plans.keys import CONTROL_SHELF, Keys, item_id, shelf_of
-from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskRecord, TaskState
+from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskRecord, TaskState, Wanted
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
 
 #: The end of a task with more successors than this looks at them after it; so many tasks an added one may wait for.
@@ -314,5 +315,5 @@ def portions(tasks: Iterable[Task], most: int) -> list[list[Task]]:
 
 def item_value(task: TaskRecord) -> bytes:
     """What the item of a task has: what is needed before the task is read."""
-    value = json.dumps({"timeout_s": task.timeout_s, "from": task.args_from}).encode()
-    return value if len(value) <= _MOST_ITEM else json.dumps({"timeout_s": task.timeout_s}).encode()
+    value = encode(Wanted(task.timeout_s, task.args_from))
+    return value if len(value) <= _MOST_ITEM else encode(Wanted(task.timeout_s))

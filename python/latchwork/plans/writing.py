@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.plans.builder import Draft

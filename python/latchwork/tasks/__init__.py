@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES, Arguments, Codec, Payloads, PickleCodec, PlainCodec
     from latchwork.tasks.payloads.outcome import Failure, Instead, Outcome
     from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
-    from latchwork.tasks.retry import ONCE, Retry, backoff_s
+    from latchwork.tasks.retry import ONCE, Retry, StoredRetry, backoff_s, type_name
     from latchwork.tasks.running.context import TaskContext, current_task
     from latchwork.tasks.running.feeder import Feeder
     from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
@@ -86,7 +86,9 @@ else:
             "latchwork.tasks.retry": (
                 "ONCE",
                 "Retry",
+                "StoredRetry",
                 "backoff_s",
+                "type_name",
             ),
             "latchwork.tasks.running.context": (
                 "TaskContext",
@@ -151,6 +153,7 @@ __all__ = [
     "RunAsync",
     "RunIn",
     "Slots",
+    "StoredRetry",
     "TaskContext",
     "TaskLoop",
     "TaskProcessDied",
@@ -167,4 +170,5 @@ __all__ = [
     "perform",
     "run_async",
     "task",
+    "type_name",
 ]

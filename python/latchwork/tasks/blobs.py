@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Decoder, encode
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
-from latchwork.records import Record, short
+from latchwork.records import short
 from latchwork.store import Backoff
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import OnInterrupt, ask, driven
@@ -41,8 +43,7 @@ _FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 _DIGEST = 32
 
 
-@dataclass(frozen=True, slots=True)
-class BlobRef:
+class BlobRef(Struct, frozen=True):
     """Where a large value is, as a record has it.
 
     Attributes:
@@ -54,41 +55,36 @@ class BlobRef:
 
     owner: str
     id: str
-    size: int
+    size: Annotated[int, Meta(ge=0, le=MAX_PAYLOAD_BYTES)]
     digest: str
+
+    def __post_init__(self) -> None:
+        for part in (self.owner, self.id):
+            try:
+                _segment(part)
+            except LatchworkError as error:
+                raise ValueError(f"a large value has the address {short(part)}, which is none: {error}") from None
 
     @property
     def chunks(self) -> int:
         """How many chunks it has."""
         return max(1, -(-self.size // CHUNK_BYTES))
 
-    def to_record(self) -> dict[str, Any]:
-        """As a part of a record, for JSON."""
-        return {"owner": self.owner, "id": self.id, "size": self.size, "digest": self.digest}
+    def to_bytes(self) -> bytes:
+        """Return it as a record of its own."""
+        return encode(self)
 
     @classmethod
-    def of(cls, record: Record, most_bytes: int = MAX_PAYLOAD_BYTES) -> BlobRef:
-        """The reference in a record that anybody may have written.
+    def of(cls, value: bytes) -> BlobRef:
+        """Return the reference in a value.
 
         Raises:
-            BadRecord: there is none, or it is larger than that.
+            BadRecord: There is none, or it is larger than any payload.
         """
-        ref = cls(record.text("owner"), record.text("id"), record.whole("size", least=0, most=most_bytes), "")
-        for part in (ref.owner, ref.id):
-            try:
-                _segment(part)
-            except LatchworkError as error:
-                raise BadRecord(f"a large value has the address {short(part)}, which is none: {error}") from None
-        return cls(ref.owner, ref.id, ref.size, record.text("digest"))
+        return _REF.decode(value)
 
-    @classmethod
-    def of_body(cls, body: Mapping[str, object]) -> BlobRef:
-        """The reference in a part of a record.
 
-        Raises:
-            BadRecord: there is none.
-        """
-        return cls.of(Record(body))
+_REF: Decoder[BlobRef] = Decoder(BlobRef, "a reference to a large value")
 
 
 class Blobs:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Positive
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 
 #: Pauses are at most a year: longer ones are no retries.
 _MOST_S = 366 * 86_400.0
+_MOST_INCREASE = 1e6
 
 
 def backoff_s(count: int, initial_s: float = 0.1, increase: float = 1.5, max_s: float = 10.0) -> float:
@@ -52,7 +57,7 @@ class Retry:
             raise ValueError(f"attempts must be a whole number from 1, not {self.attempts!r}")
         for name, least, most in (
             ("initial_s", 0.0, _MOST_S),
-            ("increase", 1.0, 1e6),
+            ("increase", 1.0, _MOST_INCREASE),
             ("max_s", 0.0, _MOST_S),
             ("jitter", 0.0, 1.0),
         ):
@@ -83,6 +88,38 @@ class Retry:
 
 #: One try, no more.
 ONCE = Retry()
+
+_Pause = Annotated[float, Meta(ge=0.0, le=_MOST_S)]
+
+
+class StoredRetry(Struct, frozen=True):
+    """A retry as a part of a record: its classes of exceptions are text, and none is imported because of that.
+
+    Attributes:
+        on: the classes of exceptions that are tried again, as ``module:qualname``.
+    """
+
+    attempts: Positive
+    initial_s: _Pause
+    increase: Annotated[float, Meta(ge=1.0, le=_MOST_INCREASE)]
+    max_s: _Pause
+    jitter: Annotated[float, Meta(ge=0.0, le=1.0)]
+    on: tuple[str, ...]
+
+    @classmethod
+    def of(cls, retry: Retry) -> StoredRetry:
+        """Return a retry as it is stored."""
+        on = tuple(map(type_name, retry.on))
+        return cls(retry.attempts, retry.initial_s, retry.increase, retry.max_s, retry.jitter, on)
+
+    def to_retry(self) -> Retry:
+        """Return the retry, without its classes of exceptions."""
+        return Retry(self.attempts, self.initial_s, self.increase, self.max_s, self.jitter)
+
+
+def type_name(kind: type[BaseException]) -> str:
+    """Return a class of exceptions as it is stored."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def is_final(error: BaseException | None) -> bool:

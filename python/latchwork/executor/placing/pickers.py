@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Count
 from latchwork.executor.placing.targets import hasher_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
@@ -36,19 +39,20 @@ class TaskInfo:
     copy: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """What is queued and running on a member, as it said a second ago, and what we have put there since.
 
     Attributes:
         running: tasks that run.
         queued: tasks in its lane that nobody has taken.
         slots: how many it runs at a time.
+        number: how often it has said so.
     """
 
-    running: int = 0
-    queued: int = 0
-    slots: int = 1
+    running: Count = 0
+    queued: Count = 0
+    slots: Count = 1
+    number: Count = 0
 
     @property
     def rate(self) -> float:

@@ -10,9 +10,11 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import replace
-from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder
 from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
@@ -20,7 +22,6 @@ from latchwork.executor.placing.pickers import Load, Picker, Pull, TaskInfo, spr
 from latchwork.executor.placing.targets import Key, Label, Member, candidates, owner_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import Group, GroupMember, View
-from latchwork.records import Record
 from latchwork.store import Mirror, Store
 from latchwork.store.steps import steps_of
 from latchwork.types import Check
@@ -147,11 +148,11 @@ class Placing:
         found: dict[str, Load] = {}
         for member in view.ids:
             entry = None if self._loads is None else self._loads.get(self._keys.load_of(member))
-            number, load = read_load(b"" if entry is None else entry.value)
+            load = Load() if entry is None else read_load(entry.value)
             with self._lock:
-                seen, count = self._put.get(member, (number, 0))
-                count = count if seen == number else 0
-                self._put[member] = (number, count)
+                seen, count = self._put.get(member, (load.number, 0))
+                count = count if seen == load.number else 0
+                self._put[member] = (load.number, count)
             found[member] = replace(load, queued=load.queued + count)
         return found
 
@@ -167,28 +168,32 @@ def is_for_all(item: TaskItem, picker: Picker, copies: int) -> bool:
     return item.target is None and copies == 1 and isinstance(picker, Pull)
 
 
-def read_load(value: bytes) -> tuple[int, Load]:
-    """How often a member has said what it does, and what it said last; nothing when nobody of ours wrote it."""
-    record = Record.or_empty(value)
-    load = Load(
-        record.whole("running", 0, least=0), record.whole("queued", 0, least=0), record.whole("slots", 1, least=0)
-    )
-    return record.whole("number", 0, least=0), load
+class Offer(Struct, frozen=True):
+    """What a member can run, as it said when it joined.
 
-
-class Offer(NamedTuple):
-    """What a member can run: functions by name, whether pickled ones too, and how many at a time, 0 if unknown."""
+    Attributes:
+        functions: by name.
+        allow_pickle: whether it runs pickled ones, too.
+        slots: how many at a time; 0 if that is not known.
+    """
 
     functions: frozenset[str] = frozenset()
-    allows_pickle: bool = False
-    slots: int = 0
+    allow_pickle: bool = False
+    slots: Count = 0
+
+
+_LOAD: Decoder[Load] = Decoder(Load, "the load of a member")
+_OFFER: Decoder[Offer] = Decoder(Offer, "the functions of a member")
+
+
+def read_load(value: bytes) -> Load:
+    """Return what a member said last; nothing when the value cannot be read."""
+    return _LOAD.find(value) or Load()
 
 
 def read_offer(value: bytes) -> Offer:
-    """What a member can run, as it said when it joined; nothing when nobody of ours wrote it."""
-    record = Record.or_empty(value)
-    is_pickled = record.body.get("allow_pickle") is True
-    return Offer(frozenset(record.texts("functions", ())), is_pickled, record.whole("slots", 0, least=0))
+    """Return what a member can run; nothing when the value cannot be read."""
+    return _OFFER.find(value) or Offer()
 
 
 class _Preferred:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from msgspec import Struct
+
 from latchwork.assignment import RendezvousHasher
-from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.keys import check_member_id
 from latchwork.primitives import GroupMember, View
-from latchwork.records import Record
 
 Otherwise = Literal["fail", "any", "wait"]
 _OTHERWISE: tuple[Otherwise, ...] = ("fail", "any", "wait")
@@ -129,31 +129,37 @@ def has_labels(member: GroupMember, labels: Mapping[str, str]) -> bool:
     return all(member.labels.get(name) == value for name, value in labels.items())
 
 
-def to_body(target: Target | None) -> dict[str, object]:
-    """A target as it is stored in an item; ``All`` is stored as the member of each item."""
-    match target:
-        case Member(member, otherwise):
-            return {"member": member, "otherwise": otherwise}
-        case Key(text):
-            return {"key": text}
-        case Label():
-            return {"labels": dict(target.labels)}
-    return {}
+class StoredTarget(Struct, frozen=True, omit_defaults=True):
+    """A target as it is stored in an item, with one of these names; ``All`` is stored as the member of each item."""
 
+    member: str | None = None
+    otherwise: Otherwise = "fail"
+    key: str | None = None
+    labels: dict[str, str] | None = None
 
-def of_body(body: Mapping[str, object]) -> Target | None:
-    """The target that is stored in an item.
+    def __post_init__(self) -> None:
+        self.to_target()
 
-    Raises:
-        BadRecord: nobody of ours wrote it.
-    """
-    record = Record(body)
-    try:
-        if record.has("member"):
-            otherwise = record.text("otherwise")
-            return Member(record.text("member"), next(each for each in _OTHERWISE if each == otherwise))
-        if record.has("labels"):
-            return Label(**record.text_map("labels"))
-        return Key(record.text("key")) if record.has("key") else None
-    except (ValueError, TypeError, StopIteration) as error:
-        raise BadRecord(f"a target cannot be used: {error}") from None
+    @classmethod
+    def of(cls, target: Target | None) -> StoredTarget | None:
+        """Return a target as it is stored; None for all members."""
+        match target:
+            case Member(member, otherwise):
+                return cls(member, otherwise)
+            case Key(text):
+                return cls(key=text)
+            case Label():
+                return cls(labels=dict(target.labels))
+        return None
+
+    def to_target(self) -> Target:
+        """Return the target.
+
+        Raises:
+            ValueError, TypeError: It is none.
+        """
+        if self.member is not None:
+            return Member(self.member, self.otherwise)
+        if self.labels is not None:
+            return Label(**self.labels)
+        return Key(self.key)  # type: ignore[arg-type]  # None is refused

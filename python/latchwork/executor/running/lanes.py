@@ -6,7 +6,6 @@ that of the member that has most to do.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from latchwork.errors import BadRecord
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.items import TaskItem, may_run, other_copies, task_of, type_name
+from latchwork.executor.items import TaskItem, may_run, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
 from latchwork.executor.placing.targets import Member
 from latchwork.executor.running.large import LargeOutcomes
@@ -38,6 +37,7 @@ from latchwork.tasks import (
     Run,
     UnknownFunction,
     after_failure,
+    type_name,
 )
 from latchwork.types import Check, Create, Exists, Op
 from latchwork.user_code import call_user
@@ -283,7 +283,7 @@ class Lanes(FeederHooks):
         attempt = tries_of(_why(claim)) + 1
         registered = self._node.functions.get(item.function) if item.function != PICKLED else None
         timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
-        call = partial(self._call, item) if item.blob else Call(item.function, item.payload)
+        call = Call(item.function, item.payload) if item.blob is None else partial(self._call, item.function, item.blob)
         return Run(call, item.id, timeout_s, attempt)
 
     def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
@@ -293,8 +293,8 @@ class Lanes(FeederHooks):
             return self._done(item, Outcome.failed(unknown, is_final=True), claim)
         return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
 
-    def _call(self, item: TaskItem) -> Call:
-        return Call(item.function, self._blobs.read(BlobRef.of_body(item.blob)))
+    def _call(self, function: str, blob: BlobRef) -> Call:
+        return Call(function, self._blobs.read(blob))
 
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """Another try, or the outcome for who waits for it."""
@@ -331,7 +331,7 @@ class Lanes(FeederHooks):
     def _retry(self, item: TaskItem) -> Retry:
         """What the submitter says, else what the function says; by names of exceptions if they are loaded here."""
         own = _ONCE if item.function == PICKLED else self._node.functions.get(item.function).retry
-        return own if item.retry is None else item.retry
+        return own if item.retry is None else item.retry.to_retry()
 
     def claim_over(self, claim: QueueClaim) -> bool:
         """Its large outcome goes, if no result names it."""
@@ -342,7 +342,7 @@ class Lanes(FeederHooks):
         stored = outcome.to_bytes()
         if len(stored) > INLINE_BYTES:
             ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
-            stored = json.dumps(ref.to_record()).encode()
+            stored = ref.to_bytes()
         ops = self._ended(item, stored, keep=claim.item.id)
         return Done(tuple(self._wanted(item)), tuple(ops), partial(self._large.named, claim))
 
@@ -356,8 +356,8 @@ class Lanes(FeederHooks):
 
     def _ended(self, item: TaskItem, stored: bytes, *, keep: str) -> list[Op]:
         ops: list[Op] = [Create(item.result_key(self._keys), stored)]
-        if item.blob:
-            ops += self._blobs.delete_ops(BlobRef.of_body(item.blob))
+        if item.blob is not None:
+            ops += self._blobs.delete_ops(item.blob)
         return [*ops, *other_copies(self._backlog, item, keep)]
 
 
@@ -378,11 +378,12 @@ def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
 
 def is_retried(item: TaskItem, outcome: Outcome) -> bool:
     """Whether the submitter wants another try after such an exception; True when it says nothing of classes."""
-    if outcome.failure is None or not item.retry_on:
+    if outcome.failure is None or item.retry is None:
         return True
     kind = outcome.failure.loaded_class
     names = [outcome.failure.type_name] if kind is None else [type_name(each) for each in kind.__mro__[:-1]]
-    return not set(names).isdisjoint(item.retry_on) or (kind is None and type_name(Exception) in item.retry_on)
+    on = item.retry.on
+    return not set(names).isdisjoint(on) or (kind is None and type_name(Exception) in on)
 
 
 def tries_of(why: str) -> int:

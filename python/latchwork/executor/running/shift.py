@@ -5,7 +5,6 @@ Session, membership and claims have one life: what the store lets go of with one
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from latchwork._base.decoding import encode
 from latchwork.errors import Closed, LatchworkError
 from latchwork.executor.keys import Keys, lane_of, member_of
-from latchwork.executor.placing.placing import read_load
+from latchwork.executor.placing.pickers import Load
+from latchwork.executor.placing.placing import Offer, read_load
 from latchwork.executor.running.lanes import Lanes, WorkerProfile
 from latchwork.executor.running.sweeping import Sweeper
 from latchwork.primitives import Group, QueueClaim, View, ViewChange, WorkQueue
@@ -164,9 +165,9 @@ class Shift:
         self.group.start()
         self.group.wait_joined(None)
         names = [each.name for each in self._node.functions]
-        said = {"functions": names, "allow_pickle": self._node.allow_pickle, "slots": self._plan.slots}
+        offer = Offer(frozenset(names), self._node.allow_pickle, self._plan.slots)
         key = self._keys.functions_of(self._node.member_id)
-        self._store.put(key, json.dumps(said).encode(), session=self.session)
+        self._store.put(key, encode(offer), session=self.session)
         self._view = self.group.wait(None)
         for lane in self._records.partitions():
             owner = member_of(lane)
@@ -309,9 +310,9 @@ class Shift:
         if (running, queued) == self._said or (self._said == (-1, -1) and running == 0):
             return
         self._number += 1
-        said = {"running": running, "queued": queued, "slots": self._plan.slots, "number": self._number}
+        load = Load(running, queued, self._plan.slots, self._number)
         key = self._keys.load_of(self._node.member_id)
-        await ask(self._store.put, key, json.dumps(said).encode(), session=self.session)
+        await ask(self._store.put, key, encode(load), session=self.session)
         self._said = (running, queued)
 
     async def _stop_orphans(self) -> None:
@@ -354,7 +355,7 @@ class Shift:
         if after_s is None or clock.now() - self._idle_since < after_s:
             return
         loads = [
-            (entry.key.rpartition("/")[2], read_load(entry.value)[1])
+            (entry.key.rpartition("/")[2], read_load(entry.value))
             for entry in await ask(self._store.list, self._keys.load)
         ]
         busy = {member: load.queued for member, load in loads if load.queued > 0 and member != self._node.member_id}

@@ -18,7 +18,7 @@ from latchwork.executor.placing.placing import read_offer
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
-from latchwork.tasks import PICKLED, BlobRef, Blobs, Outcome, UnknownFunction
+from latchwork.tasks import PICKLED, Blobs, Outcome, UnknownFunction
 from latchwork.types import Create
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Sweeper:
         found: set[str] = set()
         for entry in await ask(self._store.list, self._keys.functions):
             offer = read_offer(entry.value)
-            found.update(offer.functions, [PICKLED] if offer.allows_pickle else ())
+            found.update(offer.functions, [PICKLED] if offer.allow_pickle else ())
         return found
 
     async def _end_if_unknown(self, stored: QueueItem, known: set[str]) -> str:
@@ -158,7 +158,7 @@ class Sweeper:
             return ""
         error = _unknown(item, known)
         told = Create(item.result_key(self._keys), Outcome.failed(error, is_final=True).to_bytes())
-        large = self._blobs.delete_ops(BlobRef.of_body(item.blob)) if item.blob else []
+        large = [] if item.blob is None else self._blobs.delete_ops(item.blob)
         ops = [told, *large, *other_copies(self._backlog, item, stored.id)]
         is_buried = await steps_of(self._backlog.bury)(stored, str(error)[:_MOST_WHY], (), ops)
         return item.id if is_buried else ""

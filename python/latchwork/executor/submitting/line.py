@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from latchwork._base.decoding import encode
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.futures import TaskTicket
 from latchwork.executor.items import TaskItem
-from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of, task_id_of
+from latchwork.executor.keys import ANY, Keys, new_sid, shelf_of
 from latchwork.executor.placing.pickers import Picker
 from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.submitting.collecting import Collector, Ends
@@ -72,7 +74,7 @@ async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *
     """
     session = await ask(store.open_session, ttl_s)
     sid = new_sid()
-    said = json.dumps({"label": label, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+    said = encode({"label": label, "host": socket.gethostname(), "pid": os.getpid()})
     try:
         sub = await ask(store.put, keys.sub(sid), said, session=session)
     except BaseException:
@@ -156,7 +158,7 @@ class Preparing:
         shelf = shelf_of(item.priority, at_ms, line.sid)
         shelf = self._shelf = self._shelf if self._shelf == shelf else shelf  # tickets keep it: one text for all
         lanes = (ANY,) if is_for_all(item, wanted.picker, wanted.copies) else ()
-        ready = replace(item, id=task_id_of(line.sid, number), sid=line.sid, number=number, shelf=shelf, lanes=lanes)
+        ready = replace(item, sid=line.sid, number=number, shelf=shelf, lanes=lanes)
         if not lanes:
             ready = replace(ready, lanes=await self._placing.place(ready, wanted.picker, wanted.copies))
         return await self._fitting(ready)
@@ -169,7 +171,7 @@ class Preparing:
         if ref is None or ref.owner != item.sid:
             ref = await steps_of(self._blobs.write)(item.sid, item.payload)
             self._written[item.number] = ref
-        return replace(item, payload=b"", blob=ref.to_record())
+        return replace(item, payload=b"", blob=ref)
 
     def creations(self, item: TaskItem) -> list[Op]:
         """The writes that store all copies of it; one of a shelf may be there twice."""

@@ -45,5 +45,5 @@ def is_wrong(outcome: Outcome) -> bool:
 def is_retried(task: Task, failure: Failure) -> bool:
     """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
     kind = failure.loaded_class
-    names = task.record.retry_on
+    names = task.record.retry.on
     return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)

@@ -108,7 +108,7 @@ def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> Spec:
         BadPayload, BadRecord, ValueError: there is none, or one that cannot be.
     """
     match Payloads().decode(data, Any, _WHAT):
-        case [str(title), str(on_failure), [priority, keep_s, most], str(gives), list(tasks)]:
+        case [str(title), on_failure, [priority, keep_s, most], str(gives), list(tasks)]:
             pass
         case _:
             raise BadPayload(f"what a task returned is not {_WHAT}")

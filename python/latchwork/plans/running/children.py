@@ -8,7 +8,8 @@ finishes the task. docs/design/0024 has the races.
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from latchwork.errors import LatchworkError
 from latchwork.plans.errors import ChildPlanFailed

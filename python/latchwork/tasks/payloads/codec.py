@@ -11,13 +11,15 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
+from latchwork.errors import BackendNotInstalled
 from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.fit import Misfit, fit, same
-from latchwork.tasks.payloads.libraries import cloudpickle
 from latchwork.tasks.payloads.values import pack, packed, unpack
 
 #: A payload has at most so many bytes, unless its sides say otherwise.
@@ -106,7 +108,7 @@ class PickleCodec:
         """See ``Codec``."""
         try:
             fit(value, type_)
-            return bytes(cloudpickle().dumps(value))
+            return bytes(_cloudpickle().dumps(value))
         except Misfit as error:
             raise NotSerializable(f"{what}: {error}") from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
@@ -277,3 +279,13 @@ def _hint_by_name(of: Registered) -> Callable[[str], Any]:
         return of.hints.get(name, Any) if name in known and name not in rest else others
 
     return hint
+
+
+@cache
+def _cloudpickle() -> Any:
+    try:
+        return import_module("cloudpickle")
+    except ImportError as error:
+        raise BackendNotInstalled(
+            'pickled functions need the package cloudpickle; install it with pip install "latchwork[pickle]"'
+        ) from error

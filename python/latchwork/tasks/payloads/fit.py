@@ -16,6 +16,8 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from latchwork.records import short
 from latchwork.tasks.payloads.values import Parts, fields_of
 
@@ -84,8 +86,6 @@ def _bare(hint: Any) -> tuple[Any, Any]:
 def _within(value: Any, constraint: Any, where: str) -> Any:
     """Bounds of msgspec (``Meta(ge=0)``) hold for plain values; of others nothing is asked."""
     if constraint is not None and type(value) in _PLAIN:
-        from msgspec import ValidationError, convert  # an extra; here the user's annotation has it
-
         try:
             convert(value, constraint)
         except ValidationError as error:

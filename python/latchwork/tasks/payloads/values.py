@@ -18,9 +18,10 @@ from functools import cache
 from typing import Any, NoReturn
 from uuid import UUID
 
+from msgspec import msgpack
+
 from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
-from latchwork.tasks.payloads.libraries import msgpack
 from latchwork.tasks.payloads.raised import RaisedParts, parts_of, rebuilt
 
 #: Nothing is nested deeper.
@@ -56,7 +57,7 @@ def packed(value: object, what: str) -> tuple[bytes, bool]:
     """
     packer = _Packer(what)
     try:
-        return bytes(msgpack().encode(packer.ready(value, 0))), packer.holds_objects
+        return bytes(msgpack.encode(packer.ready(value, 0))), packer.holds_objects
     except UnicodeEncodeError:
         raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
 
@@ -74,8 +75,8 @@ class _Packer:
     def __init__(self, what: str) -> None:
         self._what = what
         self.holds_objects = False
-        self._ext = msgpack().Ext
-        self._encode: Callable[[object], bytes] = msgpack().encode
+        self._ext = msgpack.Ext
+        self._encode: Callable[[object], bytes] = msgpack.encode
 
     def ready(self, value: Any, depth: int) -> Any:
         """What msgpack takes for the value."""
@@ -186,7 +187,7 @@ class _Unpacker:
     def __init__(self, what: str) -> None:
         self._what = what
         self._depth = 0
-        self._decode = msgpack().Decoder(ext_hook=self._marked).decode
+        self._decode = msgpack.Decoder(ext_hook=self._marked).decode
 
     def value(self, data: bytes | memoryview) -> Any:
         try:

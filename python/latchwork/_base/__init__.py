@@ -1,0 +1,1 @@
+"""Helpers that every layer uses. They know nothing of stores and do no I/O."""
