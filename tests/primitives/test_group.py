@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -284,23 +283,9 @@ def test_who_is_further_behind_than_is_kept_is_told_what_was_skipped(connect, mo
     assert [(change.view.number, change.skipped) for change in told] == [(1, 0), (59, 57)]
 
 
-def test_views_of_the_first_format_are_read_and_go_on(connect, group, eventually):
-    store = connect()
-    old = {"number": 7, "members": {"gone": {"weight": 2.0}}, "steps": []}
-    store.put("web/views", json.dumps(old).encode())
-    onlooker = group()
-    told = recording(onlooker)
-    eventually(lambda: told)
-    a = group("a")
-    onlooker.wait_until(ids("a"), 10.0)
-    assert a.wait(10.0).number >= 8
-    assert told[0].view.number >= 7
-    assert store.get("web/views").value.startswith(b'{"format": 2')
-
-
 def test_what_is_no_log_of_views_is_refused(connect, group):
     connect().put("web/views", b'{"number": "many"}')
-    with pytest.raises(LatchworkError, match="key 'web/views' holds something else than views; use another name"):
+    with pytest.raises(LatchworkError, match=r"key 'web/views' holds something else than views .*; use another name"):
         run(Replica(Journal(connect(), "web", "web")).advance(connect().get("web/views")))
 
 

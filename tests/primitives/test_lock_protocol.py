@@ -90,14 +90,6 @@ def test_the_grace_counts_from_the_first_response_without_the_sign_and_anew_with
     assert seen.of("o").unsigned_since is None
 
 
-def test_a_record_without_a_session_is_what_earlier_releases_wrote():
-    written = b'{"ttl_s": 2.5, "label": "n1", "host": "h", "pid": 4}'
-    assert OwnerRecord(2.5, "n1", "h", 4).encode() == written
-    assert OwnerRecord.decode(written) == OwnerRecord(2.5, "n1", "h", 4)
-    shared = OwnerRecord(2.5, "n1", "h", 4, "5e55")
-    assert OwnerRecord.decode(shared.encode()) == shared
-
-
 def test_a_lock_that_names_us_and_that_we_do_not_hold_is_written_anew():
     entry = lock(LockRecord("me", "lost answer").encode())
     assert planned(entry, owner_key=O_ME) == Take((At(entry), Exists(O_ME)), (Put(L, MINE),))
@@ -114,10 +106,10 @@ def test_a_key_that_is_no_owner_decodes_to_none(value):
 
 
 def test_records_survive_a_round_trip():
-    owner = OwnerRecord(2.5, "node-1", "host", 42)
-    assert OwnerRecord.decode(owner.encode()) == owner
+    for owner in (OwnerRecord(2.5, "node-1", "host", 42), OwnerRecord(2.5, "n1", "h", 4, "5e55")):
+        assert OwnerRecord.decode(owner.encode()) == owner
     assert LockRecord.decode(LockRecord("o", "n").encode()) == LockRecord("o", "n")
-    assert LockRecord.decode(FREE) == LockRecord()
+    assert LockRecord.decode(FREE) == LockRecord(None)
 
 
 def test_a_lease_counts_from_the_send_of_its_last_confirmed_renewal():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from latchwork.errors import Conflict
 from latchwork.primitives import LockKeeper

@@ -33,7 +33,7 @@ from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.leader import Leader
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.group import log as views
-from latchwork.primitives.group.members import GroupMember
+from latchwork.primitives.group.members import Evicted, GroupMember, StoredMember
 from latchwork.primitives.meeting import phases
 from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_window import Permits
@@ -77,7 +77,8 @@ JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"),
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
 IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
-STEP = views.Step(3, {"a": views.Stored(9, IN_GROUP)}, ("b",))
+STORED = views.Stored(9, 7, StoredMember.of(IN_GROUP))
+STEP = views.Step(3, {"a": STORED}, ("b",))
 HEAD = views.Head("l1", 3, 1, 2, 1, 2, STEP)
 
 KINDS = {
@@ -90,7 +91,7 @@ KINDS = {
         lambda value: Leader.of(Ticket.of(at(value))),
     ),
     "semaphore": Kind("primitives.fair.semaphore", dumped(leases=3), lambda value: semaphore._read_size(at(value))),
-    "starts": Kind("primitives.once", dumped(starts=1, nonce="n"), lambda value: once._starts(at(value))),
+    "starts": Kind("primitives.once", dumped(starts=1, nonce="n"), lambda value: once._STARTS.decode_entry(at(value))),
     "outcome": Kind(
         "primitives.once",
         dumped(ok=False, kind="K", why="w", **ABOUT),
@@ -113,18 +114,14 @@ KINDS = {
     "member of a group": Kind(
         "primitives.group.members", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
     ),
+    "evicted member": Kind("primitives.group.members", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
     "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.Head.of(at(value)).to_bytes()),
-    "views of the first format": Kind(
-        "primitives.group.log",
-        dumped(number=3, members={"a": IN_GROUP.to_body()}, steps=[]),
-        lambda value: views.State.of(views.Head.of(at(value)), ()).view(),
-    ),
     "view": Kind(
         "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
     ),
     "base of views": Kind(
         "primitives.group.log",
-        views.State(2, {"a": views.Stored(9, IN_GROUP)}).chunks()[0],
+        views.State(2, {"a": STORED}).chunks()[0],
         lambda value: views.State.of(HEAD, [at(value)]).view(),
     ),
     "number": Kind(

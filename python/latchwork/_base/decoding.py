@@ -34,10 +34,12 @@ class Decoder(Generic[T]):
     Args:
         kind: the type: a Struct, or anything else that msgspec decodes.
         what: the record in error messages, with an article: ``"a lock"``.
+        hint: what to do about an entry that holds something else.
     """
 
-    def __init__(self, kind: Any, what: str = "a record") -> None:
-        self.what = what
+    def __init__(self, kind: Any, what: str = "a record", hint: str = "") -> None:
+        self._what = what
+        self._hint = f"; {hint}" if hint else ""
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def decode(self, value: bytes) -> T:
@@ -46,7 +48,10 @@ class Decoder(Generic[T]):
         Raises:
             BadRecord: The value is not such a record.
         """
-        return self._decode(value, f"value {short(value)} is not {self.what}")
+        try:
+            return self._decode(value)
+        except ValueError as error:
+            raise BadRecord(f"value {short(value)} is not {self._what}: {error}") from None
 
     def decode_entry(self, entry: Entry) -> T:
         """Return the record in the value of an entry; an error names its key.
@@ -54,25 +59,26 @@ class Decoder(Generic[T]):
         Raises:
             BadRecord: The value is not such a record.
         """
-        return self._decode(entry.value, f"key {entry.key!r} does not hold {self.what}")
+        try:
+            return self._decode(entry.value)
+        except ValueError as error:
+            raise BadRecord(f"key {entry.key!r} holds something else than {self._what} ({error}){self._hint}") from None
 
     def find(self, value: bytes) -> T | None:
         """Return the record in a value, or None if the value is not such a record."""
         try:
-            return self.decode(value)
-        except BadRecord:
+            return self._decode(value)
+        except ValueError:
             return None
 
-    def _decode(self, value: bytes, otherwise: str) -> T:
+    def _decode(self, value: bytes) -> T:
+        text = value.decode()  # msgspec does not look at the encoding of text that it skips
         try:
-            text = value.decode()  # msgspec does not look at the encoding of text that it skips
             found = self._decoder.decode(text)
             if text.count("[") + text.count("{") > MOST_DEPTH:
                 _check_depth(msgspec.json.decode(text))
         except RecursionError:
-            raise BadRecord(f"{otherwise}: it is nested too deep") from None
-        except ValueError as error:
-            raise BadRecord(f"{otherwise}: {error}") from None
+            raise ValueError("it is nested too deep") from None
         return found
 
 

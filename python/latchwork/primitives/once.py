@@ -9,12 +9,14 @@ Runner: the live ticket with the lowest number. It writes the outcome in one tra
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Count, Decoder, Whole, encode
 from latchwork.callers import PerCaller
 from latchwork.checks import check_store, late_result
 from latchwork.errors import (
@@ -30,14 +32,13 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.queue.stored import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
-from latchwork.records import Record
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, ask, called, driven
 from latchwork.store.store import Store
@@ -50,6 +51,27 @@ _log = logging.getLogger(__name__)
 #: Seconds to go on trying to record an outcome while the server cannot be reached.
 _RECORD_S = 60.0
 _MOST_WHY = 10_000
+
+
+class Starts(Struct, frozen=True):
+    """How often the function was started, and the nonce of the ticket that started it the last time."""
+
+    starts: Count
+    nonce: str = ""
+
+
+class StoredOutcome(Struct, frozen=True):
+    """How it ended, before the result: of a failure why, and where."""
+
+    ok: bool
+    kind: str = ""
+    why: str = "no reason was given"
+    host: str = "?"
+    pid: Whole = 0
+
+
+_STARTS: Decoder[Starts] = Decoder(Starts, "a number of starts", "reset it, or delete the key")
+_OUTCOME: Decoder[StoredOutcome] = Decoder(StoredOutcome, "an outcome")
 
 
 class Once(Closes):
@@ -285,13 +307,14 @@ class Once(Closes):
         """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
-            starts, nonce = _starts(entry) if entry is not None else (0, "")
-            if nonce == place.nonce:
+            known = Starts(0) if entry is None else _STARTS.decode_entry(entry)
+            starts = known.starts
+            if known.nonce == place.nonce:
                 return starts
             check = Absent(self._starts_key) if entry is None else At(entry)
-            body = write_body({"starts": starts + 1, "nonce": place.nonce})
+            more = Put(self._starts_key, encode(Starts(starts + 1, place.nonce)))
             try:
-                await ask(self._store.commit, [place.fence, check], [Put(self._starts_key, body)])
+                await ask(self._store.commit, [place.fence, check], [more])
             except Conflict as error:
                 await self._refuse_lost(place, error)
             else:
@@ -300,10 +323,9 @@ class Once(Closes):
     async def _forget_start(self, place: Place) -> None:
         """Take back the count of this start: the runner has not vanished, its code is wrong."""
         entry = await ask(self._store.get, self._starts_key)
-        record = Record({}) if entry is None else Record.or_empty(entry.value)
-        starts = record.whole("starts", 0, least=0)
-        if entry is not None and record.text("nonce", "") == place.nonce and starts:
-            less = Put(self._starts_key, write_body({"starts": starts - 1, "nonce": ""}))
+        known = None if entry is None else _STARTS.find(entry.value)
+        if entry is not None and known is not None and known.nonce == place.nonce and known.starts:
+            less = Put(self._starts_key, encode(Starts(known.starts - 1)))
             with suppress(LatchworkError):  # it counts, and that is all
                 await ask(self._store.commit, [place.fence, At(entry)], [less])
 
@@ -338,7 +360,7 @@ class Once(Closes):
         return self._body({"ok": False, "kind": kind, "why": why[:_MOST_WHY]}, b"")
 
     def _body(self, head: dict[str, object], value: bytes) -> bytes:
-        return json.dumps({**head, **self._queue.about}).encode() + b"\n" + value
+        return encode({**head, **self._queue.about}) + b"\n" + value
 
 
 class _WrongResult(Exception):
@@ -349,23 +371,13 @@ class _ToldToStop(Exception):
     """It ended after it was told to stop; the cause is what it raised."""
 
 
-def _starts(entry: Entry) -> tuple[int, str]:
-    try:
-        body = Record.of(entry.value)
-        return body.whole("starts", least=0), body.text("nonce", "")
-    except BadRecord as error:
-        raise BadRecord(f"key {entry.key!r} holds no number of starts ({error}); reset it, or delete the key") from None
-
-
 def _result(entry: Entry, what: str) -> bytes:
     head, _, value = entry.value.partition(b"\n")
-    body = Record.or_empty(head)
-    ok = body.body.get("ok")
-    if not isinstance(ok, bool):
+    outcome = _OUTCOME.find(head)
+    if outcome is None:
         raise BadRecord(f"key {entry.key!r} holds no outcome of {what}; reset it, or use another name")
-    if ok:
+    if outcome.ok:
         return value
-    place = f"{body.text('host', '?')} (pid {body.whole('pid', 0)})"
-    kind = f"{kind}: " if (kind := body.text("kind", "")) else ""
-    why = body.text("why", "no reason was given")
-    raise OnceFailed(f"{what} has failed on {place}: {kind}{why}; reset it to have it run again")
+    place = f"{outcome.host} (pid {outcome.pid})"
+    kind = f"{outcome.kind}: " if outcome.kind else ""
+    raise OnceFailed(f"{what} has failed on {place}: {kind}{outcome.why}; reset it to have it run again")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.primitives.group import log as logs
@@ -94,14 +95,12 @@ class Journal:
     async def _based(self, head: Head, state: State) -> Head:
         """The head with a base of this state, written if it is time; nobody reads that before the head names it."""
         due = logs.BASE_CHANGES + logs.BASE_CHANGES_PER_MEMBER * len(state)
-        if head.members is None and head.changes < due:
+        if head.changes < due:
             return head
-        life = head.life or uuid.uuid4().hex[:12]
         chunks = state.chunks()
         for part, chunk in enumerate(chunks):
-            await ask(self._store.put, self._key(f"base/{life}/{state.number:012d}-{part:04d}"), chunk)
-        first = head.number + 1 if head.members is not None else head.base + 1
-        return replace(head, life=life, first=first, base=state.number, chunks=len(chunks), changes=0, members=None)
+            await ask(self._store.put, self._key(f"base/{head.life}/{state.number:012d}-{part:04d}"), chunk)
+        return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
     async def _sweep(self, head: Head) -> None:
         """Delete the steps and bases that nobody needs any more."""

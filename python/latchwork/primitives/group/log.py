@@ -6,18 +6,15 @@ holds what it changes, never the whole view.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
-from latchwork.errors import BadRecord, LatchworkError
-from latchwork.primitives.group.members import GroupMember
+from msgspec import Struct
+
+from latchwork._base.decoding import Count, Decoder, Positive, Whole, encode
+from latchwork.primitives.group.members import GroupMember, StoredMember
 from latchwork.primitives.group.views import View, ViewChange, change
-from latchwork.records import Record, short
 from latchwork.types import Entry
 
 #: A step has at most so many changes, and so many bytes; what is more goes into the next one.
@@ -27,42 +24,33 @@ MOST_INLINE_BYTES = 16_000
 #: A base is written when the steps since the last one have this many changes, and this many for each member.
 BASE_CHANGES, BASE_CHANGES_PER_MEMBER = 1_000, 2
 _BASE_BYTES = 400_000
-_FORMAT = 2
 _by_id = attrgetter("id")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A member as a step has it.
+class Stored(Struct, frozen=True, array_like=True):
+    """A member as a step has it: a JSON array.
 
     Attributes:
         token: of the write that it comes from: a later state of the member has a greater one.
-        member: how it described itself.
+        created: as in ``GroupMember``.
+        record: how it described itself.
     """
 
-    token: int
-    member: GroupMember
+    token: Whole
+    created: Whole
+    record: StoredMember
 
     @classmethod
     def of(cls, entry: Entry) -> Stored:
         """The member whose key this is."""
-        return cls(entry.token, GroupMember.at(entry))
+        return cls(entry.token, entry.created, StoredMember.at(entry))
 
-    @classmethod
-    def read(cls, name: str, stored: Any) -> Stored:
-        """From a step or a base."""
-        token, created, body = stored
-        if not (type(token) is int and type(created) is int and isinstance(body, dict)):
-            raise BadRecord(f"member {name!r} is {short(stored)}")
-        return cls(token, GroupMember.of(name, body, created))
-
-    def to_json(self) -> list[object]:
-        """For a step or a base."""
-        return [self.token, self.member.created, self.member.to_body()]
+    def member(self, name: str) -> GroupMember:
+        """The member, whose id is given."""
+        return self.record.member(name, self.created)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """From one view to the next.
 
     Attributes:
@@ -71,21 +59,9 @@ class Step:
         gone: ids of those that are not there any more.
     """
 
-    number: int
+    number: Positive
     written: Mapping[str, Stored]
     gone: Sequence[str]
-
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Step:
-        """From JSON."""
-        record = Record(stored)
-        written = {name: Stored.read(name, member) for name, member in record.mapping("written").items()}
-        return cls(record.whole("number", least=1), written, record.texts("gone"))
-
-    def to_json(self) -> dict[str, object]:
-        """What to store."""
-        written = {name: member.to_json() for name, member in self.written.items()}
-        return {"number": self.number, "written": written, "gone": list(self.gone)}
 
     @property
     def changes(self) -> int:
@@ -93,8 +69,7 @@ class Step:
         return len(self.written) + len(self.gone)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """Where the log is, and what is kept of it.
 
     Attributes:
@@ -105,42 +80,34 @@ class Head:
         chunks: in how many parts the base is stored.
         changes: of the steps after the base.
         step: the newest one, if it is small.
-        members: of a log in the first format, which had all of them in the head.
     """
 
     life: str
-    number: int = 0
-    first: int = 1
-    base: int = 0
-    chunks: int = 0
-    changes: int = 0
+    number: Count = 0
+    first: Count = 1
+    base: Count = 0
+    chunks: Count = 0
+    changes: Count = 0
     step: Step | None = None
-    members: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, entry: Entry) -> Head:
         """What is stored.
 
         Raises:
-            LatchworkError: it is no log of views.
+            BadRecord: it is no log of views.
         """
-        with _refusing(entry.key):
-            record = Record.of(entry.value)
-            number = record.whole("number", least=0)
-            if record.has("members"):
-                return cls("", number, number + 1, number, members=record.mapping("members"))
-            record.whole("format", least=_FORMAT, most=_FORMAT)
-            step = Step.read(record.mapping("step")) if record.has("step") else None
-            first, base, chunks, changes = (
-                record.whole(name, least=0) for name in ("first", "base", "chunks", "changes")
-            )
-            return cls(record.text("life"), number, first, base, chunks, changes, step)
+        return _HEAD.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        step = None if self.step is None else self.step.to_json()
-        body = {"format": _FORMAT, "life": self.life, "number": self.number, "first": self.first, "base": self.base}
-        return json.dumps({**body, "chunks": self.chunks, "changes": self.changes, "step": step}).encode()
+        return encode(self)
+
+
+_OTHER = "use another name"
+_HEAD: Decoder[Head] = Decoder(Head, "views", _OTHER)
+_STEP: Decoder[Step] = Decoder(Step, "a step of views", _OTHER)
+_BASE: Decoder[dict[str, Stored]] = Decoder(dict[str, Stored], "a base of views", _OTHER)
 
 
 class State:
@@ -149,7 +116,7 @@ class State:
     def __init__(self, number: int = 0, members: Mapping[str, Stored] | None = None) -> None:
         self.number = number
         self._stored = dict(members or {})
-        self._sorted = sorted((each.member for each in self._stored.values()), key=_by_id)
+        self._sorted = sorted((each.member(name) for name, each in self._stored.items()), key=_by_id)
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -172,13 +139,14 @@ class State:
         for name in (*step.gone, *step.written):
             before = self._stored.pop(name, None)
             if before is not None:
-                old[name] = before.member
+                old[name] = before.member(name)
                 del self._sorted[bisect_left(self._sorted, name, key=_by_id)]
-        for name, stored in step.written.items():
-            self._stored[name] = stored
-            insort(self._sorted, stored.member, key=_by_id)
+        new = {name: stored.member(name) for name, stored in step.written.items()}
+        self._stored.update(step.written)
+        for member in new.values():
+            insort(self._sorted, member, key=_by_id)
         self.number = step.number
-        return change(self.view(), old, {name: stored.member for name, stored in step.written.items()})
+        return change(self.view(), old, new)
 
     def step(self, found: Mapping[str, Entry | None]) -> Step | None:
         """The step to the view that has these members as they were found, None for one that is not there.
@@ -202,32 +170,26 @@ class State:
     def chunks(self) -> list[bytes]:
         """The base of this view, in parts small enough to be stored; may be empty."""
         parts: list[bytes] = []
-        part: dict[str, object] = {}
+        part: dict[str, Stored] = {}
         size = 0
         for name, stored in self._stored.items():
-            part[name] = stored.to_json()
-            size += len(json.dumps(part[name]))
+            part[name] = stored
+            size += len(encode(stored))
             if size >= _BASE_BYTES:
-                parts.append(json.dumps(part).encode())
+                parts.append(encode(part))
                 part, size = {}, 0
-        return [*parts, json.dumps(part).encode()] if part else parts
+        return [*parts, encode(part)] if part else parts
 
     @classmethod
     def of(cls, head: Head, chunks: Iterable[Entry]) -> State:
         """The state of a head's base.
 
         Raises:
-            LatchworkError: what is stored is no base.
+            BadRecord: what is stored is no base.
         """
-        if head.members is not None:
-            bodies = {name: body for name, body in head.members.items() if isinstance(body, dict)}
-            old = {name: Stored(0, GroupMember.of(name, body)) for name, body in bodies.items()}
-            return cls(head.number, old)
         members: dict[str, Stored] = {}
         for entry in chunks:
-            with _refusing(entry.key):
-                chunk = Record.of(entry.value).body
-                members.update((name, Stored.read(name, each)) for name, each in chunk.items())
+            members.update(_BASE.decode_entry(entry))
         return cls(head.base, members)
 
 
@@ -235,21 +197,11 @@ def read_step(entry: Entry) -> Step:
     """A step that is stored by itself.
 
     Raises:
-        LatchworkError: it is none.
+        BadRecord: it is none.
     """
-    with _refusing(entry.key):
-        return Step.read(Record.of(entry.value).body)
+    return _STEP.decode_entry(entry)
 
 
 def write_step(step: Step) -> bytes:
     """What to store."""
-    return json.dumps(step.to_json()).encode()
-
-
-@contextmanager
-def _refusing(key: str) -> Iterator[None]:
-    """One error for whatever a stored record has wrong."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise LatchworkError(f"key {key!r} holds something else than views; use another name") from error
+    return encode(step)

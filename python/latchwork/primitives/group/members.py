@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from latchwork.primitives.fair.tickets import read_body, write_body
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Decoder, Timestamp, Whole, encode
 from latchwork.primitives.waiting.common import check_least, check_text
-from latchwork.records import Record
 from latchwork.types import Entry
 
-Body = Mapping[str, object]
 Label = str | bytes
 
 #: Bytes that one member may take in the store. Every view that it changes in is sent to everybody who follows them.
 MAX_MEMBER_BYTES = 4_096
-_BASE64 = "base64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,45 +48,95 @@ class GroupMember:
     created: int = 0
 
     @classmethod
-    def of(cls, member_id: str, body: Body, created: int = 0) -> GroupMember:
-        """The member as it is stored; what cannot be read is left out."""
-        record = Record(body)
-        labels = {key: _read_label(stored) for key, stored in record.mapping("labels", {}).items()}
-        return cls(
-            member_id,
-            record.number("weight", 1.0, least=0.0),
-            {key: label for key, label in labels.items() if label is not None},
-            record.text("address", ""),
-            record.text("host", ""),
-            record.whole("pid", 0),
-            record.text("incarnation", ""),
-            record.moment_s("joined_at", 0.0),
-            record.moment_s("updated_at", 0.0),
-            created,
-        )
-
-    @classmethod
     def at(cls, entry: Entry) -> GroupMember:
         """The member whose key this is. A record that nobody of ours can have written counts with its id alone."""
-        body = read_body(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else {}
-        return cls.of(member_id(entry.key), body, entry.created)
-
-    def to_body(self) -> dict[str, object]:
-        """What to store."""
-        return {
-            "weight": self.weight,
-            "labels": {key: _write_label(label) for key, label in self.labels.items()},
-            "address": self.address,
-            "host": self.host,
-            "pid": self.pid,
-            "incarnation": self.incarnation,
-            "joined_at": self.joined_at,
-            "updated_at": self.updated_at,
-        }
+        return StoredMember.at(entry).member(member_id(entry.key), entry.created)
 
     def to_bytes(self) -> bytes:
         """The value of its key."""
-        return write_body(self.to_body())
+        return encode(StoredMember.of(self))
+
+
+class Base64(Struct, frozen=True):
+    """A label that is bytes."""
+
+    base64: bytes
+
+
+class StoredMember(Struct, frozen=True):
+    """A member as it is stored; see ``GroupMember``."""
+
+    weight: Annotated[float, Meta(ge=0.0)] = 1.0
+    labels: Mapping[str, str | Base64] = {}
+    address: str = ""
+    host: str = ""
+    pid: Whole = 0
+    incarnation: str = ""
+    joined_at: Timestamp = 0.0
+    updated_at: Timestamp = 0.0
+
+    @classmethod
+    def at(cls, entry: Entry) -> StoredMember:
+        """Return what a key holds; the defaults if that is no member."""
+        return (_MEMBER.find(entry.value) if len(entry.value) <= MAX_MEMBER_BYTES else None) or cls()
+
+    @classmethod
+    def of(cls, member: GroupMember) -> StoredMember:
+        """Return a member as it is stored."""
+        labels = {key: label if isinstance(label, str) else Base64(label) for key, label in member.labels.items()}
+        return cls(
+            member.weight,
+            labels,
+            member.address,
+            member.host,
+            member.pid,
+            member.incarnation,
+            member.joined_at,
+            member.updated_at,
+        )
+
+    def member(self, member_id: str, created: int) -> GroupMember:
+        """Return the member of this id."""
+        labels = {key: label if isinstance(label, str) else label.base64 for key, label in self.labels.items()}
+        return GroupMember(
+            member_id,
+            self.weight,
+            labels,
+            self.address,
+            self.host,
+            self.pid,
+            self.incarnation,
+            self.joined_at,
+            self.updated_at,
+            created,
+        )
+
+
+class Evicted(Struct, frozen=True):
+    """The mark of a member that was evicted.
+
+    Attributes:
+        incarnation: of the member.
+        why: the reason that was given.
+        at: when, in seconds since the epoch.
+    """
+
+    incarnation: str
+    why: str = ""
+    at: Timestamp = 0.0
+
+    def to_bytes(self) -> bytes:
+        """The value of its key."""
+        return encode(self)
+
+    @staticmethod
+    def find(value: bytes) -> Evicted | None:
+        """Return the mark in a value, or None if there is none."""
+        return _EVICTED.find(value)
+
+
+_MEMBER: Decoder[StoredMember] = Decoder(StoredMember, "a member of a group")
+_EVICTED: Decoder[Evicted] = Decoder(Evicted, "the mark of an evicted member")
 
 
 def member_id(key: str) -> str:
@@ -121,17 +169,3 @@ def check_member(member: GroupMember, what: str) -> GroupMember:
             "store what is larger under a key of its own, and name that key in a label"
         )
     return member
-
-
-def _write_label(label: Label) -> object:
-    return label if isinstance(label, str) else {_BASE64: base64.b64encode(label).decode()}
-
-
-def _read_label(stored: object) -> Label | None:
-    if isinstance(stored, str):
-        return stored
-    encoded = stored.get(_BASE64) if isinstance(stored, dict) else None
-    try:
-        return base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else None
-    except (binascii.Error, ValueError):
-        return None

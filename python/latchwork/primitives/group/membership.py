@@ -5,7 +5,6 @@ The key of our process before a restart may be there until its session ends. We 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
@@ -15,8 +14,8 @@ from functools import partial
 
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, read_body
-from latchwork.primitives.group.members import GroupMember, Label, check_member
+from latchwork.primitives.fair.tickets import FATAL
+from latchwork.primitives.group.members import Evicted, GroupMember, Label, check_member
 from latchwork.primitives.group.views import ViewChange
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.gate import Gate
@@ -116,7 +115,7 @@ class Membership:
             entry = await ask(self._store.get, self.key)
         gate = self._store.shared(Gate, lambda _: Gate(MOST_AT_ONCE))
         while not waiter.is_off:
-            if entry is not None and read_body(entry.value).get("incarnation") not in self._incarnations:
+            if entry is not None and GroupMember.at(entry).incarnation not in self._incarnations:
                 await self._await_gone(entry, waiter, patience)
             elif (entry is not None and entry.owner == session.id) or await self._pass(gate, entry, waiter):
                 await self._entered(session)
@@ -173,7 +172,7 @@ class Membership:
             return False
         except OutcomeUnknown:
             entry = await self._own(session)
-            if entry is None or read_body(entry.value) != read_body(new.to_bytes()):
+            if entry is None or entry.value != new.to_bytes():
                 raise
         return True
 
@@ -246,11 +245,11 @@ class Membership:
     async def _refuse_evicted(self) -> None:
         """Raise ``MemberEvicted`` if an incarnation of ours was evicted; its mark is removed."""
         mark = await ask(self._store.get, self._evicted_key)
-        body = read_body(mark.value) if mark is not None else {}
-        if mark is not None and body.get("incarnation") in self._incarnations:
+        evicted = None if mark is None else Evicted.find(mark.value)
+        if mark is not None and evicted is not None and evicted.incarnation in self._incarnations:
             await ask(self._store.delete, self._evicted_key, version=mark.version)
             raise MemberEvicted(
-                f"member {self._me.id!r} of {self._what} was evicted: {body.get('why') or 'no reason given'}"
+                f"member {self._me.id!r} of {self._what} was evicted: {evicted.why or 'no reason given'}"
             )
 
     async def _await_gone(self, entry: Entry, waiter: Waiter, patience: Patience) -> None:
@@ -270,8 +269,8 @@ async def evict(store: Store, name: str, member_id: str, why: str) -> bool:
     """Remove a member, so that it does not join again by itself; False if there is none of this id."""
     key = f"{name}/members/{member_id}"
     while (entry := await ask(store.get, key)) is not None:
-        mark = {"incarnation": GroupMember.at(entry).incarnation, "why": why, "at": time.time()}
-        ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", json.dumps(mark).encode())]
+        mark = Evicted(GroupMember.at(entry).incarnation, why, time.time()).to_bytes()
+        ops: list[Op] = [Delete(key), Put(f"{name}/evicted/{member_id}", mark)]
         try:
             await ask(store.commit, [At(entry)], ops)
         except Conflict:

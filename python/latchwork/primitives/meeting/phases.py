@@ -6,14 +6,14 @@ two: entering and leaving. After a broken phase the next is the first of the nex
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from latchwork.errors import BadRecord
-from latchwork.records import Record
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Seconds, Timestamp, Whole, encode
 from latchwork.types import Check, Entry, Op
 
 #: How many ended phases are remembered, for members that were away when they ended.
@@ -22,8 +22,7 @@ REMEMBERED = 16
 MANY = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True, omit_defaults=True):
     """How a phase ended.
 
     Attributes:
@@ -35,12 +34,12 @@ class Ended:
         parties: how many had to come, where each phase has its own number; else 0.
     """
 
-    phase: int
+    phase: Whole
     broken: str = ""
     arrived: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    lacking: int = 0
-    parties: int = 0
+    lacking: Whole = 0
+    parties: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,7 @@ class Expected:
     basis: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True, omit_defaults=True):
     """What the first to arrive at a phase has written down, where each phase is opened.
 
     Attributes:
@@ -70,13 +68,12 @@ class Opening:
         basis: as in ``Expected``.
     """
 
-    deadline_s: float | None = None
-    at: float = 0.0
-    basis: int = 0
+    deadline_s: Seconds | None = None
+    at: Timestamp = 0.0
+    basis: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True, omit_defaults=True):
     """The state of a barrier.
 
     Attributes:
@@ -90,14 +87,18 @@ class Board:
         last_passed: the last phase that passed, where phases are opened; -1 for none.
     """
 
-    parties: int
+    parties: Count
     names: tuple[str, ...] = ()
-    phase: int = 0
+    phase: Count = 0
     regulars: tuple[str, ...] = ()
-    ended: tuple[Ended, ...] = field(default=())
-    is_per_phase: bool = False
+    ended: tuple[Ended, ...] = ()
+    is_per_phase: bool = field(default=False, name="per_phase")
     opening: Opening | None = None
-    last_passed: int = -1
+    last_passed: Whole = -1
+
+    def __post_init__(self) -> None:
+        if not self.is_per_phase and self.parties < 1:
+            raise ValueError("a barrier has at least one party")
 
     @classmethod
     def expecting(cls, parties: int | Collection[str]) -> Board:
@@ -118,22 +119,11 @@ class Board:
         Raises:
             BadRecord: it is no barrier.
         """
-        try:
-            return _parsed(entry.value)
-        except BadRecord as error:
-            told = f"key {entry.key!r} holds something else than a barrier ({error}); use another name"
-            raise BadRecord(told) from None
+        return _parsed(entry.value) or _BOARD.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
-        """What to store. An older version, which knows no openings, finds no barrier where no phase is opened."""
-        body = asdict(self)
-        opening, last = body.pop("opening"), body.pop("last_passed")
-        if body.pop("is_per_phase"):
-            body.update(opening=opening, last_passed=last)
-        for end in body["ended"]:
-            if not end["parties"]:
-                del end["parties"]
-        return json.dumps(body).encode()
+        """What to store."""
+        return encode(self)
 
     def is_like(self, other: Board) -> bool:
         """True when both expect the same, or both have it told for each phase."""
@@ -194,47 +184,39 @@ class Board:
         return replace(after, parties=0, names=(), opening=None) if self.is_per_phase else after
 
 
-@lru_cache(maxsize=128)
-def _parsed(value: bytes) -> Board:
-    """A board as it is stored. Each of many members of a process reads the same one."""
-    body = Record.of(value)
-    ended = tuple(map(_ended, body.parts("ended")))
-    is_per_phase = "opening" in body.body
-    parties, phase = body.whole("parties", least=0 if is_per_phase else 1), body.whole("phase", least=0)
-    board = Board(parties, body.texts("names"), phase, body.texts("regulars"), ended, is_per_phase)
-    return board if not is_per_phase else replace(board, **_read_opening(body))
+class Arrival(Struct, frozen=True):
+    """What the key of a member at a barrier says.
+
+    Attributes:
+        phase: at which it has arrived.
+        follows: whether it follows the others, where not all do.
+    """
+
+    phase: Whole = -1
+    follows: bool = False
 
 
-def _ended(body: Record) -> Ended:
-    phase, lacking = body.whole("phase"), body.whole("lacking")
-    parties = body.whole("parties", 0, least=0)
-    return Ended(phase, body.text("broken"), body.texts("arrived"), body.texts("missing"), lacking, parties)
-
-
-def _read_opening(body: Record) -> dict[str, Any]:
-    last = body.whole("last_passed", -1)
-    if not body.has("opening"):
-        return {"last_passed": last}
-    inner = Record(body.mapping("opening"))
-    deadline_s = inner.duration_s("deadline_s") if inner.has("deadline_s") else None
-    opening = Opening(deadline_s, inner.moment_s("at", 0.0), inner.whole("basis", 0, least=0))
-    return {"last_passed": last, "opening": opening}
+_BOARD: Decoder[Board] = Decoder(Board, "a barrier", "use another name")
+_ARRIVAL: Decoder[Arrival] = Decoder(Arrival, "an arrival")
+#: Each of many members of a process reads the same one.
+_parsed = lru_cache(maxsize=128)(_BOARD.find)
 
 
 def read_arrival(entry: Entry) -> tuple[str, int]:
     """Whose arrival it is, and at which phase; -1 when it cannot be read."""
-    member = entry.key.rpartition("/")[2]
-    return member, Record.or_empty(entry.value).whole("phase", -1)
+    found = _ARRIVAL.find(entry.value)
+    return entry.key.rpartition("/")[2], -1 if found is None else found.phase
 
 
 def follows(entry: Entry) -> bool:
     """Whether the member of an arrival follows the others, where not all do."""
-    return Record.or_empty(entry.value).body.get("follows") is True
+    found = _ARRIVAL.find(entry.value)
+    return found is not None and found.follows
 
 
 def write_arrival(phase: int, about: Mapping[str, object]) -> bytes:
     """The value of an arrival."""
-    return json.dumps({"phase": phase, **about}).encode()
+    return encode({"phase": phase, **about})
 
 
 def arrived_at(entries: Iterable[Entry], phase: int) -> set[str]:

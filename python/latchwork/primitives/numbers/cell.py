@@ -10,14 +10,15 @@ changes than nonces are kept, nothing tells, and the change is said to be unknow
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
+from msgspec import Struct
+
+from latchwork._base.decoding import Count, Decoder, encode
+from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Patience
-from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, Steps, ask
@@ -28,6 +29,17 @@ from latchwork.types import Absent, At, Check, Entry, Fence, Op, Put
 Writes = Callable[[int, int], Steps[Sequence[Op]]]
 #: Nonces kept: a change of unknown outcome is found again if no more than so many others followed it.
 KEPT = 16
+
+
+class StoredNumber(Struct, frozen=True):
+    """The number as it is stored; it may be of any size. See ``Reading``."""
+
+    value: int
+    writes: Count
+    recent: tuple[str, ...]
+
+
+_NUMBER: Decoder[StoredNumber] = Decoder(StoredNumber, "a number of ours", "use another name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +69,12 @@ class Reading:
         """
         if entry is None:
             return cls(0, 0, (), Absent(key), None)
-        try:
-            body = Record.of(entry.value)
-            value, writes = body.big("value"), body.whole("writes", least=0)
-            return cls(value, writes, body.texts("recent"), At(entry), entry.version)
-        except BadRecord as error:
-            told = f"key {key!r} holds something else than a number of ours ({error}); use another name"
-            raise BadRecord(told) from None
+        stored = _NUMBER.decode_entry(entry)
+        return cls(stored.value, stored.writes, stored.recent, At(entry), entry.version)
 
     def changed(self, value: int, nonce: str) -> bytes:
         """The key's value after a change."""
-        recent = [*self.recent, nonce][-KEPT:]
-        return json.dumps({"value": value, "writes": self.writes + 1, "recent": recent}).encode()
+        return encode(StoredNumber(value, self.writes + 1, (*self.recent, nonce)[-KEPT:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,16 @@ before it as the limit is known to be older than the interval.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from dataclasses import asdict, dataclass, replace
 
-from latchwork.errors import BadRecord
-from latchwork.records import Record
+from msgspec import Struct
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Positive, Seconds, encode
 from latchwork.types import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Permits:
+class Permits(Struct, frozen=True):
     """What is stored of a rate limiter.
 
     Attributes:
@@ -27,10 +26,10 @@ class Permits:
         given: permits given since the beginning.
     """
 
-    limit: int
-    interval_s: float
-    slack_s: float
-    given: int = 0
+    limit: Positive
+    interval_s: Seconds
+    slack_s: Seconds
+    given: Count = 0
 
     @classmethod
     def of(cls, entry: Entry) -> Permits:
@@ -39,17 +38,11 @@ class Permits:
         Raises:
             BadRecord: it is no rate limiter.
         """
-        try:
-            body = Record.of(entry.value)
-            times = body.duration_s("interval_s"), body.duration_s("slack_s")
-            return cls(body.whole("limit", least=1), *times, body.whole("given", least=0))
-        except BadRecord as error:
-            told = f"key {entry.key!r} holds no permits of a rate limiter ({error}); use another name"
-            raise BadRecord(told) from None
+        return _PERMITS.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
 
     def is_like(self, other: Permits) -> bool:
         """True when both have the same limit, interval and slack."""
@@ -58,6 +51,9 @@ class Permits:
     def with_more(self, count: int) -> Permits:
         """After so many more were given."""
         return replace(self, given=self.given + count)
+
+
+_PERMITS: Decoder[Permits] = Decoder(Permits, "permits of a rate limiter", "use another name")
 
 
 class Window:

@@ -12,14 +12,15 @@ docs/design/0006 has the race each check closes, 0018 those of the sign.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Hashable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from latchwork.errors import BadRecord
-from latchwork.records import MOST_DURATION_S, Record
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Decoder, Timestamp, Whole, encode
+from latchwork.records import MOST_DURATION_S
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)
@@ -30,80 +31,58 @@ LOCKS = "locks"
 #: Shorter ones leave no time for a second renewal after a lost one.
 LEAST_TTL_S = 0.3
 #: An owner's id is a segment of a key: any other text in an L would make every read of owners fail.
-_OWNER = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}")
+_OWNER = r"\A(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,120}\Z"
 #: The last segment of the key of a sign.
 SIGN = "alive"
 #: An observer's clock may run 5 % faster than the owner's before two can overlap without fences.
 TAKEOVER_FACTOR = 1.05
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerRecord:
+class OwnerRecord(Struct, frozen=True, omit_defaults=True):
     """What O says: who owns, how long its locks outlive its last renewal, and whose end is its own end, too.
 
     ``session`` is the id of the session that the sign of O is bound to; "" when there is none, or none any more.
     """
 
-    ttl_s: float
+    ttl_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)]
     label: str = ""
     host: str = ""
-    pid: int = 0
+    pid: Whole = 0
     session: str = ""
 
     def encode(self) -> bytes:
         """The value of O."""
-        body = asdict(self)
-        if not self.session:
-            del body["session"]
-        return json.dumps(body).encode()
+        return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> OwnerRecord | None:
         """What an O says; None if its value is none of ours."""
-        try:
-            found = Record.of(value)
-            ttl_s = found.duration_s("ttl_s")
-        except BadRecord:
-            return None
-        record = cls(ttl_s, found.text("label", ""), found.text("host", ""), found.whole("pid", 0))
-        record = replace(record, session=found.text("session", ""))
-        return record if ttl_s > 0 else None
+        return _OWNER_RECORD.find(value)
 
 
-@dataclass(frozen=True, slots=True)
-class LockRecord:
+class LockRecord(Struct, frozen=True, omit_defaults=True):
     """What L says: its owner's id, None when free; the nonce tells one attempt from another.
 
     ``since_s`` is when it was taken, in seconds since the epoch by the owner's clock: for people, it decides nothing.
     """
 
-    owner: str | None = None
+    owner: Annotated[str, Meta(pattern=_OWNER)] | None
     nonce: str = ""
-    since_s: float | None = None
+    since_s: Timestamp | None = None
 
     def encode(self) -> bytes:
         """The value of L."""
-        if not self.owner:
-            return json.dumps({"owner": None}).encode()
-        since = {} if self.since_s is None else {"since_s": round(self.since_s, 3)}
-        return json.dumps({"owner": self.owner, "nonce": self.nonce, **since}).encode()
+        return encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> LockRecord | None:
         """What an L says; None if its value is none of ours: then it must not be written."""
-        try:
-            found = Record.of(value)
-            if "owner" in found.body and not found.has("owner"):
-                return cls()
-            owner = found.text("owner")
-        except BadRecord:
-            return None
-        if not _OWNER.fullmatch(owner):
-            return None
-        return cls(owner, found.text("nonce", ""), found.moment_or_none("since_s"))
+        return _LOCK_RECORD.find(value)
 
 
-FREE = LockRecord().encode()
+_OWNER_RECORD: Decoder[OwnerRecord] = Decoder(OwnerRecord, "an owner of locks")
+_LOCK_RECORD: Decoder[LockRecord] = Decoder(LockRecord, "a lock")
+FREE = LockRecord(None).encode()
 
 
 def sign_key(owner_key: str) -> str:

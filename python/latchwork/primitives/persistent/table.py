@@ -11,7 +11,8 @@ import time
 import uuid
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from latchwork.backends.base import MAX_CHECKS, MAX_OPS
 from latchwork.backends.futures import then
@@ -111,7 +112,7 @@ class LockTable:
 
     def in_the_way(self, entry: Entry | None) -> str | None:
         """The owner that keeps others from taking L; "" for a key that is no lock, None if it looks free."""
-        record = LockRecord.decode(entry.value) if entry is not None else LockRecord()
+        record = LockRecord.decode(entry.value) if entry is not None else LockRecord(None)
         if record is None or record.owner is None:
             return "" if record is None else None
         return record.owner if self.dead_at(record.owner) is not None else None
@@ -161,7 +162,7 @@ class LockTable:
         while todo:
             batch, tries = todo.pop(0)
             entries = dict.fromkeys(batch) if guess else await self.look(batch, fresh=tries > 0)
-            mine = LockRecord(me, uuid.uuid4().hex, time.time()).encode()
+            mine = LockRecord(me, uuid.uuid4().hex, round(time.time(), 3)).encode()
             now, later = _fit(self._plans(entries, self.owner_key(me), mine, heir_of))
             if later:
                 todo.insert(0, (later, tries))
