@@ -81,7 +81,7 @@ ROWS = {
     "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.of),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
-    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_wanted),
+    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_needs),
     "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
     "job of workers": ("worker_group.records", JOB.to_bytes(), lambda value: groups.Head.of(at(value)).to_bytes()),
     "event of workers": (

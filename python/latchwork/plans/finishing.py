@@ -17,7 +17,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.place import Place
 from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_wanted, room_for_result
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_needs, room_for_result
 from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
 from latchwork.plans.running.children import Children
 from latchwork.plans.running.company import Company
@@ -188,7 +188,7 @@ class PlanHooks(FeederHooks):
     def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
         """The plan and the task of a claim, and the tasks whose results are to be read for it."""
         plan_id, name = split_id(claim.item.id)
-        known, names = self._known(plan_id), read_wanted(claim.value).args_from
+        known, names = self._known(plan_id), read_needs(claim.value).args_from
         kept = {} if known is None else self._results.known(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
@@ -196,7 +196,7 @@ class PlanHooks(FeederHooks):
         """The call is made in the slot, where the store may be asked."""
         self._limits.begun(claim)
         plan_id, task = split_id(claim.item.id)
-        timeout_s = read_wanted(claim.value).timeout_s
+        timeout_s = read_needs(claim.value).timeout_s
         if not task.startswith(_CONTROL):
             self._company.begun(claim)
             known = self._known(plan_id)

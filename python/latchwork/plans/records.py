@@ -189,7 +189,7 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         return replace(self, state=state)
 
 
-class Wanted(Struct, frozen=True, omit_defaults=True):
+class TaskNeeds(Struct, frozen=True, omit_defaults=True):
     """What the item of a task says before the task is read.
 
     Attributes:
@@ -203,7 +203,7 @@ class Wanted(Struct, frozen=True, omit_defaults=True):
 
 _PLAN: Decoder[PlanRecord] = Decoder(PlanRecord, "a plan")
 _TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
-_WANTED: Decoder[Wanted] = Decoder(Wanted, "what a task needs")
+_NEEDS: Decoder[TaskNeeds] = Decoder(TaskNeeds, "what a task needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +252,6 @@ def read_result(value: bytes) -> bytes | BlobRef:
     raise BadRecord(f"value {short(value)} is no result of a task")
 
 
-def read_wanted(item: bytes) -> Wanted:
+def read_needs(item: bytes) -> TaskNeeds:
     """Return what the item of a task says; nothing when it cannot be read."""
-    return _WANTED.find(item) or Wanted()
+    return _NEEDS.find(item) or TaskNeeds()

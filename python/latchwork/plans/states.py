@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from latchwork._base.decoding import encode
 from latchwork.plans.keys import CONTROL_SHELF, Keys, item_id, shelf_of
-from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskRecord, TaskState, Wanted
+from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskNeeds, TaskRecord, TaskState
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
 
 #: The end of a task with more successors than this looks at them after it; so many tasks an added one may wait for.
@@ -315,5 +315,5 @@ def portions(tasks: Iterable[Task], most: int) -> list[list[Task]]:
 
 def item_value(task: TaskRecord) -> bytes:
     """What the item of a task has: what is needed before the task is read."""
-    value = encode(Wanted(task.timeout_s, task.args_from))
-    return value if len(value) <= _MOST_ITEM else encode(Wanted(task.timeout_s))
+    value = encode(TaskNeeds(task.timeout_s, task.args_from))
+    return value if len(value) <= _MOST_ITEM else encode(TaskNeeds(task.timeout_s))

@@ -53,7 +53,7 @@ _RECORD_S = 60.0
 _MOST_WHY = 10_000
 
 
-class Starts(Struct, frozen=True):
+class StartCount(Struct, frozen=True):
     """How often the function was started, and the nonce of the ticket that started it the last time."""
 
     starts: Count
@@ -70,7 +70,7 @@ class StoredOutcome(Struct, frozen=True):
     pid: Whole = 0
 
 
-_STARTS: Decoder[Starts] = Decoder(Starts, "a number of starts", "reset it, or delete the key")
+_STARTS: Decoder[StartCount] = Decoder(StartCount, "a number of starts", "reset it, or delete the key")
 _OUTCOME: Decoder[StoredOutcome] = Decoder(StoredOutcome, "an outcome")
 
 
@@ -307,12 +307,12 @@ class Once(Closes):
         """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
-            known = Starts(0) if entry is None else _STARTS.decode_entry(entry)
+            known = StartCount(0) if entry is None else _STARTS.decode_entry(entry)
             starts = known.starts
             if known.nonce == place.nonce:
                 return starts
             check = Absent(self._starts_key) if entry is None else At(entry)
-            more = Put(self._starts_key, encode(Starts(starts + 1, place.nonce)))
+            more = Put(self._starts_key, encode(StartCount(starts + 1, place.nonce)))
             try:
                 await ask(self._store.commit, [place.fence, check], [more])
             except Conflict as error:
@@ -325,7 +325,7 @@ class Once(Closes):
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
         if entry is not None and known is not None and known.nonce == place.nonce and known.starts:
-            less = Put(self._starts_key, encode(Starts(known.starts - 1)))
+            less = Put(self._starts_key, encode(StartCount(known.starts - 1)))
             with suppress(LatchworkError):  # it counts, and that is all
                 await ask(self._store.commit, [place.fence, At(entry)], [less])
 

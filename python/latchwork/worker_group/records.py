@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Seconds, Timestamp, Whole, encode
 from latchwork.checks import is_number
 from latchwork.errors import BadRecord
-from latchwork.records import Record
 from latchwork.types import Entry
 
 #: States of a job.
@@ -39,8 +40,7 @@ EventKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
+class WorkerInfo(Struct, frozen=True):
     """What a worker says of itself, and what its job says of it.
 
     Attributes:
@@ -59,16 +59,16 @@ class WorkerInfo:
     """
 
     ip: str = ""
-    ports: Mapping[str, int] = field(default_factory=dict)
+    ports: Mapping[str, int] = {}
     node: str = ""
     rack: str = ""
     datacentre: str = ""
-    resources: Mapping[str, float] = field(default_factory=dict)
-    id: int = -1
+    resources: Mapping[str, float] = {}
+    id: Annotated[int, Meta(ge=-1, le=MOST_WORKERS)] = -1
     key: str = ""
     status: str = ""
-    restarts: int = 0
-    executions: int = 0
+    restarts: Count = 0
+    executions: Count = 0
     incarnation: str = ""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class WorkerInfo:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
 
     @classmethod
     def of(cls, entry: Entry) -> WorkerInfo:
@@ -98,26 +98,10 @@ class WorkerInfo:
         Raises:
             BadRecord: it is no worker.
         """
-        try:
-            body = Record.of(entry.value)
-            ports = {name: Record(body.mapping("ports", {})).whole(name) for name in body.mapping("ports", {})}
-            amounts = body.mapping("resources", {})
-            return cls(
-                ip=body.text("ip", ""),
-                ports=ports,
-                node=body.text("node", ""),
-                rack=body.text("rack", ""),
-                datacentre=body.text("datacentre", ""),
-                resources={name: Record(amounts).number(name, least=0.0) for name in amounts},
-                id=body.whole("id", least=0, most=MOST_WORKERS),
-                key=body.text("key"),
-                status=body.text("status"),
-                restarts=body.whole("restarts", least=0),
-                executions=body.whole("executions", 0, least=0),
-                incarnation=body.text("incarnation"),
-            )
-        except ValueError as error:  # BadRecord is one
-            raise BadRecord(f"key {entry.key!r} holds no worker: {error}") from None
+        info = _WORKER.decode_entry(entry)
+        if info.id < 0:
+            raise BadRecord(f"key {entry.key!r} holds a worker without an id")
+        return info
 
     @classmethod
     def or_none(cls, entry: Entry) -> WorkerInfo | None:
@@ -128,8 +112,7 @@ class WorkerInfo:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """How a job is.
 
     Attributes:
@@ -150,19 +133,19 @@ class Head:
     """
 
     run: str
-    n: int
+    n: Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
     state: str = RUNNING
-    next: int = 0
-    completed: int = 0
-    events: int = 0
-    created: float = 0.0
-    ended: float | None = None
+    next: Annotated[int, Meta(ge=0, le=MOST_WORKERS)] = 0
+    completed: Count = 0
+    events: Count = 0
+    created: Timestamp = 0.0
+    ended: Timestamp | None = None
     why: str = ""
-    max_restarts: int = 5
-    max_executions: int = 5
-    keep_ended_s: float = 604_800.0
-    labels: Mapping[str, str] = field(default_factory=dict)
-    shrinks: int = 0
+    max_restarts: Count = 5
+    max_executions: Count = 5
+    keep_ended_s: Seconds = 604_800.0
+    labels: Mapping[str, str] = {}
+    shrinks: Count = 0
 
     @property
     def is_final(self) -> bool:
@@ -176,7 +159,7 @@ class Head:
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
 
     @classmethod
     def of(cls, entry: Entry) -> Head:
@@ -185,30 +168,10 @@ class Head:
         Raises:
             BadRecord: it is no job.
         """
-        try:
-            body = Record.of(entry.value)
-            return cls(
-                run=body.text("run"),
-                n=body.whole("n", least=1, most=MOST_WORKERS),
-                state=body.text("state"),
-                next=body.whole("next", least=0, most=MOST_WORKERS),
-                completed=body.whole("completed", least=0),
-                events=body.whole("events", least=0),
-                created=body.moment_s("created", 0.0),
-                ended=body.moment_or_none("ended"),
-                why=body.text("why", ""),
-                max_restarts=body.whole("max_restarts", least=0),
-                max_executions=body.whole("max_executions", least=0),
-                keep_ended_s=body.duration_s("keep_ended_s", 604_800.0),
-                labels=body.text_map("labels"),
-                shrinks=body.whole("shrinks", 0, least=0),
-            )
-        except BadRecord as error:
-            raise BadRecord(f"key {entry.key!r} holds no job of workers: {error}") from None
+        return _HEAD.decode_entry(entry)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """Something that happened in a job.
 
     Attributes:
@@ -221,51 +184,60 @@ class Event:
     """
 
     kind: str
-    n: int
-    id: int = -1
-    epoch: int = 0
-    at: float = 0.0
+    n: Whole
+    id: Whole = -1
+    epoch: Whole = 0
+    at: Timestamp = 0.0
     why: str = ""
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
 
     @classmethod
     def or_none(cls, entry: Entry) -> Event | None:
         """What is stored; None when it is no event."""
-        try:
-            body = Record.of(entry.value)
-            return cls(
-                body.text("kind"),
-                body.whole("n"),
-                body.whole("id", -1),
-                body.whole("epoch", 0),
-                body.moment_s("at", 0.0),
-                body.text("why", ""),
-            )
-        except BadRecord:
-            return None
+        return _EVENT.find(entry.value)
+
+
+class WorkerLease(Struct, frozen=True):
+    """What the key says that lives as long as a worker: its key and its incarnation."""
+
+    key: str = ""
+    incarnation: str = ""
+
+
+class StoredEpoch(Struct, frozen=True):
+    """The number of an epoch as it is stored."""
+
+    epoch: Count
+
+
+_WORKER: Decoder[WorkerInfo] = Decoder(WorkerInfo, "a worker")
+_HEAD: Decoder[Head] = Decoder(Head, "a job of workers")
+_EVENT: Decoder[Event] = Decoder(Event, "an event")
+_LEASE: Decoder[WorkerLease] = Decoder(WorkerLease, "the lease of a worker")
+_EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")
 
 
 def live_body(info: WorkerInfo) -> bytes:
     """The value of a worker's lease."""
-    return json.dumps({"key": info.key, "incarnation": info.incarnation}).encode()
+    return encode(WorkerLease(info.key, info.incarnation))
 
 
 def read_incarnation(entry: Entry) -> str:
     """Whose lease it is; empty when that cannot be read."""
-    return Record.or_empty(entry.value).text("incarnation", "")
+    return (_LEASE.find(entry.value) or WorkerLease()).incarnation
 
 
 def read_key(entry: Entry) -> str:
     """The key of the worker whose lease it is; empty when that cannot be read."""
-    return Record.or_empty(entry.value).text("key", "")
+    return (_LEASE.find(entry.value) or WorkerLease()).key
 
 
 def epoch_body(number: int) -> bytes:
     """The value of the epoch."""
-    return json.dumps({"epoch": number}).encode()
+    return encode(StoredEpoch(number))
 
 
 def read_epoch(entry: Entry) -> int:
@@ -274,10 +246,7 @@ def read_epoch(entry: Entry) -> int:
     Raises:
         BadRecord: it is none.
     """
-    try:
-        return Record.of(entry.value).whole("epoch", least=0)
-    except BadRecord as error:
-        raise BadRecord(f"key {entry.key!r} holds no epoch: {error}") from None
+    return _EPOCH.decode_entry(entry).epoch
 
 
 def joined_as(info: WorkerInfo, number: int, key: str, incarnation: str) -> WorkerInfo:
@@ -292,11 +261,11 @@ def restarted_as(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerI
 
 def told_as(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
     """A worker that says something else of itself."""
-    return replace(old, **{each.name: getattr(info, each.name) for each in fields(info) if each.name in _OWN})
+    return replace(old, **{name: getattr(info, name) for name in _OWN})
 
 
 #: What a worker says of itself.
-_OWN = frozenset({"ip", "ports", "node", "rack", "datacentre", "resources"})
+_OWN = ("ip", "ports", "node", "rack", "datacentre", "resources")
 
 
 def shown(numbers: Sequence[object]) -> str:

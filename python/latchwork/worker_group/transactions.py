@@ -8,7 +8,9 @@ without any one of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
 from latchwork.store.session import Session

@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import to_builtins
 from rich.console import Group
 from rich.live import Live
 
@@ -211,7 +211,7 @@ def _as_json(crew: LocalAgent, status: JobStatus) -> dict[str, object]:
         "completed": status.completed,
         "epoch": max((state.epoch for state in slots), default=0),
         "restarts_here": sum(state.restarts for state in slots),
-        "processes": [asdict(state) for state in slots],
+        "processes": [to_builtins(state) for state in slots],
     }
 
 
@@ -282,8 +282,8 @@ def list_jobs(*, namespace: Namespace = "default", url: Url = None, as_json: Jso
     with open_store(url, of_cluster=False) as store:
         state = inspect(store, namespace=namespace)
     if as_json:
-        ended = [{"name": name, **asdict(head)} for name, head in state.ended]
-        say_json({"jobs": [asdict(status) for status in state.jobs], "ended": ended})
+        ended = [{"name": name, **to_builtins(head)} for name, head in state.ended]
+        say_json({"jobs": [to_builtins(status) for status in state.jobs], "ended": ended})
         return
     rows = [*map(_job_row, state.jobs), *(_ended_row(name, head) for name, head in state.ended)]
     if not rows:
@@ -331,7 +331,9 @@ def show_job(job: JobName, *, namespace: Namespace = "default", url: Url = None,
     if state is None and ended is None:
         raise UsageError(f"there is no job {job!r}; submit it with latchwork workers submit {job} -n N")
     if as_json:
-        say_json({"ended": None if ended is None else asdict(ended), **({} if state is None else asdict(state))})
+        say_json(
+            {"ended": None if ended is None else to_builtins(ended), **({} if state is None else to_builtins(state))}
+        )
         return
     if ended is not None:
         say(f"{job}: {ended.state} at {utc_text(ended.ended or 0.0)}, run {ended.run}{_because(ended.why)}")
@@ -424,7 +426,7 @@ def _goes_on(watch: Watch, store: Store, handle: JobHandle, namespace: str) -> b
 
 def _print_event(event: Event, *, as_json: bool) -> None:
     if as_json:
-        say_json(asdict(event), one_line=True)
+        say_json(to_builtins(event), one_line=True)
         return
     who = f" worker {event.id}" if event.id >= 0 else ""
     say(f"{utc_text(event.at)} {event.n:5} {event.kind}{who}, epoch {event.epoch}{_because(event.why)}")
@@ -502,7 +504,7 @@ def sweep(
         f"removed {counted(len(swept.jobs), 'job')}, {counted(len(swept.runs), 'old run')}, "
         f"{counted(len(swept.ended), 'record')} of how jobs ended"
     )
-    told(line, asdict(swept), as_json=as_json)
+    told(line, to_builtins(swept), as_json=as_json)
 
 
 workers_app = group(
