@@ -16,7 +16,7 @@ from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
 from latchwork.schedules import Fired
 
 MEMBER = (
-    b'{"state":"ready","host":"h1","pid":7,"incarnation":"a1b2c3d4e5f6","since":1700000000.5,"ttl_s":10.0,"weight":2.0,'
+    b'{"worker":"n1","state":"ready","host":"h1","pid":7,"incarnation":"a1b2c3d4e5f6","since":1700000000.5,"ttl_s":10.0,"weight":2.0,'
     b'"version":"0.1.0","labels":{"gpu":"yes"},"start":"f6e5d4c3b2a1","lacks":{"train":{"gpu":"big"}}}'
 )
 ACTIVITY = b'{"jobs":{"report":{"runs":2,"items":3,"since":1700000001.25,"named":{"north":1700000001.25}}}}'
@@ -37,7 +37,7 @@ OUTCOMES = (
     b'{"jobs":{"report":{"start":1700000002.5,"success":1700000001.0,"error":[0,"north",3,1700000002.6,4],"items":3,"row":4,'
     b'"failing":[[0,"north",3,1700000002.6,4]],"next":1700000060.0}},"errors":["ValueError: no"]}'
 )
-REQUEST = b'{"job":"report","items":["north"],"at_s":1700000000.0,"until_s":1700003600.0,"by":"kim@desk"}'
+REQUEST = b'{"id":"1","job":"report","items":["north"],"at_s":1700000000.0,"until_s":1700003600.0,"by":"kim@desk"}'
 END = b'{"node":"n1","items":3,"named":["a","b","c"],"error":"OSError: full"}'
 
 
@@ -95,7 +95,8 @@ def test_settings_of_0_1():
 @pytest.mark.parametrize("state", ["drained", "restarting"])
 def test_a_mark_of_0_1(state):
     value = (
-        b'{"state": "%s", "by": "kim@desk", "at": "2026-01-02T03:04:05.000+00:00", "timeout_s": 300.0}' % state.encode()
+        b'{"node": "n1", "state": "%s", "by": "kim@desk", "at": "2026-01-02T03:04:05.000+00:00", "timeout_s": 300.0}'
+        % state.encode()
     )
     assert decode_mark("n1", value).state == state
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import job_ids, open_store, state_of

@@ -13,20 +13,22 @@ all that wait meanwhile. docs/design/0007 has the races.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Count, Decoder, Positive, Timestamp, Whole, encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.interrupts import condition, mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.records import Record, read_json, short
+from latchwork.records import short
 from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
@@ -64,21 +66,41 @@ class CronCell:
         """The value of its state key; the nonce tells one write from another."""
         kinds = list(dict.fromkeys(self.fired))
         number = {kind: index for index, kind in enumerate(kinds)}
-        body: dict[str, Any] = {
-            "token": self.token,
-            "owner": self.owner,
-            "nonce": nonce,
-            "fired": [[kind.through, kind.running] for kind in kinds],
-        }
+        rules, of = None, None
         if any(kind.rule for kind in kinds):
-            body["rules"] = [kind.rule for kind in kinds]
+            rules = tuple(kind.rule for kind in kinds)
         if len(kinds) > 1:
-            body["of"] = [[index, len(list(run))] for index, run in groupby(number[each] for each in self.fired)]
-        return json.dumps(body, separators=(",", ":")).encode()
+            of = tuple((index, len(list(run))) for index, run in groupby(number[each] for each in self.fired))
+        fired = tuple((kind.through, kind.running) for kind in kinds)
+        return encode(CellState(self.token, self.owner, nonce, fired, rules, of))
 
     def names(self) -> bytes:
         """The value of its items key."""
-        return json.dumps(self.items, ensure_ascii=False, separators=(",", ":")).encode()
+        return encode(self.items)
+
+
+class CellState(Struct, frozen=True, omit_defaults=True):
+    """The progress of a cell as it is stored.
+
+    Attributes:
+        token: as in ``CronCell``.
+        owner: as in ``CronCell``.
+        nonce: tells one write from another.
+        fired: the different states of items: the last fire time that started, and the one that is running.
+        rules: the rule of each of them; None when none has one.
+        of: runs of items with the same state: its index, and how many; None when all have the first one.
+    """
+
+    token: Whole
+    owner: str
+    nonce: str
+    fired: tuple[tuple[Timestamp, Timestamp | None], ...]
+    rules: tuple[str, ...] | None = None
+    of: tuple[tuple[Count, Positive], ...] | None = None
+
+
+_STATE: Decoder[CellState] = Decoder(CellState, "the state of a cell")
+_ITEMS: Decoder[tuple[str, ...]] = Decoder(Annotated[tuple[str, ...], Meta(min_length=1)], "the items of a cell")
 
 
 def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
@@ -88,42 +110,25 @@ def decode_cell(name: str, state: bytes, items: bytes) -> CronCell:
         BadCronCell: the values are no cell.
     """
     try:
-        body = Record.of(state)
-        listed = Record({"items": read_json(items)}).texts("items")
-        fired = _decode_fired(body, len(listed))
-        return CronCell(name, body.whole("token"), body.text("owner"), listed, fired)
+        found, listed = _STATE.decode(state), _ITEMS.decode(items)
+        return CronCell(name, found.token, found.owner, listed, _decode_fired(found, len(listed)))
     except BadRecord as error:
         raise BadCronCell(f"progress cell {name} cannot be read: {error}") from None
 
 
-def _decode_fired(body: Record, count: int) -> tuple[Fired, ...]:
+def _decode_fired(state: CellState, count: int) -> tuple[Fired, ...]:
     """The progress of each of so many items; nothing is made before the runs are known to be as long."""
-    if not count:
-        raise BadRecord("it has no items")
-    pairs = _lists_of_two(body, "fired")
-    rules = body.texts("rules") if body.has("rules") else ("",) * len(pairs)
-    if len(rules) != len(pairs):
-        raise BadRecord(f"it has {len(pairs)} states and {len(rules)} rules")
-    kinds = [_decode_kind(pair[0], pair[1], rule) for pair, rule in zip(pairs, rules, strict=True)]
-    runs = _lists_of_two(body, "of") if body.has("of") else [[0, count]]
+    rules = ("",) * len(state.fired) if state.rules is None else state.rules
+    if len(rules) != len(state.fired):
+        raise BadRecord(f"it has {len(state.fired)} states and {len(rules)} rules")
+    kinds = [Fired(through, running, rule) for (through, running), rule in zip(state.fired, rules, strict=True)]
+    runs = ((0, count),) if state.of is None else state.of
     for index, length in runs:
-        if type(index) is not int or not 0 <= index < len(kinds) or type(length) is not int or not 0 < length <= count:
+        if index >= len(kinds) or length > count:
             raise BadRecord(f"it has a run of states {short([index, length])}")
     if sum(length for _, length in runs) != count:
         raise BadRecord(f"it has {count} items, and states for {sum(length for _, length in runs)}")
     return tuple(kinds[index] for index, length in runs for _ in range(length))
-
-
-def _decode_kind(through: object, running: object, rule: str) -> Fired:
-    both = Record({"through": through, "running": running})
-    return Fired(both.moment_s("through"), both.moment_s("running") if both.has("running") else None, rule)
-
-
-def _lists_of_two(body: Record, name: str) -> list[list[Any]]:
-    found = body.body.get(name)
-    if not isinstance(found, list) or not all(isinstance(each, list) and len(each) == 2 for each in found):
-        raise BadRecord(f"field {name!r} is {short(found)}, and has to be a list of pairs")
-    return found
 
 
 def newest_by_item(cells: Iterable[CronCell]) -> dict[str, tuple[CronCell, Fired]]:

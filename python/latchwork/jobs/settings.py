@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
+from latchwork._base.decoding import Decoder
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
 from latchwork.jobs.options import (
@@ -34,7 +35,6 @@ from latchwork.jobs.options import (
     values,
 )
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.records import Record
 from latchwork.schedules import Schedule
 from latchwork.store import Mirror, Store
 from latchwork.types import Entry
@@ -194,6 +194,10 @@ def encoded(name: str, value: Any) -> Any:
     return _ROWS[name].kind.encode(check(name, value))
 
 
+#: A setting that cannot be used counts as not set, and leaves the others alone: they are checked one by one.
+_DOCUMENT: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "settings")
+
+
 def parse_document(value: bytes) -> dict[str, Any]:
     """A stored document.
 
@@ -201,7 +205,7 @@ def parse_document(value: bytes) -> dict[str, Any]:
         InvalidSetting: it is no JSON object.
     """
     try:
-        return dict(Record.of(value).body)
+        return _DOCUMENT.decode(value)
     except BadRecord as error:
         raise InvalidSetting(str(error)) from None
 

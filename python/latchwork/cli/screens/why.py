@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from latchwork.cli.cluster import job_ids, open_store, state_of
 from latchwork.cli.options import Json, Url, command

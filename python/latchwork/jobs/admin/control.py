@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
 import math
 import os
 import socket
@@ -20,6 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from latchwork._base.decoding import encode
 from latchwork.checks import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
@@ -357,7 +357,7 @@ class Control:
             if document:
                 at = utc_text(datetime.now(UTC).timestamp())
                 document["changed"] = {"by": self._by or who_we_are(), "at": at}
-                tx.put(key, json.dumps(document).encode())
+                tx.put(key, encode(document))
             elif before is not None:
                 tx.delete(key)
 

@@ -6,13 +6,13 @@ was read at. Whatever goes wrong, the ledger is loaded again before the next wri
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Generic, TypeVar
 
+from latchwork._base.decoding import encode
 from latchwork.jobs.manager.rebalance import ShareChange, in_order
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import (
@@ -235,7 +235,7 @@ class Ledger:
     def _flip(self, flips: Sequence[_Flip], ops: Sequence[Op], fence: Fence) -> None:
         checks: list[Check] = [fence, Absent(keys.GUARD_ASSIGNMENT) if self._guard is None else At(self._guard)]
         checks += [stored.unchanged(keys.assigned(worker, job)) for worker, job, stored, _ in flips]
-        note = json.dumps({"leader": fence.token, "heads": len(flips), **self._note}).encode()
+        note = encode({"leader": fence.token, "heads": len(flips), **self._note})
         whole = [Put(keys.GUARD_ASSIGNMENT, note), *ops]
         done = self._store.commit(checks, whole)
         self.written_bytes += sum(map(op_bytes, whole))

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder
 from latchwork.assignment import Budgeted, Strategy, describe_strategy, strategy_by_name
 from latchwork.jobs.options import ManagerRows
-from latchwork.records import Record
 from latchwork.types import Entry
 
 StrategyOption = str | Strategy
@@ -65,9 +67,19 @@ def strategies_note(described: Mapping[str, str]) -> dict[str, object]:
     return {"strategies": dict(described)} if sum(map(len, [*described, *described.values()])) <= _LONGEST_NOTE else {}
 
 
+class StrategiesNote(Struct, frozen=True):
+    """The part of the guard that names the strategies, by job."""
+
+    strategies: dict[str, str] = {}
+
+
+_NOTE: Decoder[StrategiesNote] = Decoder(StrategiesNote, "a note on strategies")
+
+
 def noted_strategies(guard: Entry | None) -> dict[str, str]:
     """The strategies that the guard names, by job; none when it says nothing of them."""
-    return Record.or_empty(guard.value).text_map("strategies") if guard is not None else {}
+    found = None if guard is None else _NOTE.find(guard.value)
+    return {} if found is None else found.strategies
 
 
 def _unlimited(strategy: Strategy) -> Strategy:

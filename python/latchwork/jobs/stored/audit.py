@@ -5,13 +5,12 @@ Keys:   audit/<number>      JSON, one each, in order; the leader keeps the last 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 
-from latchwork.errors import BadRecord
+from msgspec import Struct
+
+from latchwork._base.decoding import Count, Decoder, encode
 from latchwork.jobs.stored.keys import cluster_store
-from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
@@ -19,8 +18,7 @@ AUDIT = "audit"
 KEPT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
+class AuditRecord(Struct, frozen=True):
     """A lock that was freed by hand.
 
     Attributes:
@@ -36,7 +34,7 @@ class AuditRecord:
 
     job: str
     item: str
-    token: int
+    token: Count
     holder: str
     by: str
     at: str
@@ -45,17 +43,15 @@ class AuditRecord:
 
     def encode(self) -> bytes:
         """The value of its key."""
-        return json.dumps(asdict(self)).encode()
+        return encode(self)
+
+
+_RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")
 
 
 def decode_record(value: bytes) -> AuditRecord | None:
     """The record in a value; None for what is none of ours."""
-    try:
-        body = Record.of(value)
-        texts = {name: body.text(name) for name in ("job", "item", "holder", "by", "at", "reason", "what")}
-        return AuditRecord(token=body.whole("token", least=0), **texts)
-    except BadRecord:
-        return None
+    return _RECORD.find(value)
 
 
 def read_audit(store: Store) -> list[AuditRecord]:

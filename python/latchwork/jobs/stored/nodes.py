@@ -9,21 +9,23 @@ No network here.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from latchwork.errors import BadRecord
-from latchwork.records import Record
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Decoder, Seconds, Timestamp, Whole, encode
 from latchwork.types import Entry
 
 MemberState = Literal["joining", "ready", "leaving"]
 #: The least weight of a node.
 LEAST_WEIGHT = 1e-9
+_Weight = Annotated[float, Meta(ge=LEAST_WEIGHT)]
 
 NODES = "nodes"
 
@@ -39,8 +41,7 @@ class MemberOptions:
     lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """One start of one node.
 
     Attributes:
@@ -59,17 +60,17 @@ class Member:
     """
 
     worker: str
-    state: MemberState
-    host: str
-    pid: int
-    incarnation: str
-    since: float
-    ttl_s: float
-    weight: float = 1.0
+    state: MemberState = "joining"
+    host: str = "?"
+    pid: Whole = 0
+    incarnation: str = ""
+    since: Timestamp = 0.0
+    ttl_s: Seconds = 0.0
+    weight: _Weight = 1.0
     version: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
     start: str = ""
-    lacks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    lacks: Mapping[str, Mapping[str, str]] = {}
 
     @classmethod
     def of_this_process(cls, options: MemberOptions, *, since: float, ttl_s: float, start: str = "") -> Member:
@@ -95,33 +96,16 @@ class Member:
 
     def encode(self) -> bytes:
         """The value of its key: JSON, readable with the server's own tools."""
-        body = asdict(self)
-        del body["worker"]
-        return json.dumps(body, separators=(",", ":")).encode()
+        return encode(self)
 
     @classmethod
     def decode(cls, worker: str, value: bytes) -> Member:
-        """The record in a value; what is missing or unreadable takes a harmless default, newer fields are skipped."""
-        body = Record.or_empty(value)
-        lacks = Record(body.mapping("lacks", {}))
-        return cls(
-            worker=worker,
-            state=_state(body.text("state", "")),
-            host=body.text("host", "?"),
-            pid=body.whole("pid", 0),
-            incarnation=body.text("incarnation", ""),
-            since=body.moment_s("since", 0.0),
-            ttl_s=body.duration_s("ttl_s", 0.0),
-            weight=max(body.number("weight", 1.0), LEAST_WEIGHT),
-            version=body.text("version", ""),
-            labels=body.text_map("labels"),
-            start=body.text("start", ""),
-            lacks={job: lacks.text_map(job) for job in lacks.body},
-        )
+        """Return the member of this id that a value describes; one that is joining if it cannot be read."""
+        found = _MEMBER.find(value)
+        return cls(worker) if found is None else replace(found, worker=worker)
 
 
-def _state(value: str) -> MemberState:
-    return "ready" if value == "ready" else "leaving" if value == "leaving" else "joining"
+_MEMBER: Decoder[Member] = Decoder(Member, "a node")
 
 
 def _version() -> str:
@@ -133,8 +117,7 @@ def _version() -> str:
         return "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMark:
+class NodeMark(Struct, frozen=True):
     """The state that an operator gave to one node.
 
     Attributes:
@@ -155,12 +138,12 @@ class NodeMark:
     state: Literal["drained", "restarting"]
     incarnation: str = ""
     start: str = ""
-    timeout_s: float = 0.0
-    weight: float | None = None
+    timeout_s: Seconds = 0.0
+    weight: _Weight | None = None
     jobs: tuple[str, ...] = ()
     by: str = ""
     at: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = {}
 
     @property
     def is_reserved(self) -> bool:
@@ -186,38 +169,16 @@ class NodeMark:
 
     def encode(self) -> bytes:
         """The value of its key."""
-        body = asdict(self)
-        del body["node"]
-        return json.dumps(body).encode()
+        return encode(self)
+
+
+_MARK: Decoder[NodeMark] = Decoder(NodeMark, "the mark of a node")
 
 
 def decode_mark(node: str, value: bytes) -> NodeMark | None:
-    """The mark in a value; None for one that cannot be read, which counts as none."""
-    try:
-        body = Record.of(value)
-        state = _mark_state(body.text("state"))
-        return None if state is None else _decode(node, state, body)
-    except BadRecord:
-        return None
-
-
-def _mark_state(text: str) -> Literal["drained", "restarting"] | None:
-    return "drained" if text == "drained" else "restarting" if text == "restarting" else None
-
-
-def _decode(node: str, state: Literal["drained", "restarting"], body: Record) -> NodeMark:
-    return NodeMark(
-        node,
-        state,
-        incarnation=body.text("incarnation", ""),
-        start=body.text("start", ""),
-        timeout_s=body.duration_s("timeout_s") if body.has("timeout_s") else 0.0,
-        weight=max(body.number("weight"), LEAST_WEIGHT) if body.has("weight") else None,
-        jobs=body.texts("jobs", ()),
-        by=body.text("by", ""),
-        at=body.text("at", ""),
-        labels=body.text_map("labels"),
-    )
+    """Return the mark of this node in a value; None for one that cannot be read, which counts as none."""
+    found = _MARK.find(value)
+    return None if found is None else replace(found, node=node)
 
 
 def mark_key(node: str) -> str:

@@ -13,7 +13,6 @@ the chunks of a write under way from those that nobody will ever name.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import operator
@@ -21,10 +20,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, count, islice, pairwise
+from typing import Annotated, TypeVar
 
+from msgspec import Meta, Struct
+
+from latchwork._base.decoding import Decoder, Whole, encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError
 from latchwork.jobs.stored.keys import MAX_ITEM_BYTES, check_id
-from latchwork.records import read_json, short
+from latchwork.records import short
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Delete, Entry, Op, Put
 
@@ -36,7 +39,6 @@ _MAX_CHUNK_BYTES = 32_000
 _NAME_BYTES = 24
 #: Gives the items of a chunk by its name; None when it is not known.
 KnownChunks = Callable[[str], "tuple[str, ...] | None"]
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 #: Below the portable limits (100 checks, 100 operations, 1,000,000 bytes), with room for fences and guards.
 MOST_OPS = 95
@@ -52,6 +54,28 @@ class MissingChunk(LatchworkError):
 
 class BadHead(BadRecord):
     """A head or a chunk is none of ours: something else wrote to its key."""
+
+
+_Item = Annotated[str, Meta(max_length=MAX_ITEM_BYTES)]
+_T = TypeVar("_T")
+
+
+class SetHead(Struct, frozen=True, omit_defaults=True):
+    """The head of a set as it is stored.
+
+    Attributes:
+        count: how many items the set has, for people.
+        items: the items while they are few.
+        chunks: the names of the chunks otherwise.
+    """
+
+    count: Whole = 0
+    items: tuple[_Item, ...] = ()
+    chunks: tuple[str, ...] | None = None
+
+
+_HEAD: Decoder[SetHead] = Decoder(SetHead, "the head of a set")
+_CHUNK: Decoder[tuple[str, ...]] = Decoder(tuple[_Item, ...], "a chunk of a set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +120,8 @@ class PackedSet:
 
     def head(self) -> bytes:
         """The value of its head."""
-        body: dict[str, object] = {"count": len(self)}
-        if self.chunks:
-            body["chunks"] = self.names()
-        else:
-            body["items"] = self.inline
-        return _dump(body)
+        head = SetHead(len(self), chunks=self.names()) if self.chunks else SetHead(len(self), items=self.inline)
+        return encode(head)
 
 
 EMPTY = PackedSet()
@@ -128,7 +148,7 @@ def chunk_names(head: bytes) -> tuple[str, ...]:
     Raises:
         BadHead: it is no head.
     """
-    return _names(_load_head(head).get("chunks", []))
+    return _names(_load(_HEAD, head).chunks or ())
 
 
 def decode(
@@ -146,11 +166,11 @@ def decode(
         MissingChunk: a chunk is not there (yet, or any more).
         BadHead: head or chunk cannot be read.
     """
-    body = _load_head(head)
-    if "chunks" not in body:
-        return PackedSet(inline=_items(body.get("items", [])))
+    stored = _load(_HEAD, head)
+    if stored.chunks is None:
+        return PackedSet(inline=_ascending(stored.items))
     chunks = []
-    for name in _names(body["chunks"]):
+    for name in _names(stored.chunks):
         items = known(name)
         if items is not None:
             chunks.append(Chunk(name, items))
@@ -159,7 +179,7 @@ def decode(
         if value is None:
             msg = f"chunk {name} is not there"
             raise MissingChunk(msg)
-        chunks.append(Chunk(name, _items(_load(value))))
+        chunks.append(Chunk(name, _ascending(_load(_CHUNK, value))))
     full = [chunk for chunk in chunks if chunk.items]
     if not all(before.items[-1] < after.items[0] for before, after in pairwise(full)):
         raise BadHead("its chunks do not follow one another; something else wrote to them")
@@ -189,7 +209,7 @@ def plan_update(current: PackedSet, wanted: Collection[str], new_name: Callable[
         else:
             chunks.extend(Chunk(new_name(), piece) for piece in _split(part.items, target))
     kept = {part.name for part in parts}
-    added = {chunk.name: _dump(chunk.items) for chunk in chunks if chunk.name not in kept}
+    added = {chunk.name: encode(chunk.items) for chunk in chunks if chunk.name not in kept}
     dropped = tuple(name for name in current.names() if name not in kept)
     return Update(PackedSet(chunks=tuple(chunks)), added, dropped)
 
@@ -209,7 +229,7 @@ def batched(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
 
 def _fits_inline(items: list[str], total: int) -> bool:
     """Whether the head can hold them: JSON may need up to 6 bytes for a character."""
-    return 6 * total <= 2 * _INLINE_BYTES or len(_dump(items)) <= 2 * _INLINE_BYTES
+    return 6 * total <= 2 * _INLINE_BYTES or len(encode(items)) <= 2 * _INLINE_BYTES
 
 
 @dataclass(slots=True)
@@ -242,8 +262,8 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
     merged: list[_Part] = []
     carry = False
     for part in parts:
-        small = part.name is None and len(_dump(part.items)) < target // 4
-        if merged and (small or carry) and len(_dump(merged[-1].items)) + len(_dump(part.items)) <= 2 * target:
+        small = part.name is None and len(encode(part.items)) < target // 4
+        if merged and (small or carry) and len(encode(merged[-1].items)) + len(encode(part.items)) <= 2 * target:
             merged[-1] = _Part(None, merged[-1].items + part.items)
             carry = False
         else:
@@ -253,56 +273,35 @@ def _merge_small(parts: list[_Part], target: int) -> list[_Part]:
 
 
 def _split(items: list[str], target: int) -> Iterable[tuple[str, ...]]:
-    size = len(_dump(items))
+    size = len(encode(items))
     if size <= 2 * target:
         return [tuple(items)]
-    sizes = [len(_dump(item)) + 1 for item in items]
+    sizes = [len(encode(item)) + 1 for item in items]
     pieces = batched(sizes, len(items), max(1, -(-size // -(-size // target))))
     return [tuple(items[piece]) for piece in pieces]
 
 
-def _dump(value: object) -> bytes:
-    return _ENCODER.encode(value).encode("utf-8")
-
-
-def _load(value: bytes) -> object:
+def _load(decoder: Decoder[_T], value: bytes) -> _T:
     try:
-        return read_json(value)
+        return decoder.decode(value)
     except BadRecord as error:
         raise BadHead(f"{error}; something else wrote to this key") from None
 
 
-def _load_head(value: bytes) -> dict[str, object]:
-    body = _load(value)
-    if not isinstance(body, dict):
-        raise BadHead(f"value {short(value)} is no head of a set; something else wrote to this key")
-    return body
-
-
-def _items(value: object) -> tuple[str, ...]:
-    items = _texts(value)
+def _ascending(items: tuple[str, ...]) -> tuple[str, ...]:
     if not _is_ascending(items):
         raise BadHead(f"items {short(items)} are not sorted, each once; something else wrote to this key")
-    if items and len(max(items, key=len)) > MAX_ITEM_BYTES:
-        raise BadHead(f"an item is longer than {MAX_ITEM_BYTES} bytes; something else wrote to this key")
     return items
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of chunks: each once, for 1,000 bytes that name one chunk again and again would fill a memory."""
-    names = _texts(value)
     if len(set(names)) < len(names):
         raise BadHead(f"chunks {short(names)} are not each named once; something else wrote to this key")
     try:
         return tuple(check_id("chunk", name) for name in names)
     except ValueError as error:
         raise BadHead(f"{error}; something else wrote to this key") from None
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise BadHead(f"value {short(value)} is no list of texts; something else wrote to this key")
-    return tuple(value)
 
 
 def _is_ascending(items: Sequence[str]) -> bool:

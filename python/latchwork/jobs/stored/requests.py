@@ -9,13 +9,15 @@ Only ``trim_requests`` touches the network.
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from latchwork.checks import is_number
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Decoder, Whole, encode
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.records import Record
+from latchwork.records import MOST_MOMENT_S
 from latchwork.store import Store
 from latchwork.types import Check, Delete
 
@@ -27,10 +29,10 @@ MOST_ITEMS = 100
 NAMED = 20
 #: What became of a request is kept for so long after its time is over.
 _KEPT_S = 86_400.0
+_Time = Annotated[float, Meta(ge=0.0, le=MOST_MOMENT_S)]
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True):
     """A run of a job that somebody asked for: now and once, by whoever has the items' locks.
 
     Attributes:
@@ -45,8 +47,8 @@ class RunRequest:
     id: str
     job: str
     items: tuple[str, ...] | None
-    at_s: float
-    until_s: float
+    at_s: _Time
+    until_s: _Time
     by: str = ""
 
     @property
@@ -66,13 +68,10 @@ class RunRequest:
 
     def encode(self) -> bytes:
         """The value of its key."""
-        body = asdict(self)
-        del body["id"]
-        return json.dumps(body, separators=(",", ":")).encode()
+        return encode(self)
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
+class RunEnd(Struct, frozen=True):
     """How one run of a request ended.
 
     Attributes:
@@ -83,34 +82,32 @@ class RunEnd:
     """
 
     node: str
-    items: int
+    items: Whole
     named: tuple[str, ...]
     error: str | None = None
 
     def encode(self) -> bytes:
         """The value of its key."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return encode(self)
+
+
+_REQUEST: Decoder[RunRequest] = Decoder(RunRequest, "a request of a run")
+_END: Decoder[RunEnd] = Decoder(RunEnd, "the end of a run")
 
 
 def decode_request(key: str, value: bytes) -> RunRequest | None:
-    """Decode a request; None for what is none of ours."""
-    body = Record.or_empty(value).body
-    items, job, at_s, until_s = body.get("items"), body.get("job"), _moment(body.get("at_s")), body.get("until_s")
-    if not isinstance(job, str) or at_s is None or (until_s := _moment(until_s)) is None:
+    """Return the request of this key; None for what is none of ours."""
+    found = _REQUEST.find(value)
+    if found is None:
         return None
-    if items is not None and not (isinstance(items, list) and all(isinstance(item, str) for item in items)):
-        return None
-    listed = None if items is None else tuple(sorted(items[:MOST_ITEMS]))
-    return RunRequest(key.rpartition("/")[2], job, listed, at_s, until_s, str(body.get("by", "")))
+    items = None if found.items is None else tuple(sorted(found.items[:MOST_ITEMS]))
+    return replace(found, id=key.rpartition("/")[2], items=items)
 
 
 def decode_end(value: bytes) -> RunEnd | None:
-    """Decode how a run ended; None for what is none of ours."""
-    body = Record.or_empty(value).body
-    items, named, error = body.get("items"), body.get("named"), body.get("error")
-    if type(items) is not int or not isinstance(named, list) or not isinstance(error, (str, type(None))):
-        return None
-    return RunEnd(str(body.get("node", "?")), items, tuple(map(str, named[:NAMED])), error)
+    """Return how a run ended; None for what is none of ours."""
+    found = _END.find(value)
+    return None if found is None else replace(found, named=found.named[:NAMED])
 
 
 def trim_requests(store: Store, checks: list[Check]) -> int:
@@ -129,8 +126,3 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
         commit_all(store, checks, [Delete(entry.key) for entry in entries])
     commit_all(store, checks, [Delete(key) for key in old])
     return len(old)
-
-
-def _moment(value: object) -> float | None:
-    good = not (type(value) is int and value > 2**60) and is_number(value, 0.0)
-    return float(value) if good else None  # type: ignore[arg-type]

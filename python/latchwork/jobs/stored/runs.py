@@ -8,17 +8,18 @@ Only ``trim_outcomes`` touches the network.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from latchwork.errors import BadRecord
+from msgspec import Meta, Struct
+from msgspec import field as stored
+from msgspec.structs import replace
+
+from latchwork._base.decoding import Count, Decoder, Positive, Timestamp, encode
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.records import Record
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 
@@ -68,43 +69,48 @@ class LiveRun:
 
 def encode_activity(runs: Iterable[LiveRun]) -> bytes:
     """The value of a node's key; with very many jobs those whose runs began last are left out."""
-    by_job: dict[str, dict[str, Any]] = {}
+    by_job: dict[str, StoredActivity] = {}
     for run in sorted(runs, key=lambda run: (run.since_s, run.job, run.items)):
-        about = by_job.setdefault(run.job, {"runs": 0, "items": 0, "since": run.since_s, "named": {}})
-        about["runs"] += 1
-        about["items"] += len(run.items)
-        for item in run.items[: NAMED_ITEMS - len(about["named"])]:
-            about["named"].setdefault(item, run.since_s)
-    kept, left = {}, _MOST_BYTES
+        about = by_job.setdefault(run.job, StoredActivity(0, 0, run.since_s))
+        about.runs += 1
+        about.items += len(run.items)
+        for item in run.items[: NAMED_ITEMS - len(about.named)]:
+            about.named.setdefault(item, run.since_s)
+    kept: dict[str, StoredActivity] = {}
+    left = _MOST_BYTES
     for job, about in by_job.items():
-        for each in (about, {**about, "named": {}}):
-            size = len(job) + len(json.dumps(each)) + 8
+        for each in (about, replace(about, named={})):
+            size = len(job) + len(encode(each)) + 8
             if size <= left:
                 kept[job], left = each, left - size
                 break
-    return json.dumps({"jobs": kept}, separators=(",", ":")).encode()
+    return encode(StoredActivities(kept))
+
+
+class StoredActivity(Struct):
+    """The runs of one job as they are stored; see ``Activity``."""
+
+    runs: Positive
+    items: Positive
+    since_s: Timestamp = stored(name="since")
+    named: dict[str, Timestamp] = {}
+
+
+class StoredActivities(Struct):
+    """The runs at one node as they are stored, by job."""
+
+    jobs: Mapping[str, StoredActivity]
+
+
+_ACTIVITIES: Decoder[StoredActivities] = Decoder(StoredActivities, "the runs of a node")
 
 
 def decode_activity(node: str, value: bytes) -> list[Activity]:
-    """Decode a value; an unreadable one is empty, newer fields are skipped."""
-    found = []
-    for job, body in Record.or_empty(value).mapping("jobs", {}).items():
-        if isinstance(body, dict):
-            with suppress(BadRecord):
-                found.append(_decode_job(node, job, Record(body)))
-    return found
-
-
-def _decode_job(node: str, job: str, about: Record) -> Activity:
-    named = Record(about.mapping("named"))
-    return Activity(
-        node,
-        job,
-        about.whole("runs", least=1),
-        about.whole("items", least=1),
-        about.moment_s("since"),
-        {item: named.moment_s(item) for item in named.body},
-    )
+    """Return the runs in a value; none if it cannot be read."""
+    found = _ACTIVITIES.find(value)
+    if found is None:
+        return []
+    return [Activity(node, job, one.runs, one.items, one.since_s, one.named) for job, one in found.jobs.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,86 +173,102 @@ def encode_outcomes(outcomes: Iterable[JobOutcome]) -> bytes:
         return not each.is_failing, -(each.last_start_s or 0.0), each.job
 
     texts: dict[str, int] = {}
-    jobs: dict[str, Any] = {}
+    jobs: dict[str, StoredOutcome] = {}
     left = _MOST_BYTES - 32
     for outcome in sorted(outcomes, key=order):
         for named in (outcome.failing, ()) if left > _MOST_BYTES / 2 else ((),):
             known = dict(texts)
-            body = _body(outcome, named, known)
-            if not body:
+            one = StoredOutcome.of(outcome, named, known)
+            if one == StoredOutcome():
                 break
             new = list(known)[len(texts) :]
-            size = len(_json([outcome.job, body, *new])) + 8
+            size = len(encode([outcome.job, one, *new])) + 8
             if size <= left:
-                jobs[outcome.job], texts, left = body, known, left - size
+                jobs[outcome.job], texts, left = one, known, left - size
                 break
-    return _json({"jobs": jobs, "errors": list(texts)})
+    return encode(StoredOutcomes(jobs, list(texts)))
 
 
-def _json(body: object) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+_Time = Annotated[float, Meta(ge=0.0, le=_LAST_S)]
 
 
-def _body(outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> dict[str, Any]:
-    def error(each: RunError | None) -> list[Any] | None:
-        if each is None:
+class StoredError(Struct, frozen=True, array_like=True):
+    """An error as it is stored: a JSON array; see ``RunError``. Its text is an index of the texts of all errors."""
+
+    text: Count
+    item: str
+    items: Count
+    at_s: _Time
+    in_a_row: Count
+
+    @classmethod
+    def of(cls, error: RunError, texts: dict[str, int]) -> StoredError:
+        """Return an error as it is stored; its text is added to the texts."""
+        index = texts.setdefault(error.text, len(texts))
+        return cls(index, error.item, error.items, round(error.at_s, 1), error.in_a_row)
+
+    def error(self, node: str, texts: Sequence[str]) -> RunError | None:
+        """Return the error; None when there is no such text."""
+        if self.text >= len(texts):
             return None
-        return [texts.setdefault(each.text, len(texts)), each.item, each.items, round(each.at_s, 1), each.in_a_row]
+        return RunError(texts[self.text][:MOST_TEXT], self.item, self.items, node, self.at_s, self.in_a_row)
 
-    body = {
-        "start": _rounded(outcome.last_start_s),
-        "success": _rounded(outcome.last_success_s),
-        "error": error(outcome.last_error),
-        "items": outcome.failing_items or None,
-        "row": outcome.in_a_row or None,
-        "failing": [error(each) for each in failing] or None,
-        "next": _rounded(outcome.next_start_s),
-    }
-    return {name: value for name, value in body.items() if value is not None}
+
+class StoredOutcome(Struct, frozen=True, omit_defaults=True):
+    """How the runs of one job went, as it is stored; see ``JobOutcome``."""
+
+    start: _Time | None = None
+    success: _Time | None = None
+    error: StoredError | None = None
+    items: Count = 0
+    row: Count = 0
+    failing: tuple[StoredError, ...] = ()
+    next: _Time | None = None
+
+    @classmethod
+    def of(cls, outcome: JobOutcome, failing: Iterable[RunError], texts: dict[str, int]) -> StoredOutcome:
+        """Return an outcome as it is stored; the texts of its errors are added to the texts."""
+        last = outcome.last_error
+        return cls(
+            _rounded(outcome.last_start_s),
+            _rounded(outcome.last_success_s),
+            None if last is None else StoredError.of(last, texts),
+            outcome.failing_items,
+            outcome.in_a_row,
+            tuple(StoredError.of(each, texts) for each in failing),
+            _rounded(outcome.next_start_s),
+        )
+
+    def outcome(self, node: str, job: str, texts: Sequence[str]) -> JobOutcome:
+        """Return the outcome."""
+        failing = (each.error(node, texts) for each in self.failing[:NAMED_ERRORS])
+        return JobOutcome(
+            node=node,
+            job=job,
+            last_start_s=self.start,
+            last_success_s=self.success,
+            last_error=None if self.error is None else self.error.error(node, texts),
+            failing_items=self.items,
+            in_a_row=self.row,
+            failing=tuple(each for each in failing if each is not None),
+            next_start_s=self.next,
+        )
+
+
+class StoredOutcomes(Struct, frozen=True):
+    """How the runs at one node went, by job, and the texts of their errors."""
+
+    jobs: Mapping[str, StoredOutcome]
+    errors: Sequence[str]
+
+
+_OUTCOMES: Decoder[StoredOutcomes] = Decoder(StoredOutcomes, "the outcomes of a node")
 
 
 def decode_outcomes(node: str, value: bytes) -> list[JobOutcome]:
-    """Decode a value: sorted by job; what cannot be read is left out, newer fields are skipped."""
-    body = Record.or_empty(value).body
-    jobs, texts = body.get("jobs"), body.get("errors")
-    if not isinstance(jobs, dict) or not isinstance(texts, list):
-        return []
-    return [_decoded(node, job, about, texts) for job, about in sorted(jobs.items()) if isinstance(about, dict)]
-
-
-def _decoded(node: str, job: str, about: Mapping[str, Any], texts: list[Any]) -> JobOutcome:
-    failing = about.get("failing")
-    errors = [_error(node, each, texts) for each in failing[:NAMED_ERRORS]] if isinstance(failing, list) else []
-    return JobOutcome(
-        node=node,
-        job=job,
-        last_start_s=_moment(about.get("start")),
-        last_success_s=_moment(about.get("success")),
-        last_error=_error(node, about.get("error"), texts),
-        failing_items=_count(about.get("items")),
-        in_a_row=_count(about.get("row")),
-        failing=tuple(each for each in errors if each is not None),
-        next_start_s=_moment(about.get("next")),
-    )
-
-
-def _error(node: str, value: object, texts: list[Any]) -> RunError | None:
-    if not isinstance(value, list) or len(value) < 5:
-        return None
-    text, item, items, at_s, in_a_row = value[:5]
-    moment, index = _moment(at_s), _count(text, none=-1)
-    if not isinstance(item, str) or moment is None or not 0 <= index < len(texts):
-        return None
-    return RunError(str(texts[index])[:MOST_TEXT], item, _count(items), node, moment, _count(in_a_row))
-
-
-def _moment(value: object) -> float | None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LAST_S
-    return float(value) if good else None  # type: ignore[arg-type]
-
-
-def _count(value: object, none: int = 0) -> int:
-    return value if type(value) is int and 0 <= value < 2**63 else none
+    """Return the outcomes in a value, sorted by job; none if it cannot be read."""
+    found = _OUTCOMES.find(value)
+    return [] if found is None else [one.outcome(node, job, found.errors) for job, one in sorted(found.jobs.items())]
 
 
 def _rounded(moment_s: float | None) -> float | None:
