@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection
 from weakref import WeakKeyDictionary
 
 from latchwork.clock import Clock
+from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
 from latchwork.plans.place import Place
+from latchwork.plans.records import PlanRecord
 from latchwork.plans.states import Edit
 from latchwork.primitives import QueueClaim
 from latchwork.store import Mirror, Session
@@ -28,8 +30,11 @@ _NEW_S = 1.0
 
 
 def is_limited(plan: bytes) -> bool:
-    """Whether the record of a plan has a limit, by the look of it."""
-    return b'"max_parallel": ' in plan and b'"max_parallel": null' not in plan
+    """Whether a plan has a limit; one that cannot be read has none."""
+    try:
+        return PlanRecord.of(plan).max_parallel is not None
+    except BadRecord:
+        return False
 
 
 class Limits:
