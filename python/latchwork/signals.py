@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -16,6 +16,8 @@ from types import FrameType
 from latchwork.clock import SIGNALS_S
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
+#: Ends the thread that listens.
+_LEFT = ""
 
 
 @contextmanager
@@ -57,3 +59,27 @@ def next_request(requests: SimpleQueue[str]) -> str:
             return requests.get(timeout=SIGNALS_S)
         except Empty:
             continue
+
+
+@contextmanager
+def on_end_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
+    """Call a function at the first signal and another one at the second, in a thread of its own; see ``end_signals``.
+
+    For a main thread that does not wait for requests: it may be inside a start or a close.
+    """
+    requests: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for call in (first, second):
+            if requests.get() == _LEFT:
+                return
+            call()
+
+    thread = threading.Thread(target=listen, name="latchwork-signals", daemon=True)
+    with end_signals(requests):
+        thread.start()
+        try:
+            yield
+        finally:
+            requests.put(_LEFT)
+            thread.join()

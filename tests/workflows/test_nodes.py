@@ -1,5 +1,6 @@
 """Masters as nodes: they share the shards, hand them over, and give them away while they have no database."""
 
+import threading
 import time
 import uuid
 from contextlib import ExitStack
@@ -80,8 +81,30 @@ def test_a_master_without_its_database_gives_its_shards_away_and_comes_back(stag
         for each in ("read", "write", "ask"):
             cut.setattr(database, each, stage.refused)
         master("m2")
-        eventually(lambda: owners(stage) == {"m2"} and not one.is_working, 30.0)
-    eventually(lambda: one.is_working, 30.0)
+        eventually(lambda: owners(stage) == {"m2"} and not one.health().ok, 30.0)
+    eventually(lambda: one.health().ok, 30.0)
+
+
+def test_a_close_with_less_patience_shortens_the_one_before(stage, master, monkeypatch):
+    begun, gate = threading.Event(), threading.Event()
+
+    def deaf(_self):
+        begun.set()
+        gate.wait()
+
+    monkeypatch.setattr(node.ShardRun, "run", deaf)
+    one, _ = master("m1")
+    try:
+        assert begun.wait(60.0)
+        patient = threading.Thread(target=one.close, args=(3600.0,))
+        patient.start()
+        eventually(lambda: "the node is closing" in one.health().reasons, 60.0)
+        one.close(0.0)
+        patient.join(60.0)
+        assert not patient.is_alive()
+        assert one.health().reasons == ("it does not run",)
+    finally:
+        gate.set()
 
 
 @pytest.fixture
@@ -111,9 +134,9 @@ def test_a_master_whose_way_to_the_database_hangs_gives_its_shards_away_and_come
         eventually(lambda: owners(cut_off) == {"m1"}, 60.0)
         cut_off.proxy.hold()
         with Master(theirs, cut_off.store, node_id="m2", lock_ttl_s=5.0, poll_s=0.5):
-            eventually(lambda: owners(cut_off) == {"m2"} and not one.is_working, 90.0)
+            eventually(lambda: owners(cut_off) == {"m2"} and not one.health().ok, 90.0)
             cut_off.proxy.release()
-            eventually(lambda: one.is_working, 60.0)
+            eventually(lambda: one.health().ok, 60.0)
     ours.close()
     theirs.close()
 
@@ -133,7 +156,7 @@ def test_a_master_whose_connections_are_all_in_use_is_not_without_its_database(c
                 busy.enter_context(ours.engine.connect())
             for _ in range(15):
                 time.sleep(0.2)
-                assert one.is_working
+                assert one.health().ok
         run = cut_off.start(version)
         for name in ("a", "b"):
             hand.end(hand.wait(name))
@@ -166,7 +189,7 @@ def test_a_connection_whose_answer_never_comes_holds_up_its_shard_for_a_while_on
         hand.end(claim)
         hand.end(eventually(lambda: hand.take().get("b"), 60.0))
         eventually(lambda: cut_off.state(run) == "success", 60.0)
-        assert one.is_working
+        assert one.health().ok
     ours.close()
 
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 
@@ -219,16 +219,17 @@ def master(
 
     more: dict[str, Any] = {"node_id": node_id, "order": order_of(order), "lock_ttl_s": lock_ttl_s}
     log_to_stderr()
-    stop = until_signal()
     more |= {"logs": open_logs(where.logs), "keep": Retention(runs_days=keep_days, keep_runs=keep_runs)}
     more["secrets"] = Secrets(secrets or where.secrets)
-    with opened_database(where) as opened, opened_store(where) as there, Master(opened, there, **more) as node:
-        if where.has_logs:
-            _begin_logs(more["logs"], installation_of(opened).id)
-        say(f"master {node.node_id} is at work")
-        sys.stdout.flush()
-        SYSTEM_CLOCK.wait(stop)
-        say(f"master {node.node_id} gives its runs to others")
+    with opened_database(where) as opened, opened_store(where) as there:
+        node = Master(opened, there, **more)
+        with until_signal(partial(node.close, 0.0)) as stop, node:
+            if where.has_logs:
+                _begin_logs(more["logs"], installation_of(opened).id)
+            say(f"master {node.node_id} is at work")
+            sys.stdout.flush()
+            SYSTEM_CLOCK.wait(stop)
+            say(f"master {node.node_id} gives its runs to others")
 
 
 @node(

@@ -119,8 +119,8 @@ def serve(
     keep = Retention(runs_days=keep_days, keep_runs=keep_runs)
     pages = _pages(names, tls_cert, tls_key, proxy_headers, trusted_proxies)
     options = _options(host=host, port=port, order=order_of(order), worker=runs, keep=keep, **pages)
-    stop = until_signal()
-    with Serve(where, options) as served:
+    served = Serve(where, options)
+    with until_signal(served.hurry) as stop, served:
         say(f"workflows of {where.folder} at {served.url}")
         say(f"sign in, once: {served.admin_link()}")
         sys.stdout.flush()
@@ -161,8 +161,8 @@ def api(
         installation_of(opened)
         place = opened.url
     log_to_stderr()
-    stop = until_signal()
-    with Serve(where, options) as served:
+    served = Serve(where, options)
+    with until_signal(served.hurry) as stop, served:
         say(f"pages of {place} at {served.url}")
         if not served.can_sign_in():
             say("nobody can sign in yet: `latchwork workflows users set NAME --role admin --password`")

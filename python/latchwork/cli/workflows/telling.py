@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from latchwork.cli.outcome import LOG_FORMAT, debugging
-from latchwork.interrupts import Event
+from latchwork.signals import on_end_signals
 from latchwork.words import counted
 
 _EVERY_S = 60.0
@@ -29,19 +28,15 @@ def log_to_stderr() -> None:
     logging.getLogger("latchwork.workflows").setLevel(logging.INFO)
 
 
-def until_signal() -> Event:
-    """Set by SIGTERM and SIGINT; the second one does what it would do without us."""
-    told_ = Event()  # one that a handler may set while its thread begins to wait for it
-    before: dict[int, Any] = {}
+@contextmanager
+def until_signal(hurry: Callable[[], object]) -> Iterator[threading.Event]:
+    """Set an event at the first signal of SIGTERM and SIGINT, and call ``hurry`` at the second one.
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told_.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, tell)
-    return told_
+    The third signal acts as before.
+    """
+    stop = threading.Event()
+    with on_end_signals(stop.set, hurry):
+        yield stop
 
 
 class Repeats(logging.Filter):

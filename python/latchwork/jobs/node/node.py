@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from queue import SimpleQueue
+from functools import partial
 from typing import Self
 
 from latchwork.clock import SYSTEM_CLOCK
@@ -22,15 +22,13 @@ from latchwork.jobs.settings import NODE_DEFAULTS, SESSION_TTL_S, LiveSettings, 
 from latchwork.jobs.stored.keys import check_id, cluster_store, refuse_old_cluster
 from latchwork.jobs.stored.nodes import MemberOptions
 from latchwork.jobs.worker.worker import JobWorker
-from latchwork.signals import end_signals
+from latchwork.signals import on_end_signals
 from latchwork.store import Observers, Session, Store, connect
 from latchwork.store import session_ttl_s as ttl_s
 
 log = logging.getLogger(__name__)
 #: The record that everybody follows names at most so many of the jobs that a node cannot run.
 _MOST_LACKS = 50
-#: What ends the thread that listens for signals.
-_CLOSED = "close()"
 
 
 @documented(NodeOptions)
@@ -100,7 +98,6 @@ class JobManager:
         self._observers = Observers((EventLog(), self._reporter, *observers), kind=Observer, error=InvalidSetting)
         self._mutex = mutex()
         self._state: NodeState = "new"
-        self._requests: SimpleQueue[str] = SimpleQueue()
         self._ending = threading.Event()
         self._close_s: float | None = None
         self._settled = threading.Event()  # set when a start has come to its end, good or bad
@@ -208,9 +205,7 @@ class JobManager:
         runs. The third has the effect that it had before the call. In a thread that is not the main one only ``close``
         ends it.
         """
-        listener = threading.Thread(target=self._listen, name=f"latchwork-signals-{self.node_id}", daemon=True)
-        with end_signals(self._requests):
-            listener.start()
+        with on_end_signals(self._end, partial(self.close, 0.0)):
             try:
                 if self._state == "new":
                     self.start()
@@ -221,17 +216,6 @@ class JobManager:
                 log.info("node %s was asked to end while it started: %s", self.node_id, error)
             finally:
                 self.close()
-                self._requests.put(_CLOSED)
-                listener.join()
-
-    def _listen(self) -> None:
-        """Act on signals: a handler must not, and the main thread may be in a start or in a close."""
-        if (request := self._requests.get()) != _CLOSED:
-            log.info("node %s ends: %s", self.node_id, request)
-            self._end()
-            if (request := self._requests.get()) != _CLOSED:
-                log.info("node %s does not wait for its runs: %s", self.node_id, request)
-                self.close(0.0)
 
     def _end(self) -> None:
         self._ending.set()

@@ -18,6 +18,7 @@ from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
 from latchwork.store import Store
+from latchwork.tasks.node import NodeHealth
 from latchwork.workflows.alerts.sender import POLL_S, Sender
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.database import DatabaseUnavailable
@@ -134,18 +135,29 @@ class Master:
         self._thread.start()
         return self
 
-    def close(self) -> None:
-        """Give the shards to others, after the turns under way. Twice is fine."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Give the shards to others, after the turns under way. Idempotent.
+
+        A second call with a shorter timeout shortens the first one.
+
+        Args:
+            timeout_s: Seconds to wait for turns. None is the ``close_timeout_s`` of job nodes.
+        """
         self._closing.set()
+        self._leave(timeout_s)
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
-        self._leave()
+        self._leave(timeout_s)  # the cluster, which the thread may have joined again
 
-    @property
-    def is_working(self) -> bool:
-        """Whether it is in the cluster: not while it has no database."""
+    def health(self) -> NodeHealth:
+        """Return whether it is in the cluster: not while it has no database. Does no I/O."""
         manager = self._manager
-        return manager is not None and manager.health().ok
+        if manager is None:
+            without = "it has no database, and others have its shards"
+            reason = without if self._thread is not None and not self._closing.is_set() else "it does not run"
+            return NodeHealth(False, (reason,), 0.0, False)
+        found = manager.health()
+        return NodeHealth(found.ok, found.reasons, found.session_remaining_s, False)
 
     def _made(self) -> JobManager:
         shards = Job(
@@ -180,10 +192,11 @@ class Master:
             observers=self._observers,
         ).start()
 
-    def _leave(self) -> None:
-        manager, self._manager = self._manager, None
+    def _leave(self, timeout_s: float | None = None) -> None:
+        manager = self._manager
         if manager is not None:
-            manager.close()
+            manager.close(timeout_s)
+            self._manager = None
 
     # In threads of the job manager
 
