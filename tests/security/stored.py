@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from latchwork._base.decoding import encode as encode_it
 from latchwork.apps.demo import records as demo
 from latchwork.apps.demo.corpus import Counts
 from latchwork.cli.screens.tree import shown
@@ -186,15 +187,15 @@ KINDS = {
         json.dumps(strategies_note({"*": "balanced"})).encode(),
         lambda value: noted_strategies(at(value)),
     ),
-    "demo running": Kind("apps.demo.records", demo.encode(demo.Running("a", 5)), lambda value: demo.running(at(value))),
+    "demo running": Kind("apps.demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
     "demo starts": Kind(
-        "apps.demo.records", demo.encode([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))
+        "apps.demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))
     ),
     "demo result": Kind(
-        "apps.demo.records", demo.encode(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
+        "apps.demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
     ),
     "demo share": Kind(
-        "apps.demo.records", demo.encode(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))
+        "apps.demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))
     ),
     "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: shown(at(value))),
 }

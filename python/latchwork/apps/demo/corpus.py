@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from latchwork._base.decoding import Whole
+
 #: An item that no Python can parse, added on purpose: both counts have to agree on it too.
 BROKEN_ITEM = "broken_on_purpose"
 _BROKEN_SOURCE = "def half(:\n    return 1\n\nclass Never:\n    pass\n"
@@ -31,11 +33,11 @@ class Counts:
         unparsable: files that are no valid Python; their lines count, the rest of them does not.
     """
 
-    files: int = 0
-    lines: int = 0
-    functions: int = 0
-    classes: int = 0
-    unparsable: int = 0
+    files: Whole = 0
+    lines: Whole = 0
+    functions: Whole = 0
+    classes: Whole = 0
+    unparsable: Whole = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Counts)))

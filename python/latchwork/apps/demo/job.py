@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable
 
+from latchwork._base.decoding import encode
 from latchwork.apps.demo import records
 from latchwork.apps.demo.corpus import Items, count_files
 from latchwork.clock import SYSTEM_CLOCK
@@ -66,7 +67,7 @@ class CountJob(Job):
             counts = count_files(self._items[item])
             context.wait_stop(began_s + self._pace_s - SYSTEM_CLOCK.now())
             result = records.Result(context.node_id, os.getpid(), counts)
-            create = Create(f"{records.RESULTS}/{item}", records.encode(result))
+            create = Create(f"{records.RESULTS}/{item}", encode(result))
             context.store.commit([context.fence(item), At(start)], [create])
         except Conflict as error:
             _log.warning("item %s: another process has it, what was counted here is dropped: %s", item, error)
@@ -76,21 +77,21 @@ class CountJob(Job):
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
         begun = [*records.starts(before), records.Start(context.node_id, os.getpid(), at_s)]
-        running = records.encode(records.Running(item, os.getpid()))
-        ops = [Put(key, records.encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
+        running = encode(records.Running(item, os.getpid()))
+        ops = [Put(key, encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
         checks = [context.fence(item), Absent(key) if before is None else At(before)]
         return context.store.commit(checks, ops).entries[0]
 
     def _tell_idle(self, context: JobContext) -> None:
         key = f"{records.RUNNING}/{context.node_id}"
         if records.running(context.store.get(key)).item is not None:
-            context.store.put(key, records.encode(records.Running(None, os.getpid())))
+            context.store.put(key, encode(records.Running(None, os.getpid())))
 
     def _tell_share(self, context: JobContext) -> None:
         if context.work_share == self._last_share:
             return
         share = records.Share(context.node_id, SYSTEM_CLOCK.now(), context.work_share)
-        context.store.create(f"{records.SHARES}/{context.node_id}/r", records.encode(share), sequential=True)
+        context.store.create(f"{records.SHARES}/{context.node_id}/r", encode(share), sequential=True)
         self._last_share = context.work_share
 
 

@@ -5,11 +5,10 @@ Times are those of the machine's own clock since boot, which all processes of on
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from msgspec import Struct
 
+from latchwork._base.decoding import Decoder, Seconds, Whole
 from latchwork.apps.demo.corpus import Counts
-from latchwork.records import Record, read_json
 from latchwork.types import Entry
 
 PREFIX = "demo"
@@ -19,68 +18,58 @@ RESULTS = f"{PREFIX}/results"
 SHARES = f"{PREFIX}/shares"
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """The item that a node runs; `item` is None between items."""
 
     item: str | None
-    pid: int
+    pid: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """One start of one item."""
 
     node: str
-    pid: int
-    at_s: float
+    pid: Whole
+    at_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """The counts of one item, and the process that found them."""
 
     node: str
-    pid: int
+    pid: Whole
     counts: Counts
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """The items that a run of a node began with, and when."""
 
     node: str
-    at_s: float
+    at_s: Seconds
     items: tuple[str, ...]
 
 
-def encode(record: Running | Result | Share | list[Start]) -> bytes:
-    """A record, or all starts of an item, oldest first, as JSON."""
-    body = [asdict(start) for start in record] if isinstance(record, list) else asdict(record)
-    return json.dumps(body, separators=(",", ":")).encode()
+_RUNNING: Decoder[Running] = Decoder(Running, "what a node runs")
+_STARTS: Decoder[tuple[Start, ...]] = Decoder(tuple[Start, ...], "starts of an item")
+_RESULT: Decoder[Result] = Decoder(Result, "a result")
+_SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
 def running(entry: Entry | None) -> Running:
     """The record of a node; of one that wrote none, that it runs nothing."""
-    body = Record.of(entry.value) if entry is not None else Record({"pid": 0})
-    return Running(body.text("item") if body.has("item") else None, body.whole("pid"))
+    return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
 def starts(entry: Entry | None) -> tuple[Start, ...]:
     """All starts of an item, oldest first."""
-    bodies = Record({"starts": read_json(entry.value)}).parts("starts") if entry is not None else []
-    return tuple(Start(body.text("node"), body.whole("pid"), body.duration_s("at_s")) for body in bodies)
+    return () if entry is None else _STARTS.decode(entry.value)
 
 
 def result(entry: Entry) -> Result:
     """The result of an item."""
-    body = Record.of(entry.value)
-    counts = Record(body.mapping("counts"))
-    numbers = {each.name: counts.whole(each.name) for each in fields(Counts)}
-    return Result(body.text("node"), body.whole("pid"), Counts(**numbers))
+    return _RESULT.decode(entry.value)
 
 
 def share(entry: Entry) -> Share:
     """One share of one node."""
-    body = Record.of(entry.value)
-    return Share(body.text("node"), body.duration_s("at_s"), body.texts("items"))
+    return _SHARE.decode(entry.value)
