@@ -84,7 +84,7 @@ def test_a_change_keeps_the_other_settings_and_says_who_made_it(store):
     control.change_job("report", threads=4, schedule=FixedRate(2.0))
     control.disable("report")
     assert control.settings().job("report") == JobSettings(enabled=False, threads=4, schedule=FixedRate(2.0))
-    assert b'"by": "ops@desk"' in store.get("settings/jobs/report").value
+    assert b'"by":"ops@desk"' in store.get("settings/jobs/report").value
     control.change_job("report", enabled=None, threads=None, schedule=None)
     assert store.get("settings/jobs/report") is None
 

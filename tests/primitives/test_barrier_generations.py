@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
 from latchwork.primitives.meeting import Expected, arrivals_at, barrier_state
+from latchwork.primitives.meeting.phases import Board
 from latchwork.store.steps import run
 from latchwork.types import At, Put
 
@@ -186,16 +186,9 @@ def test_a_barrier_that_expects_the_same_for_ever_and_one_that_does_not_refuse_e
         barrier("a", 2, name="other", per_generation=False).wait(0.0)
 
 
-def test_a_board_of_the_format_without_openings_is_read_and_written_as_it_was(barrier, store):
-    old = {"parties": 2, "names": [], "phase": 3, "regulars": ["a", "b"]}
-    end = {"phase": 2, "broken": "", "arrived": ["a", "b"], "missing": [], "lacking": 0}
-    store.put("phase/board", json.dumps({**old, "ended": [end]}).encode())
-    with pytest.raises(BarrierBroken, match="missing: b"):
-        barrier("a", 2, per_generation=False).wait(0.0)
-    body = json.loads(store.get("phase/board").value)
-    assert set(body) == {*old, "ended"}
-    assert body["ended"][0] == {**end, "arrived": []}
-    assert set(body["ended"][1]) == set(end)
+def test_a_board_names_those_who_arrived_at_its_last_phase_only():
+    board = Board.expecting(2).passed(["a", "b"]).broken("late", ["a"], 1)
+    assert [end.arrived for end in board.ended] == [(), ("a",)]
 
 
 def test_others_see_how_a_barrier_stands(barrier, store, in_thread, eventually):

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
 from latchwork.workflows.exchange import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
@@ -22,7 +23,7 @@ def test_a_small_spec_is_in_its_item_and_a_large_one_has_its_head_there():
     large = replace(SPEC, params={"script": "x" * 100_000})
     value, body = large.to_bytes()
     assert len(value) < INLINE_BYTES
-    assert Head.of(value) == replace(HEAD, has_body=True)
+    assert Head.of(value) == structs.replace(HEAD, has_body=True)
     assert Spec.of(value, body).params == large.params
     with pytest.raises(BadRecord, match=r"42\.2 is missing"):
         Spec.of(value)
@@ -34,9 +35,9 @@ def test_a_result_is_read_as_it_was_written():
     assert Result.of(RESULT.to_bytes()) == RESULT
     plain = Result(Outcome.SUCCESS, 1, "w", "h", 1.0, 2.0)
     assert Result.of(plain.to_bytes()) == plain
-    assert len(Result.of(replace(RESULT, error="x" * 10_000).to_bytes()).error) == 4_000
+    assert len(Result.of(structs.replace(RESULT, error="x" * 10_000).to_bytes()).error) == 4_000
     with pytest.raises(ValueTooLarge, match="at most 64,000"):
-        replace(RESULT, outputs={"all": "x" * MOST_RESULT_BYTES}).to_bytes()
+        structs.replace(RESULT, outputs={"all": "x" * MOST_RESULT_BYTES}).to_bytes()
 
 
 def test_who_runs_an_attempt_is_read_as_it_was_written_and_nonsense_is_harmless():

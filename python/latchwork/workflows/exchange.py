@@ -6,14 +6,17 @@ whether they take it; the rest is in a key of its own, written and deleted in th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
+
+from latchwork._base.decoding import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.records import Record, short
+from latchwork.records import short
 from latchwork.workflows.keys import x_of
 from latchwork.workflows.state import Outcome
 
@@ -25,10 +28,10 @@ MOST_BODY_BYTES = 900_000
 MOST_RESULT_BYTES = 64_000
 #: So much of an error is kept.
 MOST_ERROR = 4_000
+_CacheKey = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """What decides who takes an attempt, and names it.
 
     Attributes:
@@ -48,19 +51,19 @@ class Head:
         cache_key: by which its outputs are kept for others, see ``definitions.caching``; None: they are not.
     """
 
-    shard: int
-    task: int
-    n: int
-    instance: int
-    code: int
-    version: int
+    shard: Annotated[int, Meta(ge=0, le=255)]
+    task: Positive
+    n: Positive
+    instance: Positive
+    code: Positive
+    version: Positive
     workflow: str
     name: str
     type: str
     tenant: str | None = None
-    timeout_s: float | None = None
+    timeout_s: Seconds | None = None
     has_body: bool = False
-    cache_key: str | None = None
+    cache_key: _CacheKey | None = None
     project: str = ""
 
     @property
@@ -75,7 +78,23 @@ class Head:
         Raises:
             BadRecord: there is none.
         """
-        return _head(Record.of(value))
+        return _HEAD.decode(value)
+
+
+class SpecBody(Struct, frozen=True, omit_defaults=True):
+    """The rest of a spec as it is stored; see ``Spec``."""
+
+    params: Mapping[str, Any]
+    env: Mapping[str, str]
+    values: Mapping[str, Any]
+    schedule_time: Timestamp
+    tz: str
+    connections: Mapping[str, Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        for name, each in self.connections.items():
+            if "url" not in each:
+                raise ValueError(f"connection {short(name)} of a spec has no URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +126,18 @@ class Spec:
         Raises:
             ValueTooLarge: it is larger than anything that can be stored.
         """
-        head = {name: each for name, each in _flat(self.head).items() if each is not None and name != "has_body"}
-        body: dict[str, Any] = {
-            "params": self.params,
-            "env": self.env,
-            "values": self.values,
-            "schedule_time": self.schedule_time,
-            "tz": self.tz,
-        }
-        if self.connections:
-            body["connections"] = self.connections
-        whole = _bytes({**head, **body})
+        head = {name: each for name, each in asdict(self.head).items() if each is not None and name != "has_body"}
+        body = SpecBody(self.params, self.env, self.values, self.schedule_time, self.tz, self.connections)
+        whole = encode({**head, **asdict(body)})
         if len(whole) <= INLINE_BYTES:
             return whole, None
-        rest = _bytes(body)
+        rest = encode(body)
         if len(rest) > MOST_BODY_BYTES:
             raise ValueTooLarge(
                 f"task {self.head.name!r} would get {len(rest):,} bytes of parameters and outputs, at most "
                 f"{MOST_BODY_BYTES:,}; hand large things over in files"
             )
-        return _bytes({**head, "has_body": True}), rest
+        return encode({**head, "has_body": True}), rest
 
     @classmethod
     def of(cls, value: bytes, body: bytes | None = None) -> Spec:
@@ -135,25 +146,14 @@ class Spec:
         Raises:
             BadRecord: there is none.
         """
-        record = Record.of(value)
-        head = _head(record)
-        if head.has_body:
-            if body is None:
-                raise BadRecord(f"the rest of the spec of attempt {head.x} is missing")
-            record = Record.of(body)
-        return cls(
-            head,
-            record.mapping("params"),
-            record.text_map("env"),
-            record.mapping("values"),
-            record.moment_s("schedule_time"),
-            record.text("tz", "UTC"),
-            _connections(record),
-        )
+        head = _HEAD.decode(value)
+        if head.has_body and body is None:
+            raise BadRecord(f"the rest of the spec of attempt {head.x} is missing")
+        found = _BODY.decode(value if body is None or not head.has_body else body)
+        return cls(head, found.params, found.env, found.values, found.schedule_time, found.tz, found.connections)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """Who runs an attempt.
 
     Attributes:
@@ -165,19 +165,18 @@ class Running:
 
     worker: str
     host: str
-    since: float
+    since: Timestamp
     given_back: str = ""
 
     def to_bytes(self) -> bytes:
         """What to store."""
-        return _bytes(_flat(self))
+        return encode(self)
 
     @classmethod
     def of(cls, value: bytes) -> Running:
         """What is stored; of what nobody of ours wrote, harmless defaults."""
-        record = Record.or_empty(value)
-        worker, host = record.text("worker", "?")[:200], record.text("host", "?")[:200]
-        return cls(worker, host, record.moment_s("since", 0.0), record.text("given_back", "")[:200])
+        found = _RUNNING.find(value) or cls("?", "?", 0.0)
+        return cls(found.worker[:200], found.host[:200], found.since, found.given_back[:200])
 
 
 def cancel_of(at: float) -> bytes:
@@ -190,8 +189,7 @@ def cancel_sent_at(value: bytes) -> float:
     return float(value) if re.fullmatch(rb"\d{1,11}", value) else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """How an attempt ended.
 
     Attributes:
@@ -210,17 +208,17 @@ class Result:
     """
 
     outcome: Outcome
-    claim: int
+    claim: Count
     worker: str
     host: str
-    started_at: float
-    ended_at: float
-    pid: int | None = None
-    exit_code: int | None = None
-    outputs: Mapping[str, Any] = field(default_factory=dict)
+    started_at: Timestamp
+    ended_at: Timestamp
+    pid: Whole | None = None
+    exit_code: Whole | None = None
+    outputs: Mapping[str, Any] = {}
     error: str = ""
     log_ref: str = ""
-    cache_key: str | None = None
+    cache_key: _CacheKey | None = None
 
     def to_bytes(self) -> bytes:
         """What to store.
@@ -228,7 +226,7 @@ class Result:
         Raises:
             ValueTooLarge: its outputs are too large; end it as a failure that says so.
         """
-        value = _bytes({**_flat(self), "outcome": self.outcome.value, "error": self.error[:MOST_ERROR]})
+        value = encode(replace(self, error=self.error[:MOST_ERROR]))
         if len(value) > MOST_RESULT_BYTES:
             raise ValueTooLarge(
                 f"the outputs make a result of {len(value):,} bytes, at most {MOST_RESULT_BYTES:,}; write large ones "
@@ -243,64 +241,17 @@ class Result:
         Raises:
             BadRecord: it is no result.
         """
-        record = Record.of(value)
-        try:
-            outcome = Outcome(record.text("outcome"))
-        except ValueError as error:
-            raise BadRecord(str(error)) from None
-        return cls(
-            outcome,
-            record.whole("claim", least=0),
-            record.text("worker")[:200],
-            record.text("host")[:200],
-            record.moment_s("started_at"),
-            record.moment_s("ended_at"),
-            record.whole("pid") if record.has("pid") else None,
-            record.whole("exit_code") if record.has("exit_code") else None,
-            record.mapping("outputs", {}),
-            record.text("error", "")[:MOST_ERROR],
-            record.text("log_ref", "")[:400],
-            _cache_key(record),
+        found = _RESULT.decode(value)
+        return replace(
+            found,
+            worker=found.worker[:200],
+            host=found.host[:200],
+            error=found.error[:MOST_ERROR],
+            log_ref=found.log_ref[:400],
         )
 
 
-def _head(record: Record) -> Head:
-    return Head(
-        record.whole("shard", least=0, most=255),
-        record.whole("task", least=1),
-        record.whole("n", least=1),
-        record.whole("instance", least=1),
-        record.whole("code", least=1),
-        record.whole("version", least=1),
-        record.text("workflow"),
-        record.text("name"),
-        record.text("type"),
-        record.text("tenant") if record.has("tenant") else None,
-        record.duration_s("timeout_s") if record.has("timeout_s") else None,
-        record.body.get("has_body") is True,
-        _cache_key(record),
-        record.text("project", ""),
-    )
-
-
-def _connections(record: Record) -> dict[str, Mapping[str, str]]:
-    found: dict[str, Mapping[str, str]] = {}
-    for name, each in record.mapping("connections", {}).items():
-        if not isinstance(each, dict) or not all(isinstance(part, str) for part in each.values()) or "url" not in each:
-            raise BadRecord(f"connection {short(name)} of a spec is no URL with the name of a secret")
-        found[name] = each
-    return found
-
-
-def _cache_key(record: Record) -> str | None:
-    found = record.body.get("cache_key")
-    return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else None
-
-
-def _flat(record: Head | Running | Result) -> dict[str, Any]:
-    """Its fields, as they are: ``asdict`` copies what is in them."""
-    return {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def _bytes(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+_HEAD: Decoder[Head] = Decoder(Head, "the head of a spec")
+_BODY: Decoder[SpecBody] = Decoder(SpecBody, "the rest of a spec")
+_RUNNING: Decoder[Running] = Decoder(Running, "who runs an attempt")
+_RESULT: Decoder[Result] = Decoder(Result, "a result of an attempt")

@@ -15,9 +15,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec.structs import replace
 
 from latchwork._base.decoding import encode
 from latchwork.checks import check_store, is_number
