@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from environments import EXTRAS, LONG, PROJECT, ROOT, Environment, build_wheel, needed
 
@@ -68,6 +70,15 @@ def test_the_extra_of_the_command_line_brings_no_client_library(made):
     found = made("cli").distributions()
     assert found >= {"rich", "typer", "cronsim"}
     assert not found & {"grpcio", "kazoo", "prometheus-client", "opentelemetry-api"}
+
+
+def test_the_messages_of_etcd_are_generated_for_the_oldest_protobuf_of_the_extra():
+    generated = (ROOT / "python/latchwork/backends/etcd/rpc_pb2.py").read_text()
+    version = re.search(r"# Protobuf Python Version: (\S+)", generated)[1]
+    (least,) = [Requirement(each).specifier for each in EXTRAS["etcd"] if each.startswith("protobuf")]
+    (oldest,) = [Version(each.version) for each in least if each.operator == ">="]
+    assert Version(version) <= oldest
+    assert Version(version).major == oldest.major, "protobuf runs code of its own major version and of the one before"
 
 
 def test_all_has_every_extra_but_those_whose_libraries_are_unmaintained():

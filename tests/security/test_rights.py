@@ -13,7 +13,7 @@ from kazoo.security import make_digest_acl
 import latchwork
 from backends_table import BY_NAME, ETCD
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
-from latchwork.backends.etcd.watching import rights
+from latchwork.backends.etcd.watching import watches as etcd_watches
 from latchwork.backends.zookeeper.watching import leaves, watches
 from latchwork_testbed.proxy import Proxy
 from levels import LONG
@@ -43,7 +43,7 @@ def ended(watch):
 
 def test_an_open_watch_on_etcd_ends_when_its_account_loses_the_right(accounts, monkeypatch):
     if not LONG:
-        monkeypatch.setattr(rights, "_EVERY_S", 0.5)
+        monkeypatch.setattr(etcd_watches, "_RIGHTS_EVERY_S", 0.5)
     with latchwork.connect(accounts.url()) as store:
         store.put("k", b"1")
         mirror = store.mirror("")
@@ -64,7 +64,7 @@ def test_an_open_watch_on_etcd_ends_when_its_account_loses_the_right(accounts, m
 
 
 def test_an_open_watch_on_etcd_goes_on_when_only_other_parts_of_the_root_are_refused(accounts, monkeypatch):
-    monkeypatch.setattr(rights, "_EVERY_S", 0.2)
+    monkeypatch.setattr(etcd_watches, "_RIGHTS_EVERY_S", 0.2)
     accounts.grant(b"/part/mine/")
     with latchwork.connect(accounts.url("part")) as store, store.watch("mine/k") as watch:
         watch.next(SOON_S)
@@ -134,7 +134,7 @@ def test_a_refusal_by_etcd_comes_at_once_and_names_the_keys(accounts, call):
 
 def test_an_open_watch_on_etcd_ends_when_its_account_is_removed(accounts, monkeypatch):
     """The last test of the server: the account is gone."""
-    monkeypatch.setattr(rights, "_EVERY_S", 0.2)
+    monkeypatch.setattr(etcd_watches, "_RIGHTS_EVERY_S", 0.2)
     with latchwork.connect(accounts.url()) as store, store.watch("") as watch:
         watch.next(SOON_S)
         accounts.remove()

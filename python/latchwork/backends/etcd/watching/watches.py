@@ -59,7 +59,7 @@ _DELETE = 1
 #: What an account without rights, or one that is no more, is told.
 REFUSALS = (PermissionDenied, AuthenticationFailed)
 #: An open watch whose account has lost its rights ends after so long, and what two reads take.
-_EVERY_S = 4.0
+_RIGHTS_EVERY_S = 4.0
 
 #: Ranges that somebody watches, what to call that in messages, and whom to tell when they are refused.
 Watched = tuple[KeyRange, str, Callable[[LatchworkError], None]]
@@ -429,7 +429,7 @@ class Rights:
             self._later()
 
     def _later(self) -> None:
-        self._link.timer.call_later(_EVERY_S, self._look)
+        self._link.timer.call_later(_RIGHTS_EVERY_S, self._look)
 
     def _look(self) -> None:
         with self._lock:
