@@ -77,7 +77,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "a claim that lands between two reads is orphaned",
-        "primitives/queue/doubts.py",
+        "primitives/queue/in_doubt.py",
         "                if await ask(self._store.get, doubt.key) is None:\n",
         "                if doubt.key:\n",
         id_of(
@@ -87,7 +87,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "an end that lands between two reads counts as lost",
-        "primitives/backlog/claim.py",
+        "primitives/queue/claims.py",
         "        if claim is not None and not is_same:  # no snapshot",
         "        if claim is not None and item is claim:  # no snapshot",
         id_of(

@@ -18,7 +18,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item is claimed without checking that it is still there",
-        "primitives/queue/taking.py",
+        "primitives/queue/numbered_taking.py",
         "            claim = (await ask(self._store.commit, [At(entry)], ops)).entries[1]\n",
         "            claim = (await ask(self._store.commit, [], ops)).entries[1]\n",
         id_of("primitives/queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again", on="memory"),
@@ -26,7 +26,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "an item with a claim becomes a dead letter",
-        "primitives/queue/taking.py",
+        "primitives/queue/numbered_taking.py",
         "self._store.commit, [At(entry), Absent(key)], [Delete(entry.key), letter])",
         "self._store.commit, [At(entry)], [Delete(entry.key), letter])",
         id_of(
@@ -38,7 +38,7 @@ DEFECTS = (
     Defect(
         "Queue",
         "a claim that may land late is forgotten",
-        "primitives/queue/doubts.py",
+        "primitives/queue/in_doubt.py",
         "                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item.key, item.value)])\n",
         "",
         id_of("primitives/queue", "a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others"),
@@ -66,7 +66,7 @@ DEFECTS = (
     Defect(
         "WorkQueue",
         "an item is ended without checking that it is still there",
-        "primitives/backlog/claim.py",
+        "primitives/queue/claims.py",
         "super().__init__(held.store, claim, [item.check], ",
         "super().__init__(held.store, claim, [], ",
         id_of(
@@ -90,7 +90,7 @@ DEFECTS = (
     Defect(
         "WorkQueue",
         "a sort_key leaves the index while an item comes into it",
-        "primitives/backlog/pages.py",
+        "primitives/queue/pages.py",
         "        await ask(store.commit, [At(mark)], [Delete(mark.key)])\n",
         "        await ask(store.commit, [], [Delete(mark.key)])\n",
         id_of(
@@ -110,7 +110,7 @@ DEFECTS = (
     Defect(
         "WorkQueue",
         "the end of a claim wakes no waiter",
-        "primitives/backlog/waiting.py",
+        "primitives/queue/waiting.py",
         "            (self._claimed.discard if change.entry is None else self._claimed.add)(place)\n",
         "            self._claimed.add(place)\n",
         id_of(

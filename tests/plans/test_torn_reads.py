@@ -7,9 +7,9 @@ import pytest
 from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import LANE
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.backlog.items import Names, QueueItem
 from latchwork.primitives.fair.tickets import write_body
-from latchwork.primitives.queue.doubts import Doubt, Doubts
+from latchwork.primitives.queue.in_doubt import Doubt, Doubts
+from latchwork.primitives.queue.items import Names, QueueItem
 from latchwork.store.steps import run
 from latchwork.types import Absent, At, Create, Put
 from patience import eventually

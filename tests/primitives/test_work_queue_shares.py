@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from latchwork.primitives import Share, WorkQueue
-from latchwork.primitives.backlog.pages import LEFT_LOOKS, LEFT_S, Kept
+from latchwork.primitives.queue.pages import LEFT_LOOKS, LEFT_S, Kept
 from latchwork.types import Entry
 
 

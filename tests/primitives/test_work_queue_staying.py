@@ -6,8 +6,8 @@ import pytest
 
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.backlog.items import Names, QueueItem
-from latchwork.primitives.backlog.waiting import IsFree
+from latchwork.primitives.queue.items import Names, QueueItem
+from latchwork.primitives.queue.waiting import IsFree
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Entry
 

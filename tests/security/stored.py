@@ -39,7 +39,7 @@ from latchwork.primitives.meeting import phases
 from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_window import Permits
 from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
-from latchwork.primitives.queue.items import Item, Room
+from latchwork.primitives.queue.numbered_items import Item, Room
 from latchwork.schedules import Cron, Fired, FixedDelay
 from latchwork.types import Entry
 from security.stored_systems import ROWS
@@ -101,11 +101,11 @@ KINDS = {
     "owner": Kind("primitives.persistent.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
     "lock": Kind("primitives.persistent.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
     "item": Kind(
-        "primitives.queue.items",
+        "primitives.queue.numbered_items",
         Item("5-000000000001", 2, "why", 5, "5-000000000001").to_bytes(),
         lambda value: (Item.shown(at(value, "5-000000000001")), Item.of(at(value, "5-000000000001")).priority),
     ),
-    "room": Kind("primitives.queue.items", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
+    "room": Kind("primitives.queue.numbered_items", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
     "barrier": Kind(
         "primitives.meeting.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
     ),

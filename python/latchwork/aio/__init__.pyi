@@ -32,10 +32,6 @@ from latchwork.executor.placing.targets import Target
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitting.options import Call
 from latchwork.executor.submitting.submitter import OnSessionLost
-from latchwork.primitives.backlog.handing import CreateClaimed
-from latchwork.primitives.backlog.items import QueueItem
-from latchwork.primitives.backlog.pages import Share
-from latchwork.primitives.backlog.taking import Accept, Extra
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import LatchState
 from latchwork.primitives.fair.leader import Candidate, Leader
@@ -47,7 +43,11 @@ from latchwork.primitives.meeting.meeting import Lacking, Parties
 from latchwork.primitives.numbers.sequence import Record
 from latchwork.primitives.persistent.held import LockOwner
 from latchwork.primitives.persistent.outside import LockHolder, LockState
-from latchwork.primitives.queue.items import Item
+from latchwork.primitives.queue.handing import CreateClaimed
+from latchwork.primitives.queue.items import QueueItem
+from latchwork.primitives.queue.numbered_items import Item
+from latchwork.primitives.queue.pages import Share
+from latchwork.primitives.queue.taking import Accept, Extra
 from latchwork.primitives.waiting.work import Ownership
 from latchwork.store.calls import Entries, Names
 from latchwork.store.observe.calls import StoreObserver

@@ -1,10 +1,5 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
-from latchwork.primitives.backlog.backlog import WorkQueue
-from latchwork.primitives.backlog.claim import ClaimEnding, QueueClaim
-from latchwork.primitives.backlog.handing import CreateClaimed
-from latchwork.primitives.backlog.items import QueueItem
-from latchwork.primitives.backlog.pages import Share
 from latchwork.primitives.fair.election import Election, Term
 from latchwork.primitives.fair.latch import LeaderLatch
 from latchwork.primitives.fair.leader import Candidate, Leader, Observer
@@ -26,9 +21,14 @@ from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
-from latchwork.primitives.queue.claim import Claim
-from latchwork.primitives.queue.items import Item
+from latchwork.primitives.queue.claims import ClaimEnding, QueueClaim
+from latchwork.primitives.queue.handing import CreateClaimed
+from latchwork.primitives.queue.items import QueueItem
+from latchwork.primitives.queue.numbered_claim import Claim
+from latchwork.primitives.queue.numbered_items import Item
+from latchwork.primitives.queue.pages import Share
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
+from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.waiting.work import Work
 
 __all__ = [

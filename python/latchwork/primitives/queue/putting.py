@@ -15,7 +15,7 @@ from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
-from latchwork.primitives.queue.items import Item, Names, Room, make_id
+from latchwork.primitives.queue.numbered_items import Item, Names, Room, make_id
 from latchwork.primitives.queue.stored import check_payload
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create

@@ -16,10 +16,10 @@ from dataclasses import replace
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, WaitTimeout
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.queue.claim import Claim
-from latchwork.primitives.queue.items import Item, Names, item_id, make_id
+from latchwork.primitives.queue.numbered_claim import Claim
+from latchwork.primitives.queue.numbered_items import Item, Names, item_id, make_id
+from latchwork.primitives.queue.numbered_taking import Taking
 from latchwork.primitives.queue.putting import Putting
-from latchwork.primitives.queue.taking import Taking
 from latchwork.primitives.waiting.common import Closes, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.store.session import Session

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latchwork.errors import Conflict, KeyExists
-from latchwork.primitives.backlog.items import Names, QueueItem, check_place, place_of, shown, sort_key_op
-from latchwork.primitives.backlog.pages import tidy
-from latchwork.primitives.backlog.waiting import Waiting
 from latchwork.primitives.fair.tickets import Ticket
+from latchwork.primitives.queue.items import Names, QueueItem, check_place, place_of, shown, sort_key_op
+from latchwork.primitives.queue.pages import tidy
+from latchwork.primitives.queue.waiting import Waiting
 from latchwork.primitives.waiting.common import Closes
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.steps import ask, driven

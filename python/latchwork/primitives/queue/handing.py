@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latchwork.primitives.backlog.claim import Holding, QueueClaim
-from latchwork.primitives.backlog.items import QueueItem, new_number, sort_key_op
 from latchwork.primitives.fair.tickets import write_body
-from latchwork.primitives.queue.doubts import Doubt, Doubts
+from latchwork.primitives.queue.claims import Holding, QueueClaim
+from latchwork.primitives.queue.in_doubt import Doubt, Doubts
+from latchwork.primitives.queue.items import QueueItem, new_number, sort_key_op
 from latchwork.store.session import Session
 from latchwork.types import Committed, Create, Op
 

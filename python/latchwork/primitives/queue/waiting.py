@@ -17,12 +17,12 @@ from functools import partial
 
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.primitives.backlog.claim import Holding, QueueClaim
-from latchwork.primitives.backlog.items import Names, QueueItem, place_of
-from latchwork.primitives.backlog.pages import Pages
-from latchwork.primitives.backlog.taking import Accept
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.queue.claims import Holding, QueueClaim
+from latchwork.primitives.queue.items import Names, QueueItem, place_of
+from latchwork.primitives.queue.pages import Pages
+from latchwork.primitives.queue.taking import Accept
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.steps import OnInterrupt, Steps, ask

@@ -17,14 +17,14 @@ from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.backlog.claim import Holding, QueueClaim
-from latchwork.primitives.backlog.handing import CreateClaimed
-from latchwork.primitives.backlog.items import Names, QueueItem, check_inline, check_place, new_number, sort_key_op
-from latchwork.primitives.backlog.pages import Share, check_partitions
-from latchwork.primitives.backlog.records import Records
-from latchwork.primitives.backlog.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
-from latchwork.primitives.backlog.waiting import IsFree, Wait, Waiting
+from latchwork.primitives.queue.claims import Holding, QueueClaim
+from latchwork.primitives.queue.handing import CreateClaimed
+from latchwork.primitives.queue.items import Names, QueueItem, check_inline, check_place, new_number, sort_key_op
+from latchwork.primitives.queue.pages import Share, check_partitions
+from latchwork.primitives.queue.records import Records
 from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
+from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
+from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
 from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits, check_member

@@ -30,8 +30,8 @@ from typing import Any
 
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
-from latchwork.primitives.backlog.claim import Holding
-from latchwork.primitives.backlog.items import Names
+from latchwork.primitives.queue.claims import Holding
+from latchwork.primitives.queue.items import Names
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store

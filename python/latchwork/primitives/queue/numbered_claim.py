@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latchwork.primitives.queue.items import Item, Names
+from latchwork.primitives.queue.numbered_items import Item, Names
 from latchwork.primitives.queue.taken import TIMEOUT_S, Taken
 from latchwork.primitives.waiting.common import check_text
 from latchwork.store.session import Session

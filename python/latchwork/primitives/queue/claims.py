@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.backlog.items import Names, QueueItem, letter_op, other_letter, sort_key_op
-from latchwork.primitives.queue.doubts import delete_claim_later
+from latchwork.primitives.queue.in_doubt import delete_claim_later
+from latchwork.primitives.queue.items import Names, QueueItem, letter_op, other_letter, sort_key_op
 from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
 from latchwork.primitives.waiting.common import check_text
 from latchwork.primitives.waiting.waits import check_member
