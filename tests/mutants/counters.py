@@ -25,9 +25,8 @@ DEFECTS = (
         "Sequence",
         "an id is taken before its record is written",
         "primitives/numbers/cell.py",
-        "[Put(self._key, now.changed(after, nonce)), *ops])\n",
-        "[Put(self._key, now.changed(after, nonce))])\n"
-        "        _ = ops and await ask(self._store.commit, [], list(ops))\n",
+        "[*checks, now.check], [put, *ops])\n",
+        "[*checks, now.check], [put])\n        _ = ops and await ask(self._store.commit, [], list(ops))\n",
         id_of("primitives/sequence", "a_record_that_is_there_already_is_a_conflict_and_takes_no_id", on="memory"),
     ),
     Defect(

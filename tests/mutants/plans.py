@@ -78,8 +78,8 @@ DEFECTS = (
         "Plans",
         "a claim that lands between two reads is orphaned",
         "primitives/queue/in_doubt.py",
-        "                if await ask(self._store.get, doubt.key) is None:\n",
-        "                if doubt.key:\n",
+        "                if await ask(self._store.get, claim.key) is None:\n",
+        "                if claim.key:\n",
         id_of(
             "plans/torn_reads", "a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found", on="memory-claim"
         ),

@@ -17,7 +17,7 @@ from mutants.overlay import overlay, run_tests
 #: The parts of the package that need at least three defects each.
 PARTS = (
     *("store/", "backends/embedded/", "backends/etcd/", "backends/zookeeper/"),
-    *("primitives/fair/", "primitives/persistent/", "primitives/queue/", "primitives/backlog/", "primitives/numbers/"),
+    *("primitives/fair/", "primitives/persistent/", "primitives/queue/", "primitives/numbers/"),
     *("primitives/group/", "primitives/meeting/"),
     *("jobs/", "tasks/", "executor/", "plans/", "worker_group/"),
     *("workflows/master/", "workflows/worker/", "workflows/database/"),

@@ -8,7 +8,7 @@ from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import LANE
 from latchwork.primitives import WorkQueue
 from latchwork.primitives.fair.tickets import write_body
-from latchwork.primitives.queue.in_doubt import Doubt, Doubts
+from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import Names, QueueItem
 from latchwork.store.steps import run
 from latchwork.types import Absent, At, Create, Put
@@ -43,11 +43,11 @@ def lands_between(monkeypatch, store, land, *, first=0):
 def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog, first):
     """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
     item = store.get(NAMES.item(LANE, "s", "one"))
-    key, session = NAMES.claim(LANE, "s", "one"), store.session
+    key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
     body, taken = write_body({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
-    doubts = Doubts(store, "a test")
-    doubt = Doubt(key, item.key, "ours", session, item)
-    doubts.note(doubt)
+    doubts = ClaimsInDoubt(store, "a test")
+    doubt = ClaimInDoubt(key, item.key, "ours", session, item)
+    doubts.note([doubt])
     lands_between(
         monkeypatch,
         store,
@@ -63,12 +63,12 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
 def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, backlog):
     """Else it stays as long as its session, and who puts the item anew has it taken by nobody."""
     item = store.get(NAMES.item(LANE, "s", "one"))
-    key, session = NAMES.claim(LANE, "s", "one"), store.session
-    doubts = Doubts(store, "a test")
-    doubt = Doubt(key, item.key, "ours", session, item)
+    key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
+    doubts = ClaimsInDoubt(store, "a test")
+    doubt = ClaimInDoubt(key, item.key, "ours", session, item)
     store.commit([], [Put(item.key, b"{}"), Create(key, write_body({"nonce": "ours"}), session)])
     store.delete(item.key)
-    doubts.note(doubt)
+    doubts.note([doubt])
     assert run(doubts.settle(doubt)) is None
     eventually(lambda: store.get(key) is None)
 

@@ -203,11 +203,11 @@ USES = {
         }.items()
     },
     "WorkQueue.put": ("WorkQueue", lambda one: one.put("any", "s", "1", b"")),
+    "WorkQueue.take": ("WorkQueue", lambda one: one.take("any", 0)),
     "WorkQueue.try_take": ("WorkQueue", lambda one: one.try_take(["any"])),
     "WorkQueue.find": ("WorkQueue", lambda one: one.find("any", "s", "1")),
     "WorkQueue.revive": ("WorkQueue", lambda one: one.revive("1")),
     "WorkQueue.drop": ("WorkQueue", lambda one: one.drop("1")),
-    "WorkQueue.takers": ("WorkQueue", lambda one: one.takers("any")),
 }
 
 
@@ -240,6 +240,7 @@ LOOKS = {
     "Election": ("leader", "candidates"),
     "Group": ("members",),
     "Queue": ("takers", "putters"),
+    "WorkQueue": ("putters",),
     "Once": ("runner", "waiters"),
     "RateLimiter": ("waiters",),
 }
@@ -371,7 +372,7 @@ def test_a_leaders_value_that_is_no_bytes_is_refused_and_changes_nothing(store, 
         lambda store: taken_from_backlog(store).bury(b"why"),
     ],
     ids=[
-        *("Barrier.abort", "DoubleBarrier.abort", "Claim.release", "Claim.bury"),
+        *("Barrier.abort", "DoubleBarrier.abort", "claim of a queue.release", "claim of a queue.bury"),
         *("QueueClaim.release", "QueueClaim.bury"),
     ],
 )
@@ -388,7 +389,7 @@ def taken(store):
 
 
 def taken_from_backlog(store):
-    """The claim of the only item of a backlog."""
+    """The claim of the only item of a work queue."""
     backlog = WorkQueue(store, "a")
     backlog.put("any", "s", "1", b"")
     return backlog.try_take(["any"])[0]

@@ -398,7 +398,7 @@ def test_a_queue_and_its_claim_are_refused(store, kind):
     claim.ack()
 
 
-def test_a_backlog_and_its_claim_are_refused(store):
+def test_a_work_queue_and_its_claim_are_refused(store):
     backlog = WorkQueue(store, "a")
     backlog.put("any", "s", "1", b"1")
     (claim,) = backlog.try_take(["any"])
@@ -409,6 +409,7 @@ def test_a_backlog_and_its_claim_are_refused(store):
         backlog,
         {
             "put": lambda: backlog.put("any", "s", "2", b""),
+            "take": lambda: backlog.take("any", 0),
             "try_take": lambda: backlog.try_take(["any"]),
             "wait_free": lambda: backlog.wait_free("any", 0),
             "remove": lambda: backlog.remove(item),

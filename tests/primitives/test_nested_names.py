@@ -183,7 +183,7 @@ def priority_queue(store):
 
 def backlog(store):
     one = WorkQueue(store, "a")
-    assert (one.lanes(), one.items(), one.wait_free("any", 0.05)) == ([], [], False)
+    assert (one.partitions(), one.items(), one.wait_free("any", 0.05)) == ([], [], False)
     one.put("any", "s", "1", b"mine")
     (claim,) = one.try_take(["any"], limit=9)
     assert (claim.value, one.size(), list(one.claims()), one.takers("any")) == (b"mine", 1, ["any/s/1"], [])

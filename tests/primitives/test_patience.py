@@ -53,7 +53,7 @@ def with_an_item(store, kind):
 
 
 def with_a_free_item(store):
-    """A backlog with an item in it, which was put while the server was there."""
+    """A work queue with an item in it, which was put while the server was there."""
     with latchwork.connect(store.url) as before:
         WorkQueue(before, "a").put("any", "s", "1", b"")
     return WorkQueue(store, "a")
@@ -74,6 +74,11 @@ WAITS = {
     "Queue.take": Wait(lambda store, _: with_an_item(store, Queue), lambda one, s: one.take(s)),
     "PriorityQueue.take": Wait(lambda store, _: with_an_item(store, PriorityQueue), lambda one, s: one.take(s)),
     "WorkQueue": Wait(lambda store, _: with_a_free_item(store), lambda one, s: one.wait_free("any", s), "list"),
+    "WorkQueue.take": Wait(lambda store, _: with_a_free_item(store), lambda one, s: one.take("any", s)),
+    "WorkQueue.put": Wait(
+        lambda store, name: WorkQueue(store, name, capacity=1),
+        lambda one, s: one.put("any", "s", "1", b"", timeout_s=s),
+    ),
     "Once": Wait(Once, lambda one, s: one.run(lambda _work: b"", timeout_s=s)),
     "RateLimiter": Wait(
         lambda store, name: RateLimiter(store, name, permits=1, interval_s=60),
@@ -100,10 +105,8 @@ def test_every_primitive_is_here():
         "ClaimEnding",
         "QueueItem",
         "Candidate",
-        "Claim",
         "GroupMember",
         "HeldLock",
-        "Item",
         "Leader",
         "LockHolder",
         "LockState",

@@ -24,7 +24,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives import PriorityQueue, Queue
 from latchwork.primitives.numbers.cell import Cell
-from latchwork.primitives.queue.stored import INLINE_BYTES
+from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, Create, Put
 
@@ -69,7 +69,9 @@ def test_nothing_is_left_of_an_item_that_was_acknowledged(queue, store):
     mine = queue()
     mine.put_many([b"1", LARGE])
     drain(mine)
-    assert [entry.key for entry in store.list("work", recursive=True)] == ["work/room", "work/tail"]
+    assert [entry.key for entry in store.list("work", recursive=True)] == [
+        *("work/partitions/all/sort_keys/5-000000000", "work/room", "work/tail")
+    ]
 
 
 def test_priorities_come_first_and_then_arrival(queue):
@@ -154,7 +156,7 @@ def test_only_the_first_taker_that_waits_watches_the_items(queue, connect, in_th
         waiting.append(in_thread(lambda taker=taker: taker.take(30.0)))
         eventually(lambda number=number: len(mine.takers()) == number + 1 and watched[number])
     tickets = [each.key for each in mine.takers()]
-    assert watched == [["work/live"], [tickets[0]], [tickets[1]]]
+    assert watched == [["work/partitions/all"], [tickets[0]], [tickets[1]]]
     mine.put_many([b"1", b"2", b"3"])
     for each in waiting:
         each.outcome()
@@ -205,7 +207,7 @@ def test_a_killed_takers_item_comes_back_within_the_ttl(holder, queue):
     mine.put(b"1")
     taker = holder("queue", "work", TTL_S)
     assert taker.hear()["taken"] == "1"
-    granted_s = mine._store.session.ttl_s
+    granted_s = mine._info.store.session.ttl_s
     killed_at = time.monotonic()
     taker.send(signal.SIGKILL)
     assert mine.take(granted_s + 10.0).attempts == 2
@@ -218,7 +220,7 @@ def test_a_frozen_taker_that_wakes_cannot_acknowledge_what_another_has(holder, q
     taker = holder("queue", "work", TTL_S)
     taker.hear()
     taker.freeze()
-    claim = mine.take(mine._store.session.ttl_s + 10.0)
+    claim = mine.take(mine._info.store.session.ttl_s + 10.0)
     taker.tell("ack")
     taker.wake()
     assert taker.hear() in ({"ack": "LockLost"}, {"ack": "SessionLost"})
@@ -231,7 +233,7 @@ def test_an_acknowledgement_after_an_outsider_took_the_claim_away_changes_nothin
     mine, other = queue(), queue()
     mine.put(b"1")
     claim = mine.take(5.0)
-    store.delete(f"work/live/claims/{claim.id}")
+    store.delete(f"work/partitions/all/claims/{claim.item.sort_key}/{claim.id}")
     theirs = other.take(5.0)
     with pytest.raises(LockLost):
         claim.ack(ops=[Put("result", b"wrong")])
@@ -318,9 +320,9 @@ def crowd(queue, monkeypatch):
 
     def crowded(mine):
         async def commit(cell, *args):
-            if cell._store == mine._store:
+            if cell._store == mine._info.store:
                 theirs.put(b"theirs")
-            await real(cell, *args)
+            return await real(cell, *args)
 
         monkeypatch.setattr(Cell, "commit", commit)
 
@@ -425,14 +427,14 @@ def test_an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_
     mine = queue(store=store)
     mine.put(b"1")
     claim = mine.take(10.0)
-    read = store.get
+    read = store.get_many
 
-    def unreachable(key):
-        monkeypatch.setattr(store, "get", read)
+    def unreachable(_keys):
+        monkeypatch.setattr(store, "get_many", read)
         raise Unavailable("cut")
 
     losing(store, monkeypatch, applied=True)
-    monkeypatch.setattr(store, "get", unreachable)
+    monkeypatch.setattr(store, "get_many", unreachable)
     claim.ack(ops=[Create("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)
     assert store.get("result")
@@ -461,9 +463,9 @@ def test_an_item_on_its_last_attempt_is_not_buried_by_one_that_did_not_see_the_c
     mine.put(b"1")
     children = store.children
 
-    def taken_meanwhile(prefix):
-        found = children(prefix)
-        if not claims:
+    def taken_meanwhile(prefix, **options):
+        found = children(prefix, **options)
+        if not claims and "/claims/" in prefix:
             claims.append(mine.take(10.0))
         return found
 
@@ -556,9 +558,9 @@ def test_a_claim_tells_that_it_is_lost_and_not_that_it_has_ended(queue, connect,
 
 
 def test_a_claim_that_lands_after_its_take_gave_up_leaves_the_item_to_others(monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._DOUBT_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._LEFT_TO_TAKES_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
-    late = Fault("land_late", op="commit", key="work/live/claims/*", delay_s=1.5)
+    late = Fault("land_late", op="commit", key="work/partitions/all/claims/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:
         mine, other = Queue(store, "work"), Queue(third, "work")
         mine.put(b"1")

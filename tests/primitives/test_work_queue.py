@@ -12,7 +12,7 @@ from latchwork.errors import (
     KeyExists,
     LockLost,
 )
-from latchwork.primitives.queue.stored import INLINE_BYTES
+from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.types import Absent, Create, Delete, Exists, Put
 
 TTL_S = 1.0

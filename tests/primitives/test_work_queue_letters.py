@@ -1,4 +1,4 @@
-"""Dead letters of backlogs, what is no item, and what is refused before any I/O."""
+"""Dead letters of work queues, what is no item, and what is refused before any I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, SessionLost, ValueTooLarge
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.queue.stored import INLINE_BYTES
+from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.types import Exists, Put
 
 TTL_S = 1.0
@@ -76,7 +76,7 @@ def test_letters_of_items_with_one_id_have_names_of_their_own(backlog, store):
     mine = backlog(max_attempts=1)
     fill(mine, "a/1", "b/1", "c/1")
     first, second = take(mine, 2)
-    first.bury("first", [Put("mark", b"")])
+    first.bury("first", ops=[Put("mark", b"")])
     second.release("second")
     dying = backlog()
     take(dying)

@@ -337,7 +337,7 @@ def test_the_end_of_an_item_that_was_removed_behind_a_lost_answer_is_told_as_los
 
 
 def test_a_take_that_lands_after_it_gave_up_leaves_its_items_to_others(monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._DOUBT_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.queue.in_doubt._LEFT_TO_TAKES_S", 0.2)
     url = f"memory://late-{uuid.uuid4().hex}/test"
     late = Fault("land_late", op="commit", key="work/partitions/any/claims/*", delay_s=1.5)
     with FaultyStore(latchwork.connect(url), [late]) as store, latchwork.connect(url) as third:

@@ -141,7 +141,7 @@ def test_closing_gives_up_the_place_that_was_kept(staying, eventually):
 
 
 def entry_of(item_id, version, **about):
-    item = QueueItem.made(item_id, b"")
+    item = QueueItem(item_id)
     value = (item.taken() if about.get("is_taken") else item).to_bytes()
     return Change(NAMES.item("any", "s", item_id), Entry(NAMES.item("any", "s", item_id), value, version, 1, version))
 
@@ -149,11 +149,11 @@ def entry_of(item_id, version, **about):
 def test_an_item_that_we_took_is_not_told_before_its_claim_is():
     look = IsFree(NAMES, "any", lambda _: True)
     assert look([entry_of("a", 1)])
-    assert ids(look.tell(20)) == ["a"]
+    assert ids(look.free_items(20)) == ["a"]
     look.ours["s", "a"] = 2
     assert not look([entry_of("a", 2, is_taken=True)])
     assert look([entry_of("a", 3)])  # it was given back, and we never heard of the claim
-    assert ids(look.tell(20)) == ["a"]
+    assert ids(look.free_items(20)) == ["a"]
 
 
 def test_an_item_that_is_gone_is_ours_no_more():

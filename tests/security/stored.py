@@ -39,7 +39,9 @@ from latchwork.primitives.meeting import phases
 from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_window import Permits
 from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
-from latchwork.primitives.queue.numbered_items import Item, Room
+from latchwork.primitives.queue.items import QueueItem
+from latchwork.primitives.queue.items import shown as shown_item
+from latchwork.primitives.queue.puts import Room
 from latchwork.schedules import Cron, Fired, FixedDelay
 from latchwork.types import Entry
 from security.stored_systems import ROWS
@@ -69,6 +71,8 @@ def dumped(**body):
     return json.dumps(body).encode()
 
 
+#: The key of an item of a queue.
+QUEUED = "work/partitions/all/items/5-000000000/5-000000000001"
 BOARD = phases.Board.expecting(["a", "b"]).passed(["a", "b"]).broken("it was late", ["a"], 2)
 CELL = CronCell("c", 7, "o1", ("a", "b", "c"), (Fired(1.0, None, "r"), Fired(1.0, None, "r"), Fired(2.0, 2.0, "r")))
 CHUNKED = packed.PackedSet(chunks=(packed.Chunk("w-1", ("a",)), packed.Chunk("w-2", ("b",))))
@@ -101,11 +105,11 @@ KINDS = {
     "owner": Kind("primitives.persistent.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
     "lock": Kind("primitives.persistent.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
     "item": Kind(
-        "primitives.queue.numbered_items",
-        Item("5-000000000001", 2, "why", 5, "5-000000000001").to_bytes(),
-        lambda value: (Item.shown(at(value, "5-000000000001")), Item.of(at(value, "5-000000000001")).priority),
+        "primitives.queue.items",
+        QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
+        lambda value: (shown_item(at(value, QUEUED)), QueueItem.of(at(value, QUEUED)).priority),
     ),
-    "room": Kind("primitives.queue.numbered_items", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
+    "room": Kind("primitives.queue.puts", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
     "barrier": Kind(
         "primitives.meeting.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
     ),

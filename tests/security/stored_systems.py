@@ -13,7 +13,7 @@ from latchwork.executor.keys import Keys
 from latchwork.executor.placing import placing
 from latchwork.executor.placing.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
-from latchwork.primitives.queue import stored
+from latchwork.primitives.queue.items import QueueItem
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.worker_group import records as groups
@@ -43,9 +43,8 @@ def dumped(**body):
     return json.dumps(body).encode()
 
 
-def read_split(value):
-    head, rest = stored.split(value)
-    return head.whole("attempts", 0, least=0), head.text("why", ""), rest
+def read_letter(value):
+    return QueueItem.letter_of(at(value))
 
 
 def read_outputs(value):
@@ -55,9 +54,10 @@ def read_outputs(value):
         return str(error)
 
 
+LETTER = QueueItem("a", 1, "why", 5, partition="p", sort_key="s")
 #: By name: the module that reads it, a value as the product writes it, and the function that reads.
 ROWS = {
-    "item of a work queue": ("primitives.queue.stored", stored.Stored("a", 1, "why", 5).to_bytes(), read_split),
+    "dead letter of a work queue": ("primitives.queue.items", LETTER.to_letter(), read_letter),
     "task of an executor": ("executor.items", ITEM.to_bytes(), TaskItem.of),
     "task of an executor with a target": (
         "executor.items", replace(ITEM, stored_target=StoredTarget.of(Member("m1", "any"))).to_bytes(), TaskItem.of

@@ -160,13 +160,13 @@ def test_a_primitive_with_a_bad_part_in_a_record_answers_or_says_so(memory, name
 def test_what_is_no_item_of_a_queue_is_a_dead_letter_and_the_next_item_is_taken(store):
     with closing(Queue(store, "q")) as queue:
         ids = queue.put_many([b"1", b"2"])
-        store.put(f"q/live/items/{ids[0]}", DEEP)
+        store.put(f"q/partitions/all/items/5-000000000/{ids[0]}", DEEP)
         with queue.take(5) as claim:
             assert claim.value == b"2"
         (letter,) = queue.dead_letters()
         assert letter.id == ids[0]
         assert letter.value == DEEP
-        assert "holds no item of a queue" in letter.why
+        assert "holds no item of a work queue" in letter.why
         store.put("q/dead/zzz", b"nobody's")
         assert [each.id for each in queue.dead_letters()] == [ids[0], "zzz"]
         with pytest.raises(BadRecord, match=r"delete it"):

@@ -222,6 +222,10 @@ CALLS = {
     "Store.transact in a loop": Case(lambda s: s, lambda s: s.transact(put_k), LOOP),
     "WorkQueue.put": Case(lambda s: WorkQueue(s, "b"), lambda b: b.put("l", "s", "i", b"v")),
     "WorkQueue.put large": Case(lambda s: WorkQueue(s, "b"), lambda b: b.put("l", "s", "i", b"v" * 9000)),
+    "WorkQueue.put bounded": Case(
+        lambda s: WorkQueue(s, "b", capacity=5), lambda b: b.put("l", "s", "i", b"v", timeout_s=SHORT_S)
+    ),
+    "WorkQueue.take": Case(item, lambda b: b.take("l", SHORT_S)),
     "WorkQueue.remove": Case(found, lambda b, item: b.remove(item)),
     "WorkQueue.bury": Case(found, lambda b, item: b.bury(item)),
     "WorkQueue.try_take": Case(item, lambda b: b.try_take(["l"])),
@@ -235,13 +239,16 @@ CALLS = {
     "QueueClaim.bury": Case(taken, lambda c: c.bury("bad", timeout_s=SHORT_S)),
     "Queue.put": Case(lambda s: Queue(s, "q"), lambda q: q.put(b"v", timeout_s=SHORT_S)),
     "Queue.put bounded": Case(lambda s: Queue(s, "q", capacity=5), lambda q: q.put(b"v", timeout_s=SHORT_S)),
+    "Queue.put with writes": Case(
+        lambda s: Queue(s, "q"), lambda q: q.put(b"v", ops=[Put("seen", b"")], timeout_s=SHORT_S)
+    ),
     "Queue.put_many": Case(lambda s: Queue(s, "q"), lambda q: q.put_many([b"v"] * 3, timeout_s=SHORT_S)),
     "Queue.take": Case(filled, lambda q: q.take(SHORT_S)),
     "Queue.revive": Case(dead, lambda q, item: q.revive(item, timeout_s=SHORT_S)),
     "Queue.drop": Case(dead, lambda q, item: q.drop(item)),
-    "Claim.ack": Case(claim, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
-    "Claim.release": Case(claim, lambda c: c.release("again", timeout_s=SHORT_S)),
-    "Claim.bury": Case(claim, lambda c: c.bury("bad", timeout_s=SHORT_S)),
+    "QueueClaim.ack in a queue": Case(claim, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
+    "QueueClaim.release in a queue": Case(claim, lambda c: c.release("again", timeout_s=SHORT_S)),
+    "QueueClaim.bury in a queue": Case(claim, lambda c: c.bury("bad", timeout_s=SHORT_S)),
     "PriorityQueue.put": Case(lambda s: PriorityQueue(s, "q"), lambda q: q.put(b"v", priority=1, timeout_s=SHORT_S)),
     "PriorityQueue.put_many": Case(lambda s: PriorityQueue(s, "q"), lambda q: q.put_many([b"v"], timeout_s=SHORT_S)),
     "PriorityQueue.take": Case(lambda s: filled(s, PriorityQueue), lambda q: q.take(SHORT_S)),

@@ -57,7 +57,6 @@ ROWS = (
     Row(primitives.Group, hidden=("end_soon",)),
     Row(primitives.Queue),
     Row(primitives.PriorityQueue),
-    Row(primitives.Claim),
     Row(primitives.WorkQueue),
     Row(primitives.QueueClaim),
     Row(primitives.ClaimEnding),

@@ -31,6 +31,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("wait_free", "accept"): as_look,
     ("wait_items", "accept"): as_look,
     ("take_items", "accept"): as_look,
+    ("take", "accept"): as_look,
     ("try_take", "accept"): as_look,
     **{
         (method, "fn"): as_listener

@@ -21,11 +21,8 @@ from latchwork.primitives.persistent.held import HeldLock
 from latchwork.primitives.persistent.keeper import LockKeeper
 from latchwork.primitives.persistent.lock import PersistentLock
 from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
-from latchwork.primitives.queue.claims import ClaimEnding, QueueClaim
-from latchwork.primitives.queue.handing import CreateClaimed
+from latchwork.primitives.queue.claims import ClaimEnding, CreateClaimed, QueueClaim
 from latchwork.primitives.queue.items import QueueItem
-from latchwork.primitives.queue.numbered_claim import Claim
-from latchwork.primitives.queue.numbered_items import Item
 from latchwork.primitives.queue.pages import Share
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
@@ -34,7 +31,6 @@ from latchwork.primitives.waiting.work import Work
 __all__ = [
     "Barrier",
     "Candidate",
-    "Claim",
     "ClaimEnding",
     "Counter",
     "CreateClaimed",
@@ -43,7 +39,6 @@ __all__ = [
     "Group",
     "GroupMember",
     "HeldLock",
-    "Item",
     "Leader",
     "LeaderLatch",
     "Lock",

@@ -34,7 +34,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.queue.stored import MAX_VALUE_BYTES
+from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits

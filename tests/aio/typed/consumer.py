@@ -149,7 +149,7 @@ async def work_to_do(store: aio.Store) -> None:
     queue = aio.Queue(store, "mail")
     assert_type(await queue.put(b"x"), str)
     async with await queue.take(5.0) as claim:
-        assert_type(claim, aio.Claim)
+        assert_type(claim, aio.QueueClaim)
         assert_type(claim.value, bytes)
     await aio.PriorityQueue(store, "urgent").put(b"x", priority=1)
     backlog = aio.WorkQueue(store, "tasks")

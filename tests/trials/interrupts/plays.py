@@ -214,7 +214,7 @@ def _queue() -> list[Play]:
         queue.put(b"item")
         return queue
 
-    def taken(store: Store, name: str) -> p.Claim:
+    def taken(store: Store, name: str) -> p.QueueClaim:
         return filled(store, name).take(WAIT_S)
 
     def take(queue: p.Queue, *_: object) -> None:
@@ -228,7 +228,7 @@ def _queue() -> list[Play]:
                 pass
         assert queue.size() == 0, "an item that nobody can have"
 
-    def ended(claim: p.Claim, mine: Store, other: Store, name: str) -> None:
+    def ended(claim: p.QueueClaim, mine: Store, other: Store, name: str) -> None:
         if claim.is_held:
             with suppress(LockLost):
                 claim.release()
@@ -242,9 +242,9 @@ def _queue() -> list[Play]:
         Play("Queue.put_many", p.Queue, lambda queue, *_: queue.put_many([b"a", b"b", b"c"]), done),
         Play("PriorityQueue.put_many", p.PriorityQueue, lambda queue, *_: queue.put_many([b"a", b"b"]), done),
         Play("Queue.take", filled, take, done),
-        Play("Claim.with", taken, _with, done),
-        Play("Claim.ack", taken, lambda claim, *_: claim.ack(), ended),
-        Play("Claim.release", taken, lambda claim, *_: claim.release(), ended),
+        Play("Queue claim.with", taken, _with, done),
+        Play("Queue claim.ack", taken, lambda claim, *_: claim.ack(), ended),
+        Play("Queue claim.release", taken, lambda claim, *_: claim.release(), ended),
     ]
 
 

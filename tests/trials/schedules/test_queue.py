@@ -9,11 +9,20 @@ from latchwork.errors import OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives import PriorityQueue, Queue
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.testing.simulation import Simulation
+from latchwork.types import Create
 from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check
 
 
+def seen(value):
+    """The write that goes with the put of a value."""
+    return Create(f"seen/{value.decode()}", b"")
+
+
 class QueueModel(Model):
-    """Every item that was put is acknowledged once, or still there; nobody takes what another holds."""
+    """Every item that was put is acknowledged once, or still there; nobody takes what another holds.
+
+    With each put comes a mark: it is there exactly if the item was put.
+    """
 
     make = Queue
 
@@ -42,7 +51,7 @@ class QueueModel(Model):
                 value = f"{me.name}-{self.next}".encode()
                 self.doubtful.add(value)  # until it is known: its putter may die in the middle
                 try:
-                    queue.put(value, timeout_s=30.0)
+                    queue.put(value, ops=[seen(value)], timeout_s=30.0)
                 except OutcomeUnknown:
                     raise
                 except Exception:
@@ -105,6 +114,9 @@ class QueueModel(Model):
                 claim = queue.take(PATIENCE_S)
                 left.add(claim.value)
                 claim.ack()
+        marked = {name.encode() for name in store.children("seen")}
+        assert marked >= left | self.put, "an item without its mark"
+        assert marked <= left | set(self.acknowledged) | self.doubtful, "a mark without its item"
         lost = self.put - left - set(self.acknowledged) - self.doubtful
         assert not lost, "items were lost"
         again = left & (set(self.acknowledged) - self.doubtful)
@@ -124,7 +136,7 @@ class PriorityQueueModel(QueueModel):
                 self.next += 1
                 value = f"{me.name}-{self.next}".encode()
                 self.doubtful.add(value)
-                queue.put(value, priority=priority, timeout_s=30.0)
+                queue.put(value, priority=priority, ops=[seen(value)], timeout_s=30.0)
                 self.doubtful.discard(value)
                 self.put.add(value)
 

@@ -84,6 +84,16 @@ class WorkQueueModel(Model):
                 self.surely([item_id], self.done, lambda claim=claim, result=result: claim.ack(ops=[result]))
 
     @action
+    def work_in_turn(self, me):
+        """Wait in line for one item, and keep the place until it is taken."""
+        with self.open(me) as backlog:
+            claim = backlog.take("a", 3.0)
+            item_id = claim.item.id
+            self.held.setdefault(item_id, []).append((me.name, claim))
+            result = Create(f"results/{item_id}", b"")
+            self.surely([item_id], self.done, lambda: claim.ack(ops=[result]))
+
+    @action
     def work_as_told(self, me):
         """Take what a wait tells, after a while in which others may have taken or changed it."""
         with self.open(me) as backlog:

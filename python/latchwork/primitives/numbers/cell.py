@@ -97,6 +97,15 @@ def fate(tried: Try, now: Reading, nonce: str) -> bool | None:
     return None if since < 0 or since > len(now.recent) else False
 
 
+def _is_foreign(error: Conflict, now: Reading) -> bool:
+    """Return whether a change was refused for the caller's own checks or writes, and not because others changed it.
+
+    A lost ownership is always a reason: it stays lost.
+    """
+    failed = error.failed
+    return any(isinstance(one, Fence) for one in failed) or (bool(failed) and now.check not in failed)
+
+
 async def _nothing(_before: int, _after: int) -> Sequence[Op]:
     return ()
 
@@ -109,6 +118,8 @@ class Cell:
         self._key = key
         self._what = what
         self._home = Home(what)
+        self._written: Reading | None = None  # by our last change
+        self._is_alone = False  # nobody else had changed it between our last two changes
 
     async def read(self) -> Reading:
         """The number now, linearizable."""
@@ -122,6 +133,7 @@ class Cell:
         checks: Sequence[Check] = (),
         ops: Writes = _nothing,
         timeout_s: float | None,
+        may_guess: bool = False,
     ) -> int | None:
         """Replace the number by ``fn(number)``, with other writes in the same transaction.
 
@@ -130,6 +142,7 @@ class Cell:
             checks: must hold too; a fence, for one.
             ops: written together with the number, given the old one and the new one.
             timeout_s: seconds to go on trying while others change it too or the server cannot be reached.
+            may_guess: try without a read first if nobody else seems to change the number; ``fn`` never gives None then.
         Returns:
             The new number, or None when ``fn`` gave None.
         Raises:
@@ -138,7 +151,7 @@ class Cell:
             OutcomeUnknown: changed or not, and no way to tell.
         """
         self._home.check()
-        change = _Change(self, fn, checks, ops)
+        change = _Change(self, fn, checks, ops, self._written if may_guess and self._is_alone else None)
         patience = Patience(self._store.clock, timeout_s)
         backoff = Backoff(0.01, 0.5, jitter=1.0)
         while True:
@@ -154,7 +167,12 @@ class Cell:
 
     async def commit(self, now: Reading, after: int, nonce: str, checks: Sequence[Check], ops: Sequence[Op]) -> None:
         """Change the number as it was read."""
-        await ask(self._store.commit, [*checks, now.check], [Put(self._key, now.changed(after, nonce)), *ops])
+        before, self._written, self._is_alone = self._written, None, False
+        put = Put(self._key, now.changed(after, nonce))
+        done = await ask(self._store.commit, [*checks, now.check], [put, *ops])
+        self._is_alone = before is not None and before.version == now.version
+        entry, recent = done.entries[0], (*now.recent, nonce)[-KEPT:]
+        self._written = Reading(after, now.writes + 1, recent, At(entry), entry.version)
 
     def __str__(self) -> str:
         return self._what
@@ -163,19 +181,28 @@ class Cell:
 class _Change:
     """One change on its way: what was tried, and what became of it. One thread only."""
 
-    def __init__(self, cell: Cell, fn: Callable[[int], int | None], checks: Sequence[Check], ops: Writes) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        fn: Callable[[int], int | None],
+        checks: Sequence[Check],
+        ops: Writes,
+        guess: Reading | None,
+    ) -> None:
         self.result: int | None = None
         self._cell = cell
         self._fn = fn
         self._checks = checks
         self._ops = ops
+        self._guess = guess
         self._nonce = uuid.uuid4().hex[:12]
         self._unknown: Try | None = None
         self._refused: tuple[Hashable, Conflict] | None = None
 
     async def step(self) -> bool:
         """Try once; True when it is done, False when it has to be tried again."""
-        now = await self._cell.read()
+        guess, self._guess = self._guess, None
+        now = guess or await self._cell.read()
         if self._has_landed(now):
             return True
         self._refuse_foreign(now)
@@ -186,8 +213,8 @@ class _Change:
         try:
             await self._cell.commit(now, after, self._nonce, self._checks, await self._ops(now.value, after))
         except Conflict as error:
-            if self._unknown is None and any(isinstance(one, Fence) for one in error.failed):
-                raise  # an ownership that is over stays over, however often others change the number meanwhile
+            if self._unknown is None and _is_foreign(error, now):
+                raise
             self._refused = (now.version, error)
             return False
         except OutcomeUnknown as error:

@@ -1,4 +1,1 @@
-"""Queues of items that one taker gets, in order of arrival or priority.
-
-Items, putting and taking stay inside.
-"""
+"""Work queues of items that takers claim, and queues in order of arrival or priority on top of them."""

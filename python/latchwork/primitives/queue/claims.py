@@ -1,82 +1,229 @@
-"""A taken item of a work queue; see ``taken``.
+"""A claimed item: it belongs to its taker until the taker ends the claim, or the taker's session ends.
 
-What holds while it is ours: the claim is unchanged, its session alive, and the item as we wrote it when we took it. So
-of an item that is removed, or removed and put anew, while somebody has it, that one can end nothing.
+The claim is a session-bound key. Every end of it is one transaction on condition that the claim is unchanged, its
+session alive, and the item as the take wrote it. So of all clients that ever took an item at most one can end it; and
+an item that is removed, or removed and put again, while it is claimed cannot be ended by the claim it had before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
 
-from latchwork.errors import Conflict, LatchworkError, LockLost
-from latchwork.primitives.queue.in_doubt import delete_claim_later
-from latchwork.primitives.queue.items import Names, QueueItem, letter_op, other_letter, sort_key_op
-from latchwork.primitives.queue.taken import TIMEOUT_S, Standing, Taken
-from latchwork.primitives.waiting.common import check_text
+from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
+from latchwork.primitives.fair.tickets import write_body
+from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
+from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
+from latchwork.primitives.waiting.common import Patience, check_text
+from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.work import GuardsWork, Ownership
+from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven, steps_of
+from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
-from latchwork.types import Check, Create, Delete, Entry, Op, Put
+from latchwork.types import At, Check, Committed, Create, Delete, Entry, Fence, Op, Put
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_log = logging.getLogger(__name__)
+
+#: Seconds to go on trying to end a claim while the server cannot be reached.
+TIMEOUT_S = 30.0
+
+
+class Standing(Enum):
+    """What the store says about a claim of ours."""
+
+    OURS = "ours"
+    GONE = "gone"
+    REMOVED = "removed"  # the claim exists, and its item is not the one that was taken
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What claims of one backlog share.
+class QueueInfo:
+    """What all claims of one queue object share.
 
     Attributes:
-        store: where it is.
+        store: the store of the queue.
         names: its keys.
-        most: attempts that an item has.
+        what: the queue, for messages: ``queue 'work'``.
+        max_attempts: attempts of an item.
+        is_bounded: it has a capacity, so its items stay in their partitions.
+        is_numbered: it is a ``Queue``: one partition, in which items are numbered.
     """
 
     store: Store
     names: Names
-    most: int
+    what: str
+    max_attempts: int
+    is_bounded: bool = False
+    is_numbered: bool = False
+
+    def item(self, item: QueueItem) -> str:
+        """Return the name of an item, for messages."""
+        return f"item {item.id if self.is_numbered else item.path!r} of {self.what}"
 
 
-class QueueClaim(Taken):
-    """One item taken from a work queue: ``with claim: handle(claim.value)``.
+class QueueClaim(GuardsWork):
+    """One item taken from a queue: ``with queue.take() as claim: handle(claim.value)``.
 
-    The end of the ``with`` acknowledges it; an exception gives it back. Safe to share between threads.
+    The end of the ``with`` acknowledges it; an exception gives it back. Thread-safe.
 
     Attributes:
-        item: as it was taken: with this attempt counted.
-        value: what was put.
-        attempts: how often it was taken, this time included.
+        item: as it was taken, with this attempt counted.
+        value: the value that was put.
+        attempts: how often the item was taken, this time included.
     """
 
-    def __init__(self, held: Holding, item: QueueItem, value: bytes, claim: Entry, *, session: Session) -> None:
+    def __init__(self, info: QueueInfo, item: QueueItem, value: bytes, claim: Entry, *, session: Session) -> None:
         self.item = item
         self.value = value
         self.attempts = item.attempts
-        self._held = held
-        self._names = held.names
-        what = f"item {item.path!r} of work queue {held.names.name!r}"
-        super().__init__(held.store, claim, [item.check], session=session, what=what)
+        self._info = info
+        self._names = info.names
+        self._store = info.store
+        self._claim = claim
+        self._session = session
+        self._what = info.item(item)
+        self._home = Home(self._what)
+        self._has_ended = False
+        self._is_ending = False
+        self._is_in_doubt = False
+        self._fence: Fence | None = None
+        self._made: Ownership | None = None
 
     def __repr__(self) -> str:
         return f"<QueueClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"
 
+    def __enter__(self) -> Self:
+        return self
+
+    @ending
+    async def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, *_: object) -> None:
+        if self._has_ended:
+            return
+        try:
+            if exc_type is None:
+                await steps_of(self.ack)()
+            else:
+                await self._give_back_quietly(exc)
+        except Exception:
+            raise
+        except BaseException:  # interrupted: the cleanup goes on with it
+            if not self._home.is_foreign:
+                self._store.cleanup.add(partial(self._end_quietly, exc))
+            raise
+
+    async def _give_back_quietly(self, exc: BaseException | None) -> None:
+        """Give it back; the caller has to see the failure of its work, and not that of this."""
+        try:
+            await steps_of(self.release)(repr(exc))
+        except LatchworkError as error:
+            _log.warning("%s could not be given back, the end of its session frees it: %s", self._what, error)
+
+    async def _end_quietly(self, exc: BaseException | None) -> None:
+        if self._has_ended:
+            return
+        if exc is not None:
+            await self._give_back_quietly(exc)
+            return
+        try:
+            await steps_of(self.ack)()
+        except LatchworkError as error:
+            _log.warning("%s: its acknowledgement was interrupted, and failed then: %s", self._what, error)
+
+    # What it says about itself
+
+    @property
+    def id(self) -> str:
+        """The id of the item."""
+        return self.item.id
+
+    @property
+    def priority(self) -> int | None:
+        """The priority of an item of a ``Queue``, 0 to 9; None for an item of a ``WorkQueue``."""
+        return self.item.priority
+
     @property
     def is_last(self) -> bool:
         """Whether the item has had all its attempts: given back, and counted, it becomes a dead letter."""
-        return self.attempts >= self._held.most
+        return self.attempts >= self._info.max_attempts
+
+    @property
+    def fence(self) -> Fence:
+        """The check that the item is still ours, for every write that depends on it."""
+        if self._fence is None:
+            checks = (At(self._claim), self.item.check, self._session.fence)
+            self._fence = self._store.fence(self._claim.created, *checks)
+        return self._fence
+
+    @property
+    def session(self) -> Session:
+        """The session that the claim is bound to."""
+        return self._session
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is certainly ours, by our own clock. Does no I/O."""
+        return self.remaining_s() > 0.0
+
+    @property
+    def lost(self) -> Signal:
+        """Set when the claim is lost because its session was lost or closed."""
+        return lost_by_fork() if self._home.is_foreign else self._ownership.lost
+
+    def on_lost(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """Call ``fn()`` if the claim is lost because its session is lost or closed. Returns a function to stop that.
+
+        It is not called when the item is acknowledged or given back.
+        """
+        self._home.check()
+        check_listener(fn)
+        return self._session.on_lost(lambda: None if self._has_ended else fn(), or_closed=True)
+
+    def remaining_s(self) -> float:
+        """Return the seconds it is certainly ours if no further renewal of the session succeeds. Does no I/O."""
+        return 0.0 if self._has_ended or self._is_ending else self._session.remaining_s()
+
+    def _owned(self) -> Ownership:
+        return self._ownership
+
+    @property
+    def _ownership(self) -> Ownership:
+        """Made when somebody asks: most claims end without it."""
+        if self._made is None:
+            new = Ownership.by_session(self._what, self.fence, self._session, self._store.clock)
+            made = self.__dict__.setdefault("_first", new)
+            self._made = made
+            if made is not new:  # another thread was faster
+                new.end()
+            if self._has_ended:
+                made.end()
+        return self._made
+
+    # Ending it
 
     @driven
     async def ack(self, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
-        """The item is done: remove it, in one transaction with writes of yours if you like.
+        """Remove the item, because it is done, in one transaction with writes of yours if you like.
 
-        What is written here is written once, however often the item was taken.
+        Your writes are applied once, however often the item was taken.
 
         Args:
             checks: must hold too.
             ops: written in the same transaction.
             timeout_s: seconds to go on trying while the server cannot be reached.
         Raises:
-            LockLost: it is not ours any more, or was removed; nothing was changed.
-            Conflict: one of your checks or writes did not hold; it is still ours.
+            LockLost: the item is not ours any more, or was removed; nothing was changed.
+            Conflict: one of your checks or writes did not hold; the item is still ours.
             Unavailable: not done, and still ours for a while.
             OutcomeUnknown: done or not: the session ended before that could be found out.
         """
@@ -89,37 +236,58 @@ class QueueClaim(Taken):
         *,
         count: bool = True,
         partition: str | None = None,
+        checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Give the item back, to its old place; after the last attempt that counts, to the dead letters.
+        """Give the item back to its old place. After the last attempt that counts it becomes a dead letter.
 
         Args:
-            why: kept in the item.
-            count: False: as if it had not been taken this time.
-            partition: to this partition instead, to the same sort_key there.
+            why: the reason, kept in the item.
+            count: False: as if the item had not been taken this time.
+            partition: move it to this partition instead, under the same sort key. Not in a bounded queue.
+            checks: must hold too.
             ops: written in the same transaction.
             timeout_s: as for ``ack``.
         Raises:
-            Conflict: that partition has an item of this name; it is still ours.
+            Conflict: that partition has an item of this name, or one of your checks or writes did not hold; the item
+                is still ours.
+            ValueError: the queue is bounded, and the partition is another one.
             LockLost, Unavailable, OutcomeUnknown: as for ``ack``.
         """
         check_text(why, "the reason")
         if count and self.is_last:
-            await steps_of(self.bury)(why or f"given back {self.attempts} times", ops, timeout_s=timeout_s)
+            why = why or f"given back {self.attempts} times"
+            await steps_of(self.bury)(why, checks, ops, timeout_s=timeout_s)
             return
-        await self._end([*self._give(why, count=count, partition=partition), *ops], (), timeout_s)
+        await self._end([*self._give(why, count=count, partition=partition), *ops], checks, timeout_s)
 
     @driven
-    async def bury(self, why: str = "", ops: Sequence[Op] = (), *, timeout_s: float = TIMEOUT_S) -> None:
-        """Put the item among the dead letters, whatever its attempts; with writes of yours. Errors as for ``ack``."""
+    async def bury(
+        self,
+        why: str = "",
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Make a dead letter of the item, however many attempts it has left.
+
+        Args:
+            why: the reason, kept in the letter.
+            checks: must hold too.
+            ops: written in the same transaction.
+            timeout_s: as for ``ack``.
+        Raises:
+            LockLost, Conflict, Unavailable, OutcomeUnknown: as for ``ack``.
+        """
         check_text(why, "the reason")
         item = self.item.given_back(why)
         letter = item.id
         while True:
             dead = letter_op(self._names, item, letter)
             try:
-                await self._end([*self._delete(keep_data=True), dead, *ops], (), timeout_s)
+                await self._end([*self._delete(keep_data=True), dead, *ops], checks, timeout_s)
             except Conflict:
                 if await ask(self._store.get, dead.key) is None:
                     raise
@@ -127,21 +295,19 @@ class QueueClaim(Taken):
             else:
                 return
 
-    # As parts of a transaction of the caller's, which may end several claims
-
     def ack_part(self, ops: Sequence[Op] = ()) -> ClaimEnding:
-        """``ack`` as a part of a transaction of yours; see ``ClaimEnding``."""
+        """Return ``ack`` as a part of a transaction of yours; see ``ClaimEnding``."""
         return self._part([*self._delete(), *ops])
 
     def release_part(self, why: str = "", *, count: bool = True, partition: str | None = None) -> ClaimEnding:
-        """``release`` as a part of a transaction of yours; see ``ClaimEnding``. It makes no dead letters."""
+        """Return ``release`` as a part of a transaction of yours; see ``ClaimEnding``. It makes no dead letters."""
         check_text(why, "the reason")
         return self._part(self._give(why, count=count, partition=partition))
 
     def _part(self, ops: Sequence[Op]) -> ClaimEnding:
         self._home.check()
-        if self._is_over or self._session.remaining_s() <= 0.0:
-            raise self._lost()
+        if self._has_ended or self._session.remaining_s() <= 0.0:
+            raise self._lost_error()
         return ClaimEnding(self, tuple(ops))
 
     def _give(self, why: str, *, count: bool, partition: str | None) -> list[Op]:
@@ -150,21 +316,81 @@ class QueueClaim(Taken):
         if partition is None or partition == item.partition:
             return [Put(item.key, stored), Delete(self._claim.key)]
         check_member(partition, "partition")
+        if self._info.is_bounded:
+            raise ValueError(f"{self._info.what} is bounded, its items stay in their partitions; release it to its own")
         moved = self._names.item(partition, item.sort_key, item.id)
-        sort_key = sort_key_op(self._names, partition, item.sort_key)
-        return [Delete(item.key), sort_key, Create(moved, stored), Delete(self._claim.key)]
+        index = index_op(self._names, partition, item.sort_key)
+        return [Delete(item.key), index, Create(moved, stored), Delete(self._claim.key)]
 
     def _delete(self, *, keep_data: bool = False) -> list[Op]:
         data = [Delete(self._names.data(self.item.data_id))] if self.item.data_id and not keep_data else []
         return [Delete(self.item.key), Delete(self._claim.key), *data]
 
-    async def _acknowledge(self) -> None:
-        await steps_of(self.ack)()
+    # The protocol of an end
 
-    async def _give_back(self, why: str) -> None:
-        await steps_of(self.release)(why)
+    async def _end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
+        self._home.check()
+        try:
+            await self._try_to_end(ops, checks, timeout_s)
+        except OwnershipLost as error:
+            if not self._is_in_doubt:
+                raise
+            raise OutcomeUnknown(str(error)) from error
+
+    async def _try_to_end(self, ops: Sequence[Op], checks: Sequence[Check], timeout_s: float) -> None:
+        if self._has_ended or self._session.remaining_s() <= 0.0:
+            raise self._lost_error()
+        patience = Patience(self._store.clock, timeout_s)
+        self._is_ending = True  # once it is written another may take the item, before we learn that it was
+        try:
+            with closing(Waiter(self._store, self._session)) as waiter:
+                await waiter.keep_trying(lambda: self._commit(ops, checks), patience)
+        except BaseException as error:
+            # interrupted: whether it was written is found out by the next try
+            self._is_in_doubt = self._is_in_doubt or not isinstance(error, Exception)
+            self._is_ending = False
+            raise
+        self._finish()
+
+    async def _commit(self, ops: Sequence[Op], checks: Sequence[Check]) -> None:
+        """Commit once. While our session is alive, no other client removes the claim."""
+        try:
+            await ask(self._store.commit, [self.fence, *checks], ops)
+        except Conflict as error:
+            standing = await self._look()
+            if standing is Standing.OURS:
+                raise
+            self._settle(standing, error)
+        except OutcomeUnknown as error:
+            self._is_in_doubt = True
+            standing = await self._look()
+            if standing is Standing.OURS or self._session.remaining_s() <= 0.0:
+                raise
+            self._settle(standing, error)
+
+    async def _has_landed(self, error: LatchworkError) -> bool:
+        """Return whether a commit that raised this error has ended the claim; raise if the item was lost."""
+        self._home.check()
+        self._is_in_doubt = self._is_in_doubt or isinstance(error, OutcomeUnknown)
+        standing = await self._look()
+        if standing is Standing.OURS:
+            return False
+        self._settle(standing, error)
+        self._finish()
+        return True
+
+    def _settle(self, standing: Standing, error: LatchworkError) -> None:
+        """Return if an earlier try succeeded and its answer was lost; raise if the item was lost."""
+        if standing is Standing.GONE and self._is_in_doubt and self._session.remaining_s() > 0.0:
+            return
+        self._has_ended = True
+        if standing is Standing.REMOVED:  # our end would have removed the claim too
+            self._is_in_doubt = False
+        self._end_ownership()
+        raise self._lost_error(standing) from error
 
     async def _look(self) -> Standing:
+        """Ask the store about the claim."""
         claim, item = await ask(self._store.get_many, [self._claim.key, self.item.key])
         is_same = item is not None and item.version == self.item.version
         if claim is not None and not is_same:  # no snapshot: our end may have landed between the reads of the two
@@ -173,10 +399,24 @@ class QueueClaim(Taken):
             return Standing.GONE
         return Standing.OURS if is_same else Standing.REMOVED
 
-    def _lost(self, standing: Standing = Standing.GONE) -> LockLost:
-        if standing is Standing.REMOVED and not self._home.is_foreign:  # nobody else removes the claim then
-            delete_claim_later(self._store, self._claim, self._session, self._what)
-        return super()._lost(standing)
+    def _finish(self) -> None:
+        """Note that the claim was ended by ourselves."""
+        self._has_ended = True
+        self._is_ending = self._is_in_doubt = False
+        self._end_ownership()
+
+    def _end_ownership(self) -> None:
+        if self._made is not None:
+            self._made.end()
+
+    def _lost_error(self, standing: Standing = Standing.GONE) -> LockLost:
+        if standing is Standing.REMOVED:
+            if not self._home.is_foreign:  # no other client removes the claim then
+                delete_claim_later(self._store, self._claim, self._session, self._what)
+            return LockLost(f"{self._what} was removed while it was ours, nothing was changed; stop the work on it")
+        if self._is_in_doubt:
+            return LockLost(f"{self._what} is not ours any more, and whether we had ended it cannot be found out")
+        return LockLost(f"{self._what} is not ours any more, nothing was changed; its next taker will end it")
 
 
 class ClaimEnding:
@@ -184,11 +424,11 @@ class ClaimEnding:
 
     Make it, put ``checks`` and ``ops`` into a transaction, and commit that; then call ``committed``. When it was
     refused, or its outcome is unknown, ask ``landed``. Until one of these is called the claim says that it is not held,
-    because once the transaction is written another may have the item; ``given_up`` takes that back.
+    because once the transaction is written another client may have the item; ``given_up`` takes that back.
 
     Attributes:
         checks: that the item is ours.
-        ops: what ends the claim.
+        ops: the writes that end the claim.
     """
 
     def __init__(self, claim: QueueClaim, ops: tuple[Op, ...]) -> None:
@@ -201,24 +441,71 @@ class ClaimEnding:
         return f"<ClaimEnding of {self._claim!r}>"
 
     def committed(self) -> None:
-        """The transaction was committed: the claim is over."""
+        """Note that the transaction was committed: the claim has ended."""
         self._claim._finish()  # noqa: SLF001
 
     def given_up(self) -> None:
-        """The transaction was not sent, or was certainly refused: the claim is ours as before."""
+        """Note that the transaction was not sent, or was certainly refused: the claim is ours as before."""
         self._claim._is_ending = False  # noqa: SLF001
 
     @driven
     async def landed(self, error: LatchworkError) -> bool:
-        """Look whether the transaction got through, after a ``Conflict`` or ``OutcomeUnknown``.
+        """Find out whether the transaction was applied, after a ``Conflict`` or ``OutcomeUnknown``.
 
         Args:
-            error: what the commit raised.
+            error: the error that the commit raised.
         Returns:
-            True: it did, and the claim is over. False: it did not, and the claim is still ours; after
-            ``OutcomeUnknown`` it may land yet, so send the same transaction again, which is written once.
+            True: it was, and the claim has ended. False: it was not, and the claim is still ours; after
+            ``OutcomeUnknown`` it may still be applied, so send the same transaction again, which is applied once.
         Raises:
             LockLost: the item is not ours any more, or was removed.
             Unavailable: that could not be found out.
         """
         return await self._claim._has_landed(error)  # noqa: SLF001
+
+
+class CreateClaimed:
+    """An item that is put and claimed in one transaction of yours: no other client sees it free in between.
+
+    Call ``taken`` or ``doubtful`` once the transaction may have been written. The claim is as any other: when its
+    session ends the item is there, free, with one attempt counted.
+
+    Attributes:
+        ops: the writes that put and claim it.
+    """
+
+    def __init__(
+        self,
+        info: QueueInfo,
+        in_doubt: ClaimsInDoubt,
+        item: QueueItem,
+        about: Mapping[str, object],
+        *,
+        session: Session,
+    ) -> None:
+        self._info = info
+        self._in_doubt = in_doubt
+        self._item = item
+        self._session = session
+        self._claim_key = info.names.claim_of(item)
+        self._nonce = new_id()
+        self.ops: tuple[Op, ...] = (
+            index_op(info.names, item.partition, item.sort_key),
+            Create(item.key, item.to_bytes()),
+            Create(self._claim_key, write_body({**about, "nonce": self._nonce}), session),
+        )
+
+    def __repr__(self) -> str:
+        return f"<CreateClaimed {self._item.path!r}>"
+
+    def taken(self, done: Committed) -> QueueClaim | None:
+        """Return the claim, from what was committed; None if it is not there. Call it once."""
+        found = {entry.key: entry for entry in done.entries if entry.key in (self._item.key, self._claim_key)}
+        item, claim = found.get(self._item.key), found.get(self._claim_key)
+        if item is None or claim is None:
+            return None
+        return QueueClaim(self._info, self._item.at(item), self._item.value, claim, session=self._session)
+
+    def doubtful(self) -> None:
+        """Note that it may have landed: the next take claims it, or it is given back after a second."""
+        self._in_doubt.note([ClaimInDoubt(self._claim_key, self._item.key, self._nonce, self._session, None)])

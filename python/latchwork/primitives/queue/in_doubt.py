@@ -1,13 +1,14 @@
-"""Claims of unknown outcome: each is found by a later take, or removed, or kept from landing.
+"""Claims of unknown outcome: each one is found by a later take, or removed, or prevented from landing.
 
-A claim is created in the transaction that writes its item anew, on condition that the item is as it was read. So who
-does not find the claim writes the item once more: then the claim never lands.
+A claim is created in the transaction that writes its item again, on condition that the item is as it was read. So a
+client that does not find the claim writes the item once more: after that the claim can never land.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,20 +23,20 @@ from latchwork.types import Absent, At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for which a claim of unknown outcome is left to the next take.
-_DOUBT_S = 1.0
+#: Seconds for which a claim in doubt is left to the next take.
+_LEFT_TO_TAKES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doubt:
+class ClaimInDoubt:
     """A claim of unknown outcome.
 
     Attributes:
         key: of the claim.
         item_key: of its item.
-        nonce: by which the claim is known to be ours.
-        session: that it is bound to.
-        item: as it was when it was claimed; None if the claim is there for certain.
+        nonce: identifies the claim as ours.
+        session: the session it is bound to.
+        item: the item before it was claimed; None if the claim certainly exists.
     """
 
     key: str
@@ -44,87 +45,93 @@ class Doubt:
     session: Session
     item: Entry | None
 
+    @classmethod
+    def certain(cls, claim: Entry, item_key: str, session: Session) -> ClaimInDoubt:
+        """Return the record of a claim that exists and that no caller knows of."""
+        return cls(claim.key, item_key, str(read_body(claim.value).get("nonce")), session, None)
 
-class Doubts:
-    """The claims of one object whose outcome is unknown. Safe to share between threads.
+
+class ClaimsInDoubt:
+    """The claims of one queue object that are in doubt. Thread-safe.
 
     Args:
-        store: where they are.
-        what: the queue in words, for messages.
+        store: the store of the queue.
+        what: the queue, for messages.
     """
 
     def __init__(self, store: Store, what: str) -> None:
         self._store = store
         self._what = what
         self._lock = mutex()
-        self._doubtful: dict[str, Doubt] = {}
+        self._open: dict[str, ClaimInDoubt] = {}
 
-    def note(self, *doubts: Doubt) -> None:
-        """Note claims that may be there, or come, unused: the next take has them, or they are removed."""
+    def note(self, claims: Iterable[ClaimInDoubt]) -> None:
+        """Record claims that may exist, or may still land, unused: the next take uses them, or they are removed."""
+        claims = list(claims)
         with self._lock:
-            for doubt in doubts:
-                self._doubtful[doubt.key] = doubt
-        for doubt in doubts:
-            self._store.cleanup.add(partial(self._clear, doubt, Backoff()), _DOUBT_S)
+            for each in claims:
+                self._open[each.key] = each
+        for each in claims:
+            self._store.cleanup.add(partial(self._clear, each, Backoff()), _LEFT_TO_TAKES_S)
 
-    def of(self, session: Session) -> list[Doubt]:
-        """Those that are bound to a session."""
+    def of(self, session: Session) -> list[ClaimInDoubt]:
+        """Return those that are bound to a session."""
         with self._lock:
-            return [doubt for doubt in self._doubtful.values() if doubt.session is session]
+            return [each for each in self._open.values() if each.session is session]
 
-    async def settle(self, doubt: Doubt) -> tuple[Entry, Entry] | None:
-        """Claim and item of a doubt, if it landed: the claim is the caller's then. Else it never will land."""
-        claim, item = await self._decide(doubt)
-        if claim is not None and item is None:  # somebody removed the item: the cleanup removes the claim
+    async def settle(self, claim: ClaimInDoubt) -> tuple[Entry, Entry] | None:
+        """Return claim and item if the claim landed: it belongs to the caller then. Otherwise it never will land."""
+        found, item = await self._decide(claim)
+        if found is not None and item is None:  # another client removed the item: the cleanup removes the claim
             return None
-        is_mine = self._is_mine_to_end(doubt)
-        return (claim, item) if is_mine and claim is not None and item is not None else None
+        is_ours = self._remove(claim)
+        return (found, item) if is_ours and found is not None and item is not None else None
 
-    async def _clear(self, doubt: Doubt, backoff: Backoff) -> float | None:
-        """Try once to remove a claim that no take wanted; a ``CleanupJob``."""
-        if doubt.session.remaining_s() <= 0.0 or self._doubtful.get(doubt.key) is not doubt:
+    async def _clear(self, claim: ClaimInDoubt, backoff: Backoff) -> float | None:
+        """Try once to remove a claim that no take used; a ``CleanupJob``."""
+        if claim.session.remaining_s() <= 0.0 or self._open.get(claim.key) is not claim:
             return None
         try:
-            claim, _ = await self._decide(doubt)
+            found, _ = await self._decide(claim)
         except FATAL as error:
-            _log.warning("%s: %s stays until its session ends: %s", self._what, doubt.key, error)
+            _log.warning("%s: %s stays until its session ends: %s", self._what, claim.key, error)
             return None
         except LatchworkError as error:
-            _log.info("%s: %s is not cleared yet: %s", self._what, doubt.key, error)
+            _log.info("%s: %s is not cleared yet: %s", self._what, claim.key, error)
             return backoff.next_s()
-        if self._is_mine_to_end(doubt) and claim is not None:
-            delete_claim_later(self._store, claim, doubt.session, self._what)
+        if self._remove(claim) and found is not None:
+            delete_claim_later(self._store, found, claim.session, self._what)
         return None
 
-    def _is_mine_to_end(self, doubt: Doubt) -> bool:
-        """True for one of the two that decided a doubt: the take, or the cleanup."""
+    def _remove(self, claim: ClaimInDoubt) -> bool:
+        """Return True to exactly one of the take and the cleanup that decided a claim."""
         with self._lock:
-            return self._doubtful.get(doubt.key) is doubt and bool(self._doubtful.pop(doubt.key))
+            return self._open.get(claim.key) is claim and bool(self._open.pop(claim.key))
 
-    async def _decide(self, doubt: Doubt) -> tuple[Entry | None, Entry | None]:
-        """The claim of a doubt and its item, if it landed; if it did not, make sure that it never will.
+    async def _decide(self, claim: ClaimInDoubt) -> tuple[Entry | None, Entry | None]:
+        """Return the claim and its item if it landed; otherwise make sure that it never will.
 
-        It checks the item as it was. As long as that is so, writing the item anew keeps it from landing.
+        It checks the item as it was. As long as that holds, writing the item again keeps it from landing.
         """
         while True:
-            claim, item = await ask(self._store.get_many, [doubt.key, doubt.item_key])
-            if claim is not None:
-                if read_body(claim.value).get("nonce") != doubt.nonce:
+            found, item = await ask(self._store.get_many, [claim.key, claim.item_key])
+            if found is not None:
+                if read_body(found.value).get("nonce") != claim.nonce:
                     return None, None
-                if item is None or item.token < claim.token:  # no snapshot: as it was before it was claimed
-                    item = await ask(self._store.get, doubt.item_key)
-                return claim, item
-            if item is None or doubt.item is None or item.version != doubt.item.version:
-                if await ask(self._store.get, doubt.key) is None:
+                if item is None or item.token < found.token:  # no snapshot: as it was before it was claimed
+                    item = await ask(self._store.get, claim.item_key)
+                return found, item
+            if item is None or claim.item is None or item.version != claim.item.version:
+                if await ask(self._store.get, claim.key) is None:
                     return None, None
                 continue  # no snapshot: it landed between the reads of the two
             with contextlib.suppress(Conflict):
-                await ask(self._store.commit, [At(item), Absent(doubt.key)], [Put(item.key, item.value)])
+                await ask(self._store.commit, [At(item), Absent(claim.key)], [Put(item.key, item.value)])
                 return None, None
 
 
 def delete_claim_later(store: Store, claim: Entry, session: Session, what: str) -> None:
-    """Delete a claim as it is in the background, until it is gone, was written again, or its session has ended."""
+    """Delete a claim in the background, until it is gone, was written again, or its session has ended."""
     store.cleanup.add(partial(_delete_claim, store, claim, session, what, Backoff()))
 
 

@@ -1,13 +1,12 @@
-"""The keys and values of a work queue. Nothing here does I/O.
+"""The keys and values of a work queue. No I/O.
 
-Keys:  <name>/partitions/<partition>/sort_keys/<sort_key>       empty; written by every put into that sort_key
-       <name>/partitions/<partition>/items/<sort_key>/<id>    an item: a line of JSON, then the value if it is small
-       <name>/partitions/<partition>/claims/<sort_key>/<id>   who has taken that item, dies with the taker's session;
-       as JSON
-       <name>/data/<number>                      the value of an item, if it is large
-       <name>/dead/<letter>                      an item that was given up: like an item, with its partition, sort_key
-       and id
-       <name>/takers/<partition>                      those that wait, see ``tickets``
+Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by every put with that sort key: the index
+       <name>/partitions/<partition>/items/<sort key>/<id>     an item: a line of JSON, then the value if it is small
+       <name>/partitions/<partition>/claims/<sort key>/<id>    the taker of that item, bound to its session; JSON
+       <name>/data/<number>                                    the value of an item, if it is large
+       <name>/dead/<letter>                                    an item that was given up, and where it was
+       <name>/takers/<partition>                               the line of waiting takers, see ``tickets``
+       <name>/tail, <name>/room, <name>/putters                numbered and bounded puts, see ``puts``
 """
 
 from __future__ import annotations
@@ -19,35 +18,45 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
-from latchwork.primitives.queue.stored import INLINE_BYTES, MAX_VALUE_BYTES, Stored, plain_head, split
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.records import short
-from latchwork.types import At, Create, Entry, Put
+from latchwork.records import Record, short
+from latchwork.types import At, Create, Entry, Op, Put
 
-#: Of a letter's name that another letter has already, so many characters are kept.
+#: Values up to this size are kept in the item itself, and written again with each attempt.
+INLINE_BYTES = 4096
+#: The largest value that fits into a transaction with keys and the like.
+MAX_VALUE_BYTES = 990_000
+#: Characters kept of a reason.
+MAX_WHY_CHARS = 1000
+#: Characters kept of a letter's name when another letter has that name already.
 _KEPT_CHARS = 100
-#: What this version keeps before a value; what a later one adds is kept as it is.
+#: The fields that this version keeps before a value. Fields of a later version are kept as they are.
 _FIELDS = frozenset({"attempts", "why", "size", "data", "nonce", "partition", "sort_key", "id"})
-_NUMBER = re.compile(r"[0-9a-f]{32}\Z")
-#: What ``plain_head`` writes: read without a JSON reader.
+_DATA_ID = re.compile(r"[0-9a-f]{32}\Z")
+#: The head that ``_plain_head`` writes, read without a JSON reader.
 _PLAIN = re.compile(rb'\{"attempts": (0|[1-9]\d{0,8}), "why": "", "size": (0|[1-9]\d{0,11}), "data": ""\}\n')
+#: A sort key that ``Queue`` makes: the priority, then a block of numbers.
+_PRIORITY = re.compile(r"(\d)-\d{9}\Z")
 
 
 class Names:
-    """The keys of one backlog."""
+    """The keys of one work queue."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.partitions = f"{name}/partitions"
         self.dead = f"{name}/dead"
+        self.tail = f"{name}/tail"
+        self.room = f"{name}/room"
+        self.putters = f"{name}/putters"
 
     def partition(self, partition: str) -> str:
-        """The prefix of what a partition has: items and claims."""
+        """The prefix of a partition: its index, items and claims."""
         return f"{self.partitions}/{partition}"
 
     def sort_keys(self, partition: str) -> str:
-        """The prefix of the index of a partition's sort_keys."""
+        """The prefix of the index of a partition's sort keys."""
         return f"{self.partitions}/{partition}/sort_keys"
 
     def items(self, partition: str) -> str:
@@ -62,45 +71,47 @@ class Names:
         """The key of an item."""
         return f"{self.partitions}/{partition}/items/{sort_key}/{item_id}"
 
-    def claim(self, partition: str, sort_key: str, item_id: str) -> str:
-        """The key of an item's claim."""
-        return f"{self.partitions}/{partition}/claims/{sort_key}/{item_id}"
-
     def claim_of(self, item: QueueItem) -> str:
         """The key of an item's claim."""
-        return self.claim(item.partition, item.sort_key, item.id)
+        return f"{self.partitions}/{item.partition}/claims/{item.sort_key}/{item.id}"
 
     def takers(self, partition: str) -> str:
-        """The prefix of the tickets of those that wait for a partition."""
+        """The prefix of the tickets of the takers that wait for a partition."""
         return f"{self.name}/takers/{partition}"
 
     def letter(self, letter: str) -> str:
         """The key of a dead letter."""
         return f"{self.dead}/{letter}"
 
-    def data(self, number: str) -> str:
+    def data(self, data_id: str) -> str:
         """The key of a large value."""
-        return f"{self.name}/data/{number}"
+        return f"{self.name}/data/{data_id}"
 
 
 @dataclass(frozen=True, slots=True)
-class QueueItem(Stored):
-    """One item of a work queue, as it was read.
+class QueueItem:
+    """One item of a queue, as it was read.
 
     Attributes:
-        id: unique in its sort_key.
+        id: unique under its sort key; in a ``Queue`` unique in the queue.
         attempts: how often it was taken.
-        why: what the last one that gave it back, or gave it up, said.
+        why: the reason of the last taker that gave it back, or of who made it a dead letter.
         size: bytes of its value.
-        data_id: where a large value is; empty when it is in the item.
-        value: a small value; empty when it is elsewhere.
-        partition: where it is.
-        sort_key: where it is there.
-        letter: by which ``revive`` and ``drop`` know it once it is a dead letter; empty before.
+        data_id: the name of a large value; empty when the value is in the item.
+        value: a small value; empty when it is stored separately.
+        partition: the partition it is in.
+        sort_key: its sort key there.
+        letter: the name by which ``revive`` and ``drop`` know a dead letter; empty for an item that is none.
         key: the key it was read from.
         version: of that key, as it was read.
     """
 
+    id: str
+    attempts: int = 0
+    why: str = ""
+    size: int = 0
+    data_id: str = ""
+    value: bytes = field(default=b"", repr=False)
     partition: str = ""
     sort_key: str = ""
     letter: str = ""
@@ -111,22 +122,23 @@ class QueueItem(Stored):
 
     @property
     def path(self) -> str:
-        """Lane, sort_key and id: what names it in its backlog, and in messages."""
+        """Partition, sort key and id: its name in the queue, and in messages."""
         return f"{self.partition}/{self.sort_key}/{self.id}"
 
     @property
+    def priority(self) -> int | None:
+        """The priority in a ``Queue``, 0 (first) to 9 (last); None for an item of a ``WorkQueue``."""
+        found = _PRIORITY.match(self.sort_key)
+        return int(found[1]) if found is not None else None
+
+    @property
     def check(self) -> At:
-        """The check that it is as it was read: neither removed, nor taken or given back since then."""
+        """The check that it is as it was read: not removed, taken or given back since then."""
         return At.of(self.key, self.version)
 
     @classmethod
-    def made(cls, item_id: str, value: bytes, *, number: str = "", nonce: str = "") -> QueueItem:
-        """A new item; with a number its value is elsewhere."""
-        return cls(item_id, size=len(value), data_id=number, value=b"" if number else value, nonce=nonce)
-
-    @classmethod
     def of(cls, entry: Entry) -> QueueItem:
-        """What is stored in the key of an item.
+        """Read the entry of an item.
 
         Raises:
             BadRecord: it is no item.
@@ -136,41 +148,41 @@ class QueueItem(Stored):
 
     @classmethod
     def letter_of(cls, entry: Entry) -> QueueItem:
-        """What is stored in the key of a dead letter.
+        """Read the entry of a dead letter.
 
         Raises:
-            BadRecord: it is none.
+            BadRecord: it is no dead letter.
         """
         letter = entry.key.rpartition("/")[2]
         try:
             body, _ = split(entry.value)
-            partition, sort_key, item_id = (_check_segment(body.text(name)) for name in ("partition", "sort_key", "id"))
+            place = (_check_segment(body.text(name)) for name in ("partition", "sort_key", "id"))
+            partition, sort_key, item_id = place
         except BadRecord as error:
             raise _no_item(entry, error) from None
         return _read(entry, item_id, partition, sort_key, letter)
 
     def to_letter(self) -> bytes:
-        """What to store of it among the dead letters."""
-        head = {**self.head(), "partition": self.partition, "sort_key": self.sort_key, "id": self.id}
+        """Encode it as a dead letter."""
+        head = {**self._head(), "partition": self.partition, "sort_key": self.sort_key, "id": self.id}
         return json.dumps(head).encode() + b"\n" + self.value
 
-    def head(self) -> dict[str, object]:
-        """What is stored before the value."""
-        head = {**self.more, **Stored.head(self)}
+    def to_bytes(self) -> bytes:
+        """Encode it as an item."""
+        if self.why or self.data_id or self.nonce or self.more:
+            return json.dumps(self._head()).encode() + b"\n" + self.value
+        return _plain_head(self.attempts, self.size) + self.value
+
+    def _head(self) -> dict[str, object]:
+        head = {**self.more, "attempts": self.attempts, "why": self.why, "size": self.size, "data": self.data_id}
         return {**head, "nonce": self.nonce} if self.nonce else head
 
-    def to_bytes(self) -> bytes:
-        """What to store."""
-        if self.why or self.data_id or self.nonce or self.more:
-            return Stored.to_bytes(self)
-        return plain_head(self.attempts, self.size) + self.value
-
     def at(self, entry: Entry) -> QueueItem:
-        """The same, at the place and in the version of an entry that holds it."""
+        """Return the same item, at the key and in the version of an entry that holds it."""
         return self._written(self.attempts, entry.key, entry.version)
 
     def taken(self) -> QueueItem:
-        """After one more attempt."""
+        """Return it with one more attempt."""
         return self._written(self.attempts + 1, self.key, self.version)
 
     def _written(self, attempts: int, key: str, version: Hashable) -> QueueItem:
@@ -191,40 +203,70 @@ class QueueItem(Stored):
             self.more,
         )
 
-    def revived(self) -> QueueItem:
-        """With all attempts before it, and nothing said of those that it had."""
-        return replace(self, attempts=0, why="", nonce="")
+    def given_back(self, why: str) -> QueueItem:
+        """Return it with the reason for which it was given back, or became a dead letter."""
+        return replace(self, why=why[:MAX_WHY_CHARS])
 
     def not_taken(self) -> QueueItem:
-        """As if the last attempt had not been."""
+        """Return it as if the last attempt had not happened."""
         return replace(self, attempts=max(0, self.attempts - 1))
+
+    def revived(self) -> QueueItem:
+        """Return it with all its attempts left."""
+        return replace(self, attempts=0, why="", nonce="")
+
+
+def put_ops(
+    names: Names, partition: str, sort_key: str, item_id: str, value: bytes, *, nonce: str = ""
+) -> tuple[Create, list[Op]]:
+    """Return the write that creates an item, and all writes of its put: index, item, and its value if that is large."""
+    data_id = new_id() if len(value) > INLINE_BYTES else ""
+    item = QueueItem(item_id, size=len(value), data_id=data_id, value=b"" if data_id else value, nonce=nonce)
+    create = Create(names.item(partition, sort_key, item_id), item.to_bytes())
+    data: list[Op] = [Create(names.data(data_id), value)] if data_id else []
+    return create, [index_op(names, partition, sort_key), create, *data]
+
+
+def index_op(names: Names, partition: str, sort_key: str) -> Put:
+    """Return the write that goes with every write of a new item: it keeps the sort key in the index, or adds it."""
+    return Put(f"{names.sort_keys(partition)}/{sort_key}", b"")
+
+
+def letter_op(names: Names, item: QueueItem, letter: str) -> Create:
+    """Return the write that makes a dead letter of an item."""
+    return Create(names.letter(letter), item.to_letter())
 
 
 def shown(entry: Entry) -> QueueItem:
-    """What is stored as an item or a dead letter, for people.
-
-    Of what is neither its bytes, as far as they fit, and why it is none.
-    """
+    """Read an item or a dead letter for people; if it is neither, return its first bytes and the reason."""
     parts = entry.key.split("/")
-    is_letter = parts[-2] == "dead"
+    is_item = parts[-5:-4] == ["partitions"] and parts[-3] == "items"
     try:
-        return QueueItem.letter_of(entry) if is_letter else QueueItem.of(entry)
+        return QueueItem.of(entry) if is_item else QueueItem.letter_of(entry)
     except BadRecord as error:
-        why, value = str(error)[:1000], entry.value[:MAX_VALUE_BYTES]
+        why, value = str(error)[:MAX_WHY_CHARS], entry.value[:MAX_VALUE_BYTES]
         found = QueueItem(parts[-1], why=why, size=len(entry.value), value=value).at(entry)
-        return (
-            replace(found, letter=parts[-1]) if is_letter else replace(found, partition=parts[-4], sort_key=parts[-2])
-        )
+        return replace(found, partition=parts[-4], sort_key=parts[-2]) if is_item else replace(found, letter=parts[-1])
 
 
 def check_place(partition: str, sort_key: str, item_id: str) -> None:
-    """Let a name of an item pass; ``InvalidKey`` if a part of it cannot be one segment of a key."""
-    for part, kind in ((partition, "partition"), (sort_key, "sort_key"), (item_id, "item")):
+    """Raise ``InvalidKey`` if a part of it cannot be one segment of a key."""
+    for part, kind in ((partition, "partition"), (sort_key, "sort key"), (item_id, "item")):
         check_member(part, kind)
 
 
+def check_payload(value: bytes, what: str) -> bytes:
+    """Return the value; ``TypeError`` if it is not ``bytes``, ``ValueTooLarge`` if it is too large."""
+    check_bytes(value, f"a value for {what}")
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueTooLarge(
+            f"a value for {what} has {len(value):,} bytes, the limit is {MAX_VALUE_BYTES:,}; put a key of it instead"
+        )
+    return value
+
+
 def check_inline(value: bytes, what: str) -> bytes:
-    """The value itself; ``TypeError`` if it is no ``bytes``, ``ValueTooLarge`` if it does not fit into the item."""
+    """Return the value; ``TypeError`` if it is not ``bytes``, ``ValueTooLarge`` if it does not fit into the item."""
     check_bytes(value, f"a value for {what}")
     if len(value) > INLINE_BYTES:
         raise ValueTooLarge(
@@ -235,29 +277,39 @@ def check_inline(value: bytes, what: str) -> bytes:
 
 
 def place_of(key: str, prefix: str) -> tuple[str, str] | None:
-    """Shelf and id of a key below a prefix of items or claims; None for a key that is neither."""
+    """Return sort key and id of a key below a prefix of items or claims; None for a key that is neither."""
     sort_key, _, item_id = key[len(prefix) + 1 :].partition("/")
     return (sort_key, item_id) if item_id and "/" not in item_id else None
 
 
-def new_number() -> str:
-    """A name for a large value, or a nonce."""
+def name_of(entry: Entry) -> str:
+    """Return the last segment of an entry's key."""
+    return entry.key[entry.key.rindex("/") + 1 :]
+
+
+def new_id() -> str:
+    """Return a name for a large value, or a nonce."""
     return uuid.uuid4().hex
 
 
 def other_letter(item_id: str) -> str:
-    """A name for a dead letter whose item has the id of another letter."""
+    """Return a name for a dead letter whose item has the id of another letter."""
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
-def sort_key_op(names: Names, partition: str, sort_key: str) -> Put:
-    """The write that goes with every write of a new item: it keeps the sort_key in the index, or brings it there."""
-    return Put(f"{names.sort_keys(partition)}/{sort_key}", b"")
+def split(stored: bytes) -> tuple[Record, bytes]:
+    """Return the head of a stored item, and its value if that is small.
+
+    Raises:
+        BadRecord: it is no item.
+    """
+    head, _, value = stored.partition(b"\n")
+    return Record.of(head), value
 
 
-def letter_op(names: Names, item: QueueItem, letter: str) -> Create:
-    """The write that makes a dead letter of an item."""
-    return Create(names.letter(letter), item.to_letter())
+def _plain_head(attempts: int, size: int) -> bytes:
+    """Encode the head of an item about which there is nothing more to say."""
+    return b'{"attempts": %d, "why": "", "size": %d, "data": ""}\n' % (attempts, size)
 
 
 def _read(entry: Entry, item_id: str, partition: str, sort_key: str, letter: str = "") -> QueueItem:
@@ -268,17 +320,17 @@ def _read(entry: Entry, item_id: str, partition: str, sort_key: str, letter: str
     try:
         body, value = split(entry.value)
         attempts, why = body.whole("attempts", least=0), body.text("why")
-        size, number, nonce = body.whole("size"), _number(body.text("data")), body.text("nonce", "")
+        size, data_id, nonce = body.whole("size"), _check_data_id(body.text("data")), body.text("nonce", "")
     except BadRecord as error:
         raise _no_item(entry, error) from None
     more = {name: each for name, each in body.body.items() if name not in _FIELDS}
     return QueueItem(
-        item_id, attempts, why, size, number, value, partition, sort_key, letter, entry.key, entry.version, nonce, more
+        item_id, attempts, why, size, data_id, value, partition, sort_key, letter, entry.key, entry.version, nonce, more
     )
 
 
-def _number(text: str) -> str:
-    if text and not _NUMBER.match(text):
+def _check_data_id(text: str) -> str:
+    if text and not _DATA_ID.match(text):
         raise BadRecord(f"{short(text)} is no name of a value")
     return text
 

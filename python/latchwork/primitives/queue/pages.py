@@ -1,22 +1,20 @@
-"""Reads a partition of a work queue from its head, page by page: what nobody has claimed.
+"""Reads a partition of a work queue from its head, page by page, for items that no client has claimed.
 
-A partition has an index: a key for each sort_key, written anew by every put into that sort_key. The first sort_keys
-are read from
-there, then stretches of their items and the claims of the same stretches. So no request reads, or makes a server count,
-more than a sort_key: etcd counts all that is in a range, however few of it are asked for.
+A partition has an index: a key for each sort key, written again by every put with that sort key. The first sort keys
+are read from the index, then stretches of their items together with the claims of the same stretches. So no request
+reads, or makes a server count, more than the items of one sort key: etcd counts all keys of a range, however few of
+them are asked for.
 
-Who sees that many at the head are taken remembers for a moment where the first free one was, and begins there: else a
-take would cost the more the more are taken.
+A taker that sees many claimed items at the head remembers for a moment where the first free one was, and starts there.
+Otherwise a take would cost more the more items are claimed.
 
-Takers that all begin at the head want the same items, and of their transactions one succeeds. So takers that know each
-other take the items of their own share first, by a hash of the id. Others' they take only when there is none of theirs,
-or when the first item of a share has been the same for a moment: whoever was to take it is busy, or gone. What a taker
-has read of its share and had no need for it takes next, without reading it again; each claim checks that its item is as
-it was read. A share is a preference: two that think they have the same one lose a round trip, and nothing else.
+Takers that all start at the head want the same items, and of their transactions one succeeds. So takers that know each
+other take the items of their own share first, by a hash of the id. They take items of other shares only when there are
+none of theirs, or when the first item of a share has not changed for a moment: its taker is busy, or gone. The items of
+its share that a taker has read and not needed it takes next, without reading them again; each claim checks that its
+item is as it was read. A share is a preference: two takers with the same share lose a round trip, and nothing else.
 
-A sort_key that is seen empty is taken out of the index, on condition that nobody has put anything into it since the
-index
-was read.
+A sort key without items is removed from the index, on condition that nothing was put with it since the index was read.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from typing import Any
 
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
-from latchwork.primitives.queue.claims import Holding
-from latchwork.primitives.queue.items import Names
+from latchwork.primitives.queue.claims import QueueInfo
+from latchwork.primitives.queue.items import Names, name_of
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.steps import Step, ask
 from latchwork.store.store import Store
@@ -39,25 +37,26 @@ from latchwork.types import At, Delete, Entry
 
 _log = logging.getLogger(__name__)
 
-#: Items that the first page has beyond those that are wanted, and items of the largest: each is twice as long as the
-#: one before.
+#: Items on the first page beyond those that are wanted, and on the largest: each page is twice as long as the last.
 SPARE, LONGEST_PAGE = 16, 640
-#: Shelves of which the index is read at once, and that are looked at together at most.
+#: Sort keys read from the index at once, and looked at together.
 SORT_KEYS_READ, SORT_KEYS_TOGETHER = 16, 16
-#: So many lists, of one sort_key, are not worth a thread.
-FEW = 2
-#: So many taken items at the head are worth a hint.
+#: Up to this many lists are made one after the other in the calling thread.
+_FEW_LISTS = 2
+#: Claimed items at the head that are worth a hint.
 MANY = 48
-#: Shares there are at most: a page has to have some items of each.
+#: Shares at most: a page has to have some items of each.
 MOST_SHARES = 8
-#: The first item of another's share is the same for so many seconds, and so many looks, before we take from it.
+#: Seconds, and looks, for which the first item of another share stays the same before we take from that share.
 LEFT_S, LEFT_LOOKS = 0.05, 3
-#: So few of others' are taken in a look when there is none of ours.
+#: Items of other shares taken in one look when there is none of ours.
 FEW = 2
-#: Seconds for which what was read is taken without reading it again. What comes before it waits so long.
+#: Seconds for which items that were read are taken without reading them again. New items before them wait that long.
 KEPT_S = 0.25
-#: Seconds for which a partition without items is not read again while there are such items of other partitions.
+#: Seconds for which an empty partition is not read again while items of other partitions are known.
 EMPTY_S = 0.02
+#: Sort keys that a glance looks at.
+_GLANCED = 4
 
 
 class Lists(Step[list[list[Entry]]]):
@@ -72,12 +71,12 @@ class Lists(Step[list[list[Entry]]]):
 
     def block(self) -> list[list[Entry]]:
         """Wait for all. A few are made in this thread, one after the other: cheaper than a change of threads."""
-        if len(self._wanted) > FEW:
+        if len(self._wanted) > _FEW_LISTS:
             return self.begin().result()
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
     def begin(self) -> Future[list[list[Entry]]]:
-        """Begin all."""
+        """Start all."""
         begun: list[Future[Any]] = [
             self._store.begin("list", prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted
         ]
@@ -85,14 +84,47 @@ class Lists(Step[list[list[Entry]]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of a sort_key that is to be read: from a name on, so many items.
+class Glance:
+    """The head of a partition, as the connected server has it.
 
     Attributes:
-        mark: the sort_key in the index, as it was read.
+        free: the first free items, in order.
+        is_whole: nothing else was free there.
+    """
+
+    free: list[Entry]
+    is_whole: bool
+
+
+async def glance(info: QueueInfo, partition: str) -> Glance:
+    """Read the first free items of a partition as the connected server has them, in few cheap requests.
+
+    It may be older than a write that was confirmed through another server. A claim checks its item, so an item that
+    is gone is never taken. Nothing is removed from the index here: that needs reads of one order.
+    """
+    store, names = info.store, info.names
+    sort_keys = await ask(store.children, names.sort_keys(partition), stale_ok=True)
+    for sort_key in sort_keys[:_GLANCED]:
+        claimed = set(await ask(store.children, f"{names.claims(partition)}/{sort_key}", stale_ok=True))
+        limit = len(claimed) + SPARE
+        items = await ask(store.list, f"{names.items(partition)}/{sort_key}", limit=limit, stale_ok=True)
+        free = [entry for entry in items if name_of(entry) not in claimed]
+        if free or len(items) == limit:
+            return Glance(free, is_whole=False)
+        if not items:  # leave it to a look, which removes it from the index
+            return Glance([], is_whole=sort_key == sort_keys[-1])
+    return Glance([], is_whole=len(sort_keys) <= _GLANCED)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a sort key's items that is to be read.
+
+    Attributes:
+        mark: the sort key in the index, as it was read.
         sort_key: its name.
         limit: items to read.
-        after: the item behind which to begin; None at the start of the sort_key.
+        after: the item after which to start; None at the start of the sort key.
     """
 
     mark: Entry
@@ -103,7 +135,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where the first free item of a partition was.
+    """The position of the first free item of a partition.
 
     Attributes:
         start: the stretch that begins with it.
@@ -115,35 +147,44 @@ class Hint:
 
 
 class Pages:
-    """Reads one partition once. One thread only.
+    """Reads one partition once. Single-threaded.
 
     Args:
-        held: the backlog.
-        partition: which.
+        info: the queue.
+        partition: the partition.
         wanted: how many free items.
-        tidies: take empty sort_keys out of the index.
-        start: where to begin instead of at the head.
+        tidies: remove sort keys without items from the index.
+        keeps_last: but not the last one, into which the next put goes.
+        start: where to start instead of at the head.
     """
 
     def __init__(
-        self, held: Holding, partition: str, wanted: int, *, tidies: bool = False, start: Stretch | None = None
+        self,
+        info: QueueInfo,
+        partition: str,
+        wanted: int,
+        *,
+        tidies: bool = False,
+        keeps_last: bool = False,
+        start: Stretch | None = None,
     ) -> None:
         self.partition = partition
-        self._store = held.store
-        self._index = held.names.sort_keys(partition)
-        self._items = held.names.items(partition)
-        self._claims = held.names.claims(partition)
+        self._store = info.store
+        self._index = info.names.sort_keys(partition)
+        self._items = info.names.items(partition)
+        self._claims = info.names.claims(partition)
         self._limit = min(wanted + SPARE, LONGEST_PAGE)
         self._tidies = tidies
+        self._keeps_last = keeps_last
         self._todo = [] if start is None else [replace(start, limit=self._limit)]
-        self._behind: str | None = None if start is None else start.mark.key
+        self._last_read: str | None = None if start is None else start.mark.key
         self._has_more = True
         self._skipped = 0
         self._first: Stretch | None = None
         self._together = 1
 
     async def next(self) -> list[Entry] | None:
-        """The free items of the next page, in order, may be none; None behind the last one."""
+        """Return the free items of the next page, in order, perhaps none; None after the last page."""
         if not self._todo and self._has_more:
             await self._read_index()
         if not self._todo:
@@ -153,12 +194,12 @@ class Pages:
         free: list[Entry] = []
         for n, stretch in enumerate(round_):
             items, claims = found[2 * n], found[2 * n + 1]
-            claimed = {_name(entry) for entry in await self._claims_to(stretch, items, claims)}
+            claimed = {name_of(entry) for entry in await self._claims_to(stretch, items, claims)}
             self._look_for_first(stretch, items, claimed)
-            free += [entry for entry in items if _name(entry) not in claimed]
-            if len(items) == stretch.limit:  # what is behind it comes before the sort_keys behind it
+            free += [entry for entry in items if name_of(entry) not in claimed]
+            if len(items) == stretch.limit:  # the rest of it comes before the sort keys after it
                 longer = min(LONGEST_PAGE, 2 * stretch.limit)
-                rest = Stretch(stretch.mark, stretch.sort_key, longer, _name(items[-1]))
+                rest = Stretch(stretch.mark, stretch.sort_key, longer, name_of(items[-1]))
                 self._todo = [rest, *round_[n + 1 :], *self._todo]
                 return free
             if not items and stretch.after is None:
@@ -167,13 +208,13 @@ class Pages:
         return free
 
     def hint(self, until: float) -> Hint | None:
-        """Where the first free item was, if many before it were taken; valid until then."""
+        """Return where the first free item was, valid until then, if many before it were claimed."""
         return Hint(self._first, until) if self._first is not None and self._skipped >= MANY else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether the partition had no sort_key."""
-        return self._behind is None
+        """Whether the partition had no sort key."""
+        return self._last_read is None
 
     @property
     def first(self) -> Stretch | None:
@@ -182,7 +223,7 @@ class Pages:
 
     def _look_for_first(self, stretch: Stretch, items: Sequence[Entry], claimed: set[str]) -> None:
         after = stretch.after
-        for name in map(_name, items if self._first is None else ()):
+        for name in map(name_of, items if self._first is None else ()):
             if name not in claimed:
                 self._first = replace(stretch, after=after)
                 return
@@ -190,13 +231,13 @@ class Pages:
             self._skipped += 1
 
     async def _read_index(self) -> None:
-        marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._behind)
+        marks = await ask(self._store.list, self._index, limit=SORT_KEYS_READ, start_after=self._last_read)
         self._has_more = len(marks) == SORT_KEYS_READ
-        self._behind = marks[-1].key if marks else None
-        self._todo = [Stretch(mark, _name(mark), self._limit) for mark in marks]
+        self._last_read = marks[-1].key if marks else self._last_read
+        self._todo = [Stretch(mark, name_of(mark), self._limit) for mark in marks]
 
     def _parts(self, stretch: Stretch) -> list[tuple[str, int, str | None]]:
-        """Lists of a stretch: its items, and as many claims."""
+        """Return the lists of a stretch: its items, and as many claims."""
         return [self._part(self._items, stretch, stretch.after), self._part(self._claims, stretch, stretch.after)]
 
     def _part(self, prefix: str, stretch: Stretch, after: str | None) -> tuple[str, int, str | None]:
@@ -204,28 +245,28 @@ class Pages:
         return below, stretch.limit, None if after is None else f"{below}/{after}"
 
     async def _claims_to(self, stretch: Stretch, items: Sequence[Entry], claims: list[Entry]) -> list[Entry]:
-        """The claims of a stretch, to its last item: more than were read if some are on items that are gone."""
-        while items and len(claims) % stretch.limit == 0 and claims and _name(claims[-1]) < _name(items[-1]):
-            (more,) = await Lists(self._store, [self._part(self._claims, stretch, _name(claims[-1]))])
+        """Return the claims up to the last item: more than were read if some are on items that are gone."""
+        while items and len(claims) % stretch.limit == 0 and claims and name_of(claims[-1]) < name_of(items[-1]):
+            (more,) = await Lists(self._store, [self._part(self._claims, stretch, name_of(claims[-1]))])
             if not more:
                 break
             claims = [*claims, *more]
         return claims
 
     async def _tidy(self, stretch: Stretch) -> None:
-        if not self._tidies:
-            return
-        await _take_out(self._store, stretch.mark)
+        is_last = not self._has_more and stretch.mark.key == self._last_read
+        if self._tidies and not (self._keeps_last and is_last):
+            await _remove_from_index(self._store, stretch.mark)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which of the takers of a partition one is.
+    """The part of a partition that one of several takers prefers.
 
     Attributes:
         rank: its number, from 0.
         of: how many there are; 0 when they do not know each other.
-        is_patient: others' items are left to them, even when there is none of ours: more come soon.
+        is_patient: leave the items of other shares to their takers, even when there is none of ours.
     """
 
     rank: int = 0
@@ -243,7 +284,7 @@ class Share:
         return max(1, min(self.of, MOST_SHARES))
 
     def of_entry(self, entry: Entry) -> int:
-        """The number of the share that an item is of."""
+        """Return the number of an item's share."""
         return zlib.crc32(entry.key[entry.key.rindex("/") :].encode()) % self.count
 
 
@@ -253,13 +294,13 @@ NO_SHARE = Share()
 
 @dataclass(slots=True)
 class Kept:
-    """What one taker remembers of a partition. One thread at a time.
+    """What one taker remembers about a partition. One thread at a time.
 
     Attributes:
         entries: items of its share that were free, in order.
         until: when they are forgotten, by the store's clock.
-        heads: by the number of a share its first free item, since when that is it, and for how many looks.
-        is_empty_until: until then there was nothing.
+        heads: by share number: its first free item, since when, and for how many looks.
+        is_empty_until: the partition had nothing, and is not read again until then.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -268,7 +309,7 @@ class Kept:
     is_empty_until: float = 0.0
 
     def split(self, free: Iterable[Entry], share: Share, now: float) -> tuple[list[Entry], list[Entry]]:
-        """Items that are ours or were left for long enough, and the others; both in order."""
+        """Return the items of our share or left for long enough, and the others; both in order."""
         if share.of <= 1:
             return list(free), []
         mine: list[Entry] = []
@@ -291,12 +332,12 @@ class Kept:
         self.entries, self.until = entries, now + KEPT_S
 
     def fresh(self, now: float) -> list[Entry]:
-        """What may be taken without reading it again."""
+        """Return the items that may be taken without reading them again."""
         return self.entries if now < self.until else []
 
 
 def check_partitions(partitions: Sequence[str]) -> None:
-    """Refuse what is no list of names of partitions."""
+    """Raise ``TypeError`` or ``InvalidKey`` unless it is a list of names of partitions."""
     if isinstance(partitions, str):
         raise TypeError(f"partitions must be a list of names, not {partitions!r}; give [{partitions!r}]")
     for partition in partitions:
@@ -304,27 +345,23 @@ def check_partitions(partitions: Sequence[str]) -> None:
 
 
 async def tidy(store: Store, names: Names, partition: str) -> bool:
-    """Take the empty sort_keys of a partition out of its index; whether none is left there."""
-    behind: str | None = None
+    """Remove the sort keys without items from the index of a partition; return whether none is left."""
+    after: str | None = None
     is_empty = True
-    while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=behind):
-        heads = await Lists(store, [(f"{names.items(partition)}/{_name(mark)}", 1, None) for mark in marks])
+    while marks := await ask(store.list, names.sort_keys(partition), limit=SORT_KEYS_READ, start_after=after):
+        heads = await Lists(store, [(f"{names.items(partition)}/{name_of(mark)}", 1, None) for mark in marks])
         for mark, head in zip(marks, heads, strict=True):
-            is_out = not head and await _take_out(store, mark)
+            is_out = not head and await _remove_from_index(store, mark)
             is_empty = is_empty and is_out
-        behind = marks[-1].key
+        after = marks[-1].key
     return is_empty
 
 
-async def _take_out(store: Store, mark: Entry) -> bool:
-    """Take a sort_key out of the index, if nobody has put anything into it since the index was read."""
+async def _remove_from_index(store: Store, mark: Entry) -> bool:
+    """Remove a sort key from the index, if nothing was put with it since the index was read."""
     try:
         await ask(store.commit, [At(mark)], [Delete(mark.key)])
     except LatchworkError as error:
-        _log.debug("sort_key %s stays in its index: %s", mark.key, error)
+        _log.debug("sort key %s stays in its index: %s", mark.key, error)
         return False
     return True
-
-
-def _name(entry: Entry) -> str:
-    return entry.key.rpartition("/")[2]

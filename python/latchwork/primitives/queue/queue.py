@@ -1,50 +1,61 @@
-"""A queue of work: items are taken at least once, by one at a time, in the order of their arrival.
+"""Queues: items are taken at least once, by one taker at a time, in the order of their arrival or priority.
 
-Keys:   see ``items``
-Order:  by the number that an item gets in the transaction that puts it.
-Claim:  a session-bound key for the item. Its taker removes the item by acknowledging it; when the taker dies, the claim
-        vanishes, and the item is where it was.
+Keys:   see ``items`` and ``puts``; all items are in the partition ``all``
+Order:  by the number that an item gets in the transaction that puts it. The sort key is the priority and a block of
+        numbers, the id the priority and the number, so that items sort by priority, then by number.
 
-docs/design/0011 has the races, and why a new item wakes one taker.
+Both kinds are thin faces of ``WorkQueue``. docs/design/0011 has the steps, and why a new item wakes one taker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from latchwork.checks import check_store
-from latchwork.errors import Conflict, WaitTimeout
+from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.queue.numbered_claim import Claim
-from latchwork.primitives.queue.numbered_items import Item, Names, item_id, make_id
-from latchwork.primitives.queue.numbered_taking import Taking
-from latchwork.primitives.queue.putting import Putting
-from latchwork.primitives.waiting.common import Closes, check_name, check_whole
-from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.queue.claims import QueueClaim
+from latchwork.primitives.queue.items import QueueItem, check_payload, index_op, put_ops
+from latchwork.primitives.queue.puts import OrderedPuts, check_capacity
+from latchwork.primitives.queue.work_queue import WorkQueue
+from latchwork.primitives.waiting.common import Closes
 from latchwork.store.session import Session
-from latchwork.store.steps import ask, driven
+from latchwork.store.steps import driven, steps_of
 from latchwork.store.store import Store
-from latchwork.types import At, Create, Delete, Entry, Op
+from latchwork.types import At, Check, Create, Delete, Op
 
-#: What an item has unless it is told otherwise.
+#: The priority of an item for which none is given.
 DEFAULT_PRIORITY = 5
+#: The only partition.
+_PARTITION = "all"
+#: Numbers that share a sort key.
+_BLOCK = 500
+_MAX_NUMBER = 10**12
+#: Items, and bytes, of one transaction of ``put_many``.
+_BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
+
+
+class _NumberedItems(WorkQueue):
+    """The work queue of a ``Queue``: names a queue in messages, and keeps the order in every look."""
+
+    _is_numbered = True
 
 
 class Queue(Closes):
     """A queue of bytes: ``queue.put(b"...")`` here, ``with queue.take() as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
-    end nothing. Construction does no I/O. Safe to share between threads and processes.
+    Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its
+    claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
         name: the key below which all is stored.
-        capacity: how many items there may be, taken ones included; decided by the first use, None takes what is stored,
-            or no limit. Each put into a bounded queue waits for the puts before it.
+        capacity: items at most, claimed ones included. The first use decides; None takes the stored capacity, or no
+            limit.
         max_attempts: an item taken that often, and not acknowledged, becomes a dead letter; as the taker says.
-        session: the session that claims live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who has taken what.
+        session: the session that claims are bound to; it stays the caller's. None uses the store's primary session.
+        label: how others see this taker when they ask who has claimed an item.
     """
 
     def __init__(
@@ -57,18 +68,12 @@ class Queue(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        check_store(store, "a queue")
-        self.name = check_name(name, "queue")
-        if not check_whole(max_attempts, "max_attempts") >= 1:
-            raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
-        if capacity is not None and not check_whole(capacity, "capacity") >= 1:
-            raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
-        self._what = f"queue {name!r}"
-        self._names = Names(name)
-        self._store = store
-        self._waits = Waits(store, self._what, session)
-        self._putting = Putting(store, self._names, self._waits, what=self._what, capacity=capacity, label=label)
-        self._taking = Taking(store, self._names, what=self._what, most=max_attempts, label=label)
+        check_capacity(capacity)
+        self._work = _NumberedItems(store, name, max_attempts=max_attempts, session=session, label=label)
+        self.name = name
+        self._info, self._waits = self._work._info, self._work._waits  # noqa: SLF001 - this is a face of it
+        count = partial(self._work._count, _PARTITION)  # noqa: SLF001
+        self._puts = OrderedPuts(self._info, self._waits, count, capacity, label)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -76,44 +81,88 @@ class Queue(Closes):
     # Putting
 
     @driven
-    async def put(self, value: bytes, *, timeout_s: float | None = None) -> str:
-        """Put an item at the end.
+    async def put(
+        self,
+        value: bytes,
+        *,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+        timeout_s: float | None = None,
+    ) -> str:
+        """Put an item at the end, in one transaction with writes of yours if you like.
+
+        An interrupt while it waits for room leaves nothing. An interrupt during the write itself is like a lost answer:
+        the item, and your writes, are put or not.
 
         Args:
             value: up to 990,000 bytes; up to 4,096 are cheapest.
-            timeout_s: seconds to wait for room, and for the server; None waits for ever, 0 tries once.
+            checks: must hold too.
+            ops: written in the same transaction.
+            timeout_s: seconds to wait for room, and for the server; None waits forever, 0 tries once.
         Returns:
             The id of the item.
         Raises:
+            Conflict: one of your checks or writes did not hold; nothing was put.
             WaitTimeout: the queue is full, or others put items all that time; nothing was put.
             ValueTooLarge, TypeError: before any I/O.
             OutcomeUnknown: put or not, and no way to tell.
             Unavailable: the server could not be reached in time; nothing was put.
             SessionLost, Closed, ForkedProcess, LatchworkError: as for ``take``.
         """
-        return (await self._putting.put([value], DEFAULT_PRIORITY, timeout_s))[0]
+        return await self._put(value, DEFAULT_PRIORITY, checks, ops, timeout_s)
 
     @driven
     async def put_many(self, values: Iterable[bytes], *, timeout_s: float | None = None) -> list[str]:
         """Put items at the end, in order, many in one transaction; not all in one.
 
-        An error says nothing of the transactions before it. Arguments and errors as for ``put``.
+        An error says nothing about the transactions before it. Arguments and errors as for ``put``.
         """
-        return await self._putting.put(list(values), DEFAULT_PRIORITY, timeout_s)
+        return await self._put_many(list(values), DEFAULT_PRIORITY, timeout_s)
+
+    async def _put(
+        self, value: bytes, priority: int, checks: Sequence[Check], ops: Sequence[Op], timeout_s: float | None
+    ) -> str:
+        check_payload(value, self._info.what)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            await waiter.keep_trying(self._puts.agree, patience)
+            creations = partial(self._creations, priority, [value])
+            number = await self._puts.put(creations, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
+        return _item_id(priority, number)
+
+    async def _put_many(self, values: list[bytes], priority: int, timeout_s: float | None) -> list[str]:
+        for value in values:
+            check_payload(value, self._info.what)
+        ids: list[str] = []
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            is_bounded = await waiter.keep_trying(self._puts.agree, patience) is not None
+            for batch in _batches(values, 1 if is_bounded else _BATCH_ITEMS):
+                creations = partial(self._creations, priority, batch)
+                first = await self._puts.put(creations, len(batch), waiter=waiter, patience=patience)
+                ids += [_item_id(priority, first + n) for n in range(len(batch))]
+        return ids
+
+    def _creations(self, priority: int, values: Sequence[bytes], first: int) -> list[Op]:
+        ops: list[Op] = []
+        for number, value in enumerate(values, first):
+            sort_key, item_id = _sort_key(priority, number), _item_id(priority, number)
+            ops += put_ops(self._info.names, _PARTITION, sort_key, item_id, value)[1]
+        return ops
 
     # Taking
 
     @driven
-    async def take(self, timeout_s: float | None = None) -> Claim:
-        """Take the first item that nobody has taken; wait for one.
+    async def take(self, timeout_s: float | None = None) -> QueueClaim:
+        """Take the first item that is free; wait for one.
 
-        Takers that come at the same time may get neighbouring items in any order. Waiting takers are served in the
-        order in which they came, but one that comes just when an item does may be faster.
+        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
+        order in which they came, but a taker that comes just when an item does may be faster. The first look is at the
+        server that the store is connected to: an item that was put, or given back, through another server just before
+        may be overlooked in favor of one after it.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever, 0 tries once.
+            timeout_s: seconds to wait; None waits forever, 0 tries once.
         Returns:
-            The item: ours until we end it, or our session ends.
+            A claim on the item: it is ours until we end it, or our session ends.
         Raises:
             WaitTimeout: there was none; nothing is taken.
             SessionLost: our session ended while waiting.
@@ -123,121 +172,155 @@ class Queue(Closes):
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
-        async with self._waits.begin(timeout_s) as (waiter, patience):
-            claim = await waiter.keep_trying(lambda: self._taking.try_take(waiter.session), patience)
-            if claim is None and not patience.is_over:
-                claim = await self._taking.await_item(waiter, patience)
-            if claim is None:
-                self._waits.refuse_ended(waiter)
-                raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
-            return claim
+        return await steps_of(self._work.take)(_PARTITION, timeout_s)
 
     # Looking around
 
     @driven
     async def size(self) -> int:
-        """How many items there are, taken ones included. Reads their names."""
-        self._waits.check()
-        return len(await ask(self._store.children, self._names.items))
+        """Return how many items there are, claimed ones included. Reads their names."""
+        return await steps_of(self._work.size)(_PARTITION)
 
     @driven
-    async def items(self, limit: int = 100) -> list[Item]:
-        """The first items, taken ones included, in the order in which they are taken; without large values."""
-        self._waits.check()
-        return [Item.shown(entry) for entry in await ask(self._store.list, self._names.items, limit=limit)]
+    async def items(self, limit: int = 100) -> list[QueueItem]:
+        """Return the first items, claimed ones included, in the order in which they are taken.
+
+        Large values are left out.
+        """
+        return await steps_of(self._work.items)(_PARTITION, limit)
 
     @driven
     async def claims(self) -> dict[str, Ticket]:
-        """Who has taken which item, by its id, sorted."""
-        self._waits.check()
-        return {item_id(entry): Ticket.of(entry) for entry in await ask(self._store.list, self._names.claims)}
+        """Return who has claimed which item, by its id, sorted."""
+        found = await steps_of(self._work.claims)(_PARTITION, _MAX_NUMBER)
+        return {path.rpartition("/")[2]: ticket for path, ticket in found.items()}
 
     @driven
     async def takers(self) -> list[Ticket]:
-        """Who waits for an item, in order."""
-        return await self._taking.queue.tickets()
+        """Return who waits for an item, in order."""
+        return await steps_of(self._work.takers)(_PARTITION)
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Who waits for room, in order."""
-        return await self._putting.queue.tickets()
+        """Return who waits for room, in order."""
+        return await self._puts.putters.tickets()
 
     # Dead letters
 
     @driven
-    async def dead_letters(self, limit: int = 100) -> list[Item]:
-        """Items that were given up, by priority and number, with the reason; without large values."""
-        self._waits.check()
-        return [Item.shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
+    async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
+        """Return items that were given up, by priority and number, with the reason; without large values."""
+        return await steps_of(self._work.dead_letters)(limit)
 
     @driven
-    async def revive(self, item_id: str, *, timeout_s: float | None = None) -> str:
-        """Put a dead letter at the end of the queue, with all its attempts before it; its new id.
+    async def revive(
+        self,
+        item_id: str,
+        *,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+        timeout_s: float | None = None,
+    ) -> str:
+        """Put a dead letter at the end of the queue, with all its attempts left; return its new id.
 
+        Args:
+            item_id: ``item.letter`` of one of ``dead_letters``: the id of the item.
+            checks: must hold too.
+            ops: written in the same transaction.
+            timeout_s: as for ``put``.
         Raises:
-            Conflict: there is no such letter, or somebody else was faster.
-            BadRecord: its key had been written by something else; drop it.
+            Conflict: there is no such letter, another client was faster, or one of your checks or writes did not hold.
+            BadRecord: its key was written by another program; drop it.
             WaitTimeout, and the others: as for ``put``.
         """
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            await waiter.keep_trying(self._putting.agree, patience)
-            letter = await waiter.keep_trying(lambda: self._letter(item_id), patience)
-            dead = Item.of(letter)
+            await waiter.keep_trying(self._puts.agree, patience)
+            letter = await waiter.keep_trying(lambda: self._work._letter(item_id), patience)  # noqa: SLF001
+            dead = QueueItem.letter_of(letter)
+            priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority
 
             def creations(first: int) -> list[Op]:
-                alive = replace(dead, id=make_id(dead.priority, first), attempts=0)
-                return [Create(self._names.item(alive.id), alive.to_bytes()), Delete(letter.key)]
+                sort_key, item_id = _sort_key(priority, first), _item_id(priority, first)
+                item = replace(dead.revived(), id=item_id, partition=_PARTITION, sort_key=sort_key)
+                key = self._info.names.item(_PARTITION, sort_key, item_id)
+                return [
+                    index_op(self._info.names, _PARTITION, sort_key),
+                    Create(key, item.to_bytes()),
+                    Delete(letter.key),
+                ]
 
-            ids = await self._putting.append(
-                dead.priority, creations, 1, waiter=waiter, patience=patience, checks=[At(letter)]
-            )
-            return ids[0]
+            held = [At(letter), *checks]
+            number = await self._puts.put(creations, 1, waiter=waiter, patience=patience, checks=held, ops=ops)
+        return _item_id(priority, number)
 
     @driven
-    async def drop(self, item_id: str) -> None:
-        """Delete a dead letter for good.
+    async def drop(self, item_id: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
+        """Delete a dead letter for good, in one transaction with writes of yours if you like.
 
         Raises:
-            Conflict: there is no such letter.
+            Conflict: there is no such letter, or one of your checks or writes did not hold.
         """
-        letter = await self._letter(item_id)
-        data_id = Item.shown(letter).data_id
-        data = [Delete(self._names.data(data_id))] if data_id else []
-        await ask(self._store.commit, [At(letter)], [Delete(letter.key), *data])
-
-    async def _letter(self, item_id: str) -> Entry:
-        self._waits.check()
-        letter = await ask(self._store.get, self._names.letter(item_id))
-        if letter is None:
-            raise Conflict(f"{self._what} has no dead letter {item_id!r}; list them with dead_letters()")
-        return letter
+        await steps_of(self._work.drop)(item_id, checks=checks, ops=ops)
 
     def close(self) -> None:
-        """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
-        self._waits.close()
+        """Call off the waits through this object. Claims stay with their takers. From any thread; idempotent."""
+        self._work.close()
 
 
 class PriorityQueue(Queue):
     """A ``Queue`` with priorities: ``queue.put(b"...", priority=0)`` is taken before all others.
 
-    An item of low priority waits as long as others come: nothing ages. All else is as for ``Queue``, and both kinds of
-    object may share a name: a plain queue puts with priority 5.
+    An item of low priority waits as long as others come: nothing ages. Everything else is as for ``Queue``, and both
+    kinds of object may share a name: a plain queue puts with priority 5.
     """
 
     @driven
-    async def put(self, value: bytes, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None) -> str:
-        """Put an item behind those of the same priority, 0 (first) to 9 (last). All else as for ``Queue.put``."""
-        return (await self._putting.put([value], _check_priority(priority), timeout_s))[0]
+    async def put(
+        self,
+        value: bytes,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+        timeout_s: float | None = None,
+    ) -> str:
+        """Put an item after those of the same priority, 0 (first) to 9 (last). Everything else as for ``Queue.put``."""
+        return await self._put(value, _check_priority(priority), checks, ops, timeout_s)
 
     @driven
     async def put_many(
         self, values: Iterable[bytes], *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> list[str]:
         """Put items of one priority, in order, many in one transaction; not all in one."""
-        return await self._putting.put(list(values), _check_priority(priority), timeout_s)
+        return await self._put_many(list(values), _check_priority(priority), timeout_s)
 
 
 def _check_priority(priority: int) -> int:
     if priority not in range(10):
         raise ValueError(f"priority must be a whole number from 0 to 9, not {priority!r}")
     return int(priority)
+
+
+def _sort_key(priority: int, number: int) -> str:
+    return f"{priority}-{number // _BLOCK:09d}"
+
+
+def _item_id(priority: int, number: int) -> str:
+    """Return the id of an item; ids sort by priority, then by number."""
+    if not number < _MAX_NUMBER:
+        raise LatchworkError(f"{number - 1:,} items have gone through this queue, it is used up; use another name")
+    return f"{priority}-{number:012d}"
+
+
+def _batches(values: list[bytes], most: int) -> Iterable[list[bytes]]:
+    """Divide values, in order, into as many and as large ones as one transaction takes."""
+    batch: list[bytes] = []
+    size = 0
+    for value in values:
+        if batch and (len(batch) >= most or size + len(value) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(value)
+        size += len(value)
+    if batch:
+        yield batch

@@ -1,9 +1,6 @@
-"""Taking items from a work queue: the first that nobody has claimed, many in one transaction.
+"""Taking items from a work queue: the first ones that no client has claimed, many in one transaction.
 
-Keys:  see ``items``
-Claim: created in the transaction that counts the attempt, on condition that the item is as it was read.
-
-What is free is read page by page; see ``pages``.
+A claim is created in the transaction that counts the attempt, on condition that the item is as it was read.
 """
 
 from __future__ import annotations
@@ -16,29 +13,22 @@ from functools import partial
 from typing import TypeVar
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives.fair.tickets import read_body, write_body
-from latchwork.primitives.queue.claims import Holding, QueueClaim
-from latchwork.primitives.queue.handing import CreateClaimed
-from latchwork.primitives.queue.in_doubt import Doubt, Doubts
-from latchwork.primitives.queue.items import (
-    QueueItem,
-    letter_op,
-    new_number,
-    other_letter,
-    shown,
-)
-from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share
+from latchwork.primitives.fair.tickets import write_body
+from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
+from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
+from latchwork.primitives.queue.items import QueueItem, letter_op, new_id, other_letter, shown
+from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share, glance
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Settled, Steps, ask, called, steps_of
+from latchwork.store.steps import Steps, ask, called, steps_of
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
-#: What one transaction takes of checks or writes, and of bytes.
+#: Checks or writes, and bytes, in one transaction.
 MOST_WRITES, MOST_BYTES = 90, 500_000
 MOST_TOGETHER = MOST_WRITES // 2
 
-#: Seconds for which a take may begin behind many that were taken. An item that comes back before them waits so long.
+#: Seconds for which a take may start after many claimed items. An item that comes back before them waits that long.
 HINT_S = 0.25
 
 #: Checks and writes of the caller's.
@@ -49,32 +39,32 @@ T = TypeVar("T")
 
 
 def nothing_more(_item: QueueItem) -> Parts:
-    """No checks and no writes."""
+    """Return no checks and no writes."""
     return (), ()
 
 
 def everything(_item: QueueItem) -> bool:
-    """Any item will do."""
+    """Accept any item."""
     return True
 
 
 def no_share(_partition: str) -> Share:
-    """Takers do not know each other."""
+    """Return the share of takers that do not know each other."""
     return NO_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a caller of ``try_take`` wants.
+    """The arguments of a take.
 
     Attributes:
         partitions: where to look, in this order.
-        limit: so many at most.
-        accept: whether an item will do.
-        extra: checks and writes in the transaction that takes it.
-        extra_dead: checks and writes in the transaction that makes a dead letter of it.
+        limit: items at most.
+        accept: whether an item is wanted.
+        extra: checks and writes in the transaction that takes an item.
+        extra_dead: checks and writes in the transaction that makes a dead letter of an item.
         on_refused: called for an item whose extra checks did not hold.
-        share: which of the takers of a partition we are.
+        share: our share of the takers of a partition.
     """
 
     partitions: Sequence[str]
@@ -98,13 +88,13 @@ class Try:
 
     @property
     def size(self) -> int:
-        """Bytes of keys and values that it writes, and checks, about."""
+        """About how many bytes of keys and values it writes and checks."""
         values = sum(len(op.value) for op in self.ops if not isinstance(op, Delete))
         return len(self.entry.value) + 4 * len(self.entry.key) + values + 400
 
 
 def batch_of(tries: Sequence[Try], most: int) -> list[Try]:
-    """The first of these that fit into one transaction, at most so many; at least one."""
+    """Return the first of these that fit into one transaction, at most so many and at least one."""
     batch: list[Try] = []
     keys: set[str] = set()
     checks: set[Check] = set()
@@ -123,7 +113,7 @@ def batch_of(tries: Sequence[Try], most: int) -> list[Try]:
 
 
 def blamed(batch: Sequence[Try], failed: Sequence[object]) -> tuple[list[Try], list[Try]]:
-    """Of a refused transaction: the items that others took or changed, and those whose extra checks did not hold."""
+    """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
     keys = {getattr(each, "key", None) for each in failed}
     lost = [each for each in batch if each.entry.key in keys or each.claim_key in keys]
     refused = [each for each in batch if each not in lost and _is_refused(each, failed, keys)]
@@ -135,46 +125,83 @@ def _is_refused(each: Try, failed: Sequence[object], keys: set[str | None]) -> b
 
 
 def _from_anywhere(free: list[Entry]) -> list[Entry]:
-    """The same, from any of them on, those before it at the end."""
+    """Return the same from a random one on, those before it at the end."""
     at = random.randrange(len(free)) if free else 0
     return free[at:] + free[:at]
 
 
-class Taking:
-    """The heads of the partitions of one backlog. Safe to share between threads."""
+def _entry_of(item: QueueItem) -> Entry:
+    """Return an item as it was read: its key, value and version."""
+    return Entry(item.key, item.to_bytes(), item.version, 0, 0)
 
-    def __init__(self, held: Holding, what: str, about: dict[str, object]) -> None:
-        self._held = held
-        self._store = held.store
-        self._names = held.names
-        self._what = what
+
+class Taking:
+    """The heads of the partitions of one queue. Thread-safe.
+
+    Args:
+        info: the queue.
+        about: says in a claim who made it.
+    """
+
+    def __init__(self, info: QueueInfo, about: dict[str, object]) -> None:
+        self._info = info
+        self._store = info.store
+        self._names = info.names
+        self._what = info.what
         self._about = about
-        self._doubts = Doubts(held.store, what)
+        self._in_doubt = ClaimsInDoubt(info.store, info.what)
         self._hints: dict[str, Hint] = {}
         self._kept: dict[str, Kept] = {}
 
-    @property
-    def most(self) -> int:
-        """Attempts that an item has."""
-        return self._held.most
-
     async def try_take(self, wish: Wish, session: Session) -> list[QueueClaim]:
-        """Take the first items that are free; what is taken already is not lost by trouble with the others."""
-        return await self._surely(partial(self._take_from_partitions, wish, session), session)
+        """Take the first free items."""
+        return await self._collect(partial(self._take_from_partitions, wish, session), session)
 
     async def take_items(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
-        """Take these as they were read; what is taken already is not lost by trouble with the others."""
-        entries = [Entry(item.key, item.to_bytes(), item.version, 0, 0) for item in items]
-        claims = await self._surely(partial(self._take_of, entries, wish, session), session)
+        """Take these items as they were read."""
+        entries = [_entry_of(item) for item in items]
+        claims = await self._collect(partial(self._take_of, entries, wish, session), session)
         places = {item.key: at for at, item in enumerate(items)}
         return sorted(claims, key=lambda claim: places.get(claim.item.key, len(places)))
 
+    async def take_known(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
+        """Take the first of these items that is still as it was read; if none is, look."""
+        return await self._collect(partial(self._take_known, items, wish, session), session)
+
+    async def _take_known(
+        self, items: Sequence[QueueItem], wish: Wish, session: Session, claims: list[QueueClaim]
+    ) -> None:
+        (partition,) = wish.partitions
+        await self._settle_in_doubt(wish, session, claims)
+        if not claims:
+            await self._take_of([_entry_of(item) for item in items], wish, session, claims)
+        await self._take_from_partition(partition, wish, session, claims)
+
+    async def take_first(self, wish: Wish, session: Session, *, is_sure: bool) -> list[QueueClaim]:
+        """Take the first free item of one partition, by what the connected server has.
+
+        With ``is_sure`` no item is returned only if there is none on any server; without it the caller waits then.
+        """
+        return await self._collect(partial(self._take_at_a_glance, wish, session, is_sure), session)
+
+    async def _take_at_a_glance(self, wish: Wish, session: Session, is_sure: bool, claims: list[QueueClaim]) -> None:
+        (partition,) = wish.partitions
+        await self._settle_in_doubt(wish, session, claims)
+        if claims:
+            return
+        seen = await glance(self._info, partition)
+        if seen.free:
+            await self._take_of(list(seen.free), wish, session, claims)
+        if not claims and (is_sure or seen.free or not seen.is_whole):
+            await self._take_from_partition(partition, wish, session, claims)
+
     async def _take_from_partitions(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
-        await self._settle_doubts(wish, session, claims)
+        await self._settle_in_doubt(wish, session, claims)
         for partition in self._worth_a_look(wish):
             await self._take_from_partition(partition, wish, session, claims)
 
-    async def _surely(self, take: Callable[[list[QueueClaim]], Steps[object]], session: Session) -> list[QueueClaim]:
+    async def _collect(self, take: Callable[[list[QueueClaim]], Steps[object]], session: Session) -> list[QueueClaim]:
+        """Collect claims. Trouble with later items does not lose the claims before them."""
         claims: list[QueueClaim] = []
         try:
             await take(claims)
@@ -182,25 +209,30 @@ class Taking:
             if not claims:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
-        except Exception:  # of a function of the caller's, who gets none of the claims
-            self._give_up(claims, session)
+        except BaseException:  # a function of the caller's failed, or an interrupt: nobody gets the claims
+            self.give_up(claims, session)
             raise
         return claims
 
+    def give_up(self, claims: Iterable[QueueClaim], session: Session) -> None:
+        """Leave claims that no caller gets to the next take; otherwise they are given back in the background."""
+        self._in_doubt.note(
+            ClaimInDoubt.certain(claim._claim, claim.item.key, session)  # noqa: SLF001
+            for claim in claims
+        )
+
     def _worth_a_look(self, wish: Wish) -> list[str]:
-        """The partitions to look into: without those that had nothing a moment ago, if others have what is known."""
+        """Return the partitions to read: without those found empty a moment ago, if items of others are known."""
         now = self._store.clock.now()
         kept = {partition: self._kept[partition] for partition in wish.partitions if partition in self._kept}
         if not any(each.fresh(now) for each in kept.values()):
             return list(wish.partitions)
-        return [
-            partition for partition in wish.partitions if partition not in kept or now >= kept[partition].is_empty_until
-        ]
+        return [each for each in wish.partitions if each not in kept or now >= kept[each].is_empty_until]
 
     async def _take_from_partition(
         self, partition: str, wish: Wish, session: Session, claims: list[QueueClaim]
     ) -> None:
-        """Take what was read before; else from where the first free item was a moment ago; else from the head."""
+        """Take items that were read before; else from where the first free one was a moment ago; else from the head."""
         if len(claims) >= wish.limit:
             return
         had, now, share = len(claims), self._store.clock.now(), wish.share(partition)
@@ -212,14 +244,15 @@ class Taking:
         hint = self._hints.pop(partition, None)
         wanted = (wish.limit - len(claims)) * share.count
         if hint is not None and now < hint.until:
-            pages = Pages(self._held, partition, wanted, tidies=True, start=hint.start)
+            pages = Pages(self._info, partition, wanted, tidies=True, start=hint.start)
             await self._take_from(pages, wish, session, claims, share)
             if len(claims) >= wish.limit or (share.is_known and len(claims) > had):
                 self._hints[partition] = Hint(pages.first or hint.start, hint.until)
                 return
-        pages = Pages(self._held, partition, wanted, tidies=True)
+        in_order = self._info.is_numbered  # always from the head, and the next put needs the last sort key
+        pages = Pages(self._info, partition, wanted, tidies=True, keeps_last=in_order)
         await self._take_from(pages, wish, session, claims, share)
-        found = pages.hint(now + HINT_S)
+        found = None if in_order else pages.hint(now + HINT_S)
         if found is not None:
             self._hints[partition] = found
         if share.is_known and pages.is_empty:
@@ -244,21 +277,15 @@ class Taking:
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, session: Session
     ) -> CreateClaimed:
-        """An item that is put and taken at once."""
+        """Return the writes that put and claim an item."""
         key = self._names.item(partition, sort_key, item_id)
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
-        return CreateClaimed(self._held, self._doubts, item, self._about, session=session)
-
-    def _give_up(self, claims: Iterable[QueueClaim], session: Session) -> None:
-        self._doubts.note(*(self._doubt(claim._claim, claim.item.key, session) for claim in claims))  # noqa: SLF001
-
-    def _doubt(self, claim: Entry, item_key: str, session: Session) -> Doubt:
-        return Doubt(claim.key, item_key, str(read_body(claim.value).get("nonce")), session, None)
+        return CreateClaimed(self._info, self._in_doubt, item, self._about, session=session)
 
     async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[Entry]:
-        """Take from a page; what is left of it.
+        """Take from a page; return the rest of it.
 
-        After others were faster, from anywhere in the page, so that takers spread out.
+        When others were faster, it goes on from anywhere in the page, so that takers spread out.
         """
         tries: list[Try] = []
         while len(claims) < wish.limit:
@@ -276,25 +303,25 @@ class Taking:
                 lost, refused = blamed(batch, error.failed)
                 if not (lost or refused):
                     raise
-                await self._tell_refused(refused, wish)
+                await self._report_refused(refused, wish)
                 tries = [each for each in tries if each not in lost and each not in refused]
                 if lost:
                     free, tries = _from_anywhere([*(each.entry for each in tries), *free]), []
         return [*(each.entry for each in tries), *free]
 
-    async def _tell_refused(self, refused: Iterable[Try], wish: Wish) -> None:
+    async def _report_refused(self, refused: Iterable[Try], wish: Wish) -> None:
         for each in refused:
             if wish.on_refused is not None:
                 await called(wish.on_refused, QueueItem.of(each.entry))
 
     async def _try_of(self, entry: Entry, wish: Wish) -> Try | None:
-        """How an item is to be taken; None if it will not do, or is a dead letter now, as is what is no item."""
+        """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
             item = QueueItem.of(entry)
         except BadRecord:
             await self.bury(shown(entry), nothing_more)
             return None
-        if item.attempts >= self._held.most:
+        if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
             await self.bury(item.given_back(why), wish.extra_dead)
             return None
@@ -304,7 +331,7 @@ class Taking:
         return Try(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
 
     async def bury(self, item: QueueItem, extra: Extra) -> bool:
-        """Make a dead letter of an item that nobody has: its takers died, or it is none and in everybody's way."""
+        """Make a dead letter of an item that nobody has claimed: its takers died, or its record is broken."""
         checks, ops = extra(item)
         letter = item.id
         while True:
@@ -323,9 +350,8 @@ class Taking:
 
     async def _claim(self, batch: Sequence[Try], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
-        nonce = new_number()
+        nonce = new_id()
         body = write_body({**self._about, "nonce": nonce})
-        doubts = [Doubt(each.claim_key, each.entry.key, nonce, session, each.entry) for each in batch]
         checks: list[Check] = [At(each.entry) for each in batch]
         ops: list[Op] = []
         for each in batch:
@@ -333,64 +359,63 @@ class Taking:
         for each in batch:
             checks += each.checks
             ops += each.ops
-        undos = await OnInterrupt(partial(self._doubts.note, *doubts))
         try:
             written = (await ask(self._store.commit, checks, ops)).entries
-        except LatchworkError as error:
-            await Settled(undos)
-            if isinstance(error, OutcomeUnknown):
-                self._doubts.note(*doubts)
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
+                self._in_doubt.note(
+                    ClaimInDoubt(each.claim_key, each.entry.key, nonce, session, each.entry) for each in batch
+                )
             raise
         pairs = [(each.item.at(written[2 * n]), written[2 * n + 1]) for n, each in enumerate(batch)]
         return await self._claimed(pairs, session)
 
     async def _claimed(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:
-        """The claims on items, with their values."""
+        """Return the claims on items, with their values."""
+        if not any(item.data_id for item, _ in pairs):
+            return [QueueClaim(self._info, item, item.value, claim, session=session) for item, claim in pairs]
         try:
-            values = await self._large(item for item, _ in pairs)
-        except LatchworkError:
-            self._doubts.note(*(self._doubt(claim, item.key, session) for item, claim in pairs))
+            return await self._with_large_values(pairs, session)
+        except BaseException:
+            self._in_doubt.note(ClaimInDoubt.certain(claim, item.key, session) for item, claim in pairs)
             raise
+
+    async def _with_large_values(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:
+        values: dict[str, bytes] = {}
+        for data_id in [item.data_id for item, _ in pairs if item.data_id]:
+            data = await ask(self._store.get, self._names.data(data_id))
+            if data is not None:
+                values[data_id] = data.value
         claims = []
         for item, entry in pairs:
             value = values.get(item.data_id) if item.data_id else item.value
-            claim = QueueClaim(self._held, item, value or b"", entry, session=session)
+            claim = QueueClaim(self._info, item, value or b"", entry, session=session)
             if value is None:
                 await steps_of(claim.bury)("its value is gone, somebody deleted it")
             else:
                 claims.append(claim)
         return claims
 
-    async def _large(self, items: Iterable[QueueItem]) -> dict[str, bytes]:
-        """Values that are kept beside their items, by their names."""
-        found = {}
-        for number in [item.data_id for item in items if item.data_id]:
-            entry = await ask(self._store.get, self._names.data(number))
-            if entry is not None:
-                found[number] = entry.value
-        return found
-
-    async def _settle_doubts(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
-        """Claims of ours that turn out to be there, and are on items that are wanted now."""
-        partitions = {self._names.items(partition) for partition in wish.partitions}
-        for doubt in self._doubts.of(session):
+    async def _settle_in_doubt(self, wish: Wish, session: Session, claims: list[QueueClaim]) -> None:
+        """Take the claims in doubt that turn out to exist, and whose items are wanted now."""
+        wanted = {self._names.items(partition) for partition in wish.partitions}
+        for doubtful in self._in_doubt.of(session):
             if len(claims) >= wish.limit:
                 return
-            if doubt.item_key.rpartition("/")[0].rpartition("/")[0] not in partitions:
+            if doubtful.item_key.rpartition("/")[0].rpartition("/")[0] not in wanted:
                 continue
-            await OnInterrupt(partial(self._doubts.note, doubt))  # whoever ends a doubt has the claim
-            landed = await self._doubts.settle(doubt)
+            landed = await self._in_doubt.settle(doubtful)
             if landed is None:
                 continue
             claim, entry = landed
-            suits = False
+            is_wanted = False
             try:
                 item = QueueItem.of(entry)
-                suits = wish.accept(item)
+                is_wanted = wish.accept(item)
             except BadRecord as error:
                 _log.info("%s: %s", self._what, error)
             finally:
-                if not suits:
-                    self._doubts.note(self._doubt(claim, entry.key, session))
-            if suits:
+                if not is_wanted:
+                    self._in_doubt.note([ClaimInDoubt.certain(claim, entry.key, session)])
+            if is_wanted:
                 claims += await self._claimed([(item, claim)], session)

@@ -1,12 +1,12 @@
-"""Waiting until something is free in a partition of a work queue: only the first in the line watches the partition.
+"""Waiting until an item of a partition is free: only the first in the line watches the partition.
 
-What it was told is enough to take it: its watch has all of the partition, so what is free there, and in which order, is
-known without a look. It leaves the line in the background then; the next one sees the partition as it is. Or it stays:
-then
-its next wait goes on by the same watch, is told of what is new, and costs nothing.
+Its watch has the whole partition, so the free items, and their order, are known without a look, and can be taken by
+one commit. A waiter that only wants to know leaves the line in the background; the next one sees the partition as it
+is. Or it stays: then its next wait continues on the same watch and costs nothing. A waiter that takes keeps its place
+until it has an item, so takers are served in the order in which they came.
 
-Who waits with ``accept`` and sees a free item that it does not accept says so in its ticket: then those behind it do
-not wait for it, because one of them may accept the item.
+A waiter that sees a free item that it does not accept says so in its ticket: then those after it do not wait for it,
+because one of them may accept the item.
 """
 
 from __future__ import annotations
@@ -19,101 +19,136 @@ from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
 from latchwork.primitives.fair.turns import take_turn
-from latchwork.primitives.queue.claims import Holding, QueueClaim
+from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of
 from latchwork.primitives.queue.pages import Pages
 from latchwork.primitives.queue.taking import Accept
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.store.steps import OnInterrupt, Steps, ask
+from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put
 
 _PASSES = "passes"
 #: Pages that are looked at before a wait.
 _PAGES = 3
+#: Free items known from a watch that are tried before a look is made.
+_KNOWN = 16
 
 
-#: Waits in a partition: by whom, how long, and for which items.
+#: Waits for a partition: which one, with which waiter, how long, and for which items.
 Wait = Callable[[str, Waiter, Patience, Accept], Steps["IsFree | None"]]
 
 
 @dataclass(slots=True, eq=False)
-class Post:
-    """The head of a line, as long as somebody is there. One thread at a time.
+class Head:
+    """The head of a line, while a waiter of this object is there. One thread at a time.
 
     Attributes:
         place: its ticket.
-        waiter: who is there, with the watch of the partition.
-        look: what that has told.
+        waiter: who waits, with the watch of the partition.
+        seen: what that watch has shown.
         is_watching: whether the watch was opened.
     """
 
     place: Place
     waiter: Waiter
-    look: IsFree
+    seen: IsFree
     is_watching: bool = False
 
 
 class Waiting:
-    """The lines of those that wait, one for each partition. Safe to share between threads."""
+    """The lines of waiting takers, one for each partition. Thread-safe."""
 
-    def __init__(self, held: Holding, what: str, label: str) -> None:
-        self._held = held
-        self._store = held.store
-        self._what = what
+    def __init__(self, info: QueueInfo, label: str) -> None:
+        self._info = info
+        self._store = info.store
         self._label = label
         self._lines: dict[str, TicketQueue] = {}
         self._lock = mutex()
-        self._posts: dict[str, Post] = {}
-        self._looks: dict[str, IsFree] = {}
+        self._heads: dict[str, Head] = {}
+        self._seen: dict[str, IsFree] = {}
         self._is_closed = False
 
     def line(self, partition: str) -> TicketQueue:
-        """The tickets of those that wait for a partition."""
-        what = f"takers of partition {partition!r} of {self._what}"
-        return self._lines.setdefault(
-            partition, TicketQueue(self._store, self._held.names.takers(partition), what, self._label)
-        )
+        """Return the tickets of the takers that wait for a partition."""
+        what = f"takers of {self._info.what}"
+        if not self._info.is_numbered:
+            what = f"takers of partition {partition!r} of {self._info.what}"
+        tickets = TicketQueue(self._store, self._info.names.takers(partition), what, self._label)
+        return self._lines.setdefault(partition, tickets)
 
     async def wait(self, partition: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
-        """Wait until an item that will do is free; what it was told. None when time is over or called off."""
+        """Wait until an item that is accepted is free; None when time is over, or the wait was called off."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), patience):
-            return self._look(partition, accept)
+            return self._watcher(partition, accept)
         if patience.is_over:
             return None
         place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks)
         if place is None:
             return None
         found = False
-        post = Post(place, waiter, self._look(partition, accept))
+        head = Head(place, waiter, self._watcher(partition, accept))
         try:
-            found = await self._told(partition, post, patience)
+            found = await self._sees_one(partition, head, patience)
         finally:
             if found:
                 self.line(partition).leave_later(place)
             else:
                 await self.line(partition).leave(place)
-        return post.look if found else None
+        return head.seen if found else None
+
+    async def take_in_turn(
+        self,
+        partition: str,
+        waiter: Waiter,
+        patience: Patience,
+        accept: Accept,
+        take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
+    ) -> list[QueueClaim]:
+        """Wait until ``take`` has taken an item; empty when time is over, or the wait was called off.
+
+        Args:
+            partition: the partition.
+            waiter: who waits.
+            patience: how long.
+            accept: whether an item is wanted.
+            take: called at the head of the line with the free items, if these are known.
+        """
+        place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks)
+        if place is None:
+            return []
+        claims: list[QueueClaim] = []
+        head = Head(place, waiter, self._watcher(partition, accept))
+        try:
+            while not claims and await self._sees_one(partition, head, patience):
+                known = head.seen.free_items(_KNOWN)
+                claims = await waiter.keep_trying(partial(take, known), patience)
+        finally:
+            if claims:  # an interrupt could come in a wait, and the claims are the caller's
+                self.line(partition).leave_later(place)
+            else:
+                await self.line(partition).leave(place)
+        return claims
 
     # Staying
 
     def kept(self, partition: str) -> Waiter | None:
-        """Who has kept a place in the line of a partition."""
-        post = self._posts.get(partition)
-        return None if post is None else post.waiter
+        """Return the waiter that has kept a place in the line of a partition."""
+        head = self._heads.get(partition)
+        return None if head is None else head.waiter
 
-    def _kept_by(self, partition: str) -> Post | None:
+    def _kept_head(self, partition: str) -> Head | None:
         with self._lock:
-            return self._posts.pop(partition, None)
+            return self._heads.pop(partition, None)
 
     def taken(self, claims: Iterable[QueueClaim]) -> None:
-        """We have these: whoever stays in the line of their partition is not told of them."""
+        """Note claims of ours: a waiter of ours that stays in line does not report their items as free."""
         for claim in claims:
             item = claim.item
-            look = self._looks.get(item.partition)
-            if look is not None:
-                look.ours[item.sort_key, item.id] = item.version
+            seen = self._seen.get(item.partition)
+            if seen is not None:
+                seen.ours[item.sort_key, item.id] = item.version
 
     async def stay(
         self,
@@ -123,82 +158,81 @@ class Waiting:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> IsFree | None:
-        """As ``wait``, without a look before; the place is kept, also when time is over, but not once called off.
+        """Wait without a look before; keep the place, also when time is over, but not once called off.
 
         Args:
-            partition: where.
-            waiter: who waits: who has kept a place, if somebody has.
+            partition: the partition.
+            waiter: the waiter that kept the place, if there is one.
             patience: how long.
-            accept: whether an item will do.
-            on_ahead: called with how many are ahead in the line, whenever that is looked at.
+            accept: whether an item is wanted.
+            on_ahead: called with the number of waiters ahead in the line, whenever that is looked at.
         """
-        is_kept, post = False, None
-        await OnInterrupt(partial(self.leave, partition))
+        is_kept, head = False, None
         try:
-            post = self._kept_by(partition)
-            if post is None:
+            head = self._kept_head(partition)
+            if head is None:
                 place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
-                post = Post(place, waiter, self._look(partition, accept))
-                self._looks[partition] = post.look
-            found = await self._told(partition, post, patience)
-            is_kept = self._keep(partition, post)
+                head = Head(place, waiter, self._watcher(partition, accept))
+                self._seen[partition] = head.seen
+            found = await self._sees_one(partition, head, patience)
+            is_kept = self._keep(partition, head)
         finally:
-            if post is not None and not is_kept:
-                self._looks.pop(partition, None)
-                await self.line(partition).leave(post.place)
-        return post.look if found else None
+            if head is not None and not is_kept:
+                self._seen.pop(partition, None)
+                await self.line(partition).leave(head.place)
+        return head.seen if found else None
 
-    def _keep(self, partition: str, post: Post) -> bool:
+    def _keep(self, partition: str, head: Head) -> bool:
         with self._lock:
-            if self._is_closed or post.waiter.is_off or post.look.lets_pass:
+            if self._is_closed or head.waiter.is_off or head.seen.lets_pass:
                 return False
-            self._posts[partition] = post
-            post.waiter.is_kept = True
+            self._heads[partition] = head
+            head.waiter.is_kept = True
             return True
 
     def leave(self, partition: str) -> None:
-        """Give up the place that was kept in a line, in the background; nothing if there is none."""
-        post = self._kept_by(partition)
-        if post is not None:
-            self._looks.pop(partition, None)
-            self.line(partition).leave_later(post.place)
-            post.waiter.close()
+        """Give up the place that was kept in a line, in the background, if there is one."""
+        head = self._kept_head(partition)
+        if head is not None:
+            self._seen.pop(partition, None)
+            self.line(partition).leave_later(head.place)
+            head.waiter.close()
 
     def close(self) -> None:
-        """Keep no place, and give up those that are kept. Twice is fine."""
+        """Keep no place, and give up those that are kept. Idempotent."""
         with self._lock:
             self._is_closed = True
-            partitions = list(self._posts)
+            partitions = list(self._heads)
         for partition in partitions:
             self.leave(partition)
 
     # At the head
 
-    def _look(self, partition: str, accept: Accept) -> IsFree:
-        return IsFree(self._held.names, partition, accept)
+    def _watcher(self, partition: str, accept: Accept) -> IsFree:
+        return IsFree(self._info.names, partition, accept)
 
-    async def _told(self, partition: str, post: Post, patience: Patience) -> bool:
-        """Wait until the watch tells of something that will do; False when time is over or called off."""
-        waiter, look = post.waiter, post.look
+    async def _sees_one(self, partition: str, head: Head, patience: Patience) -> bool:
+        """Wait until the watch shows a free item that is accepted; False when time is over or called off."""
+        waiter, seen = head.waiter, head.seen
         while True:
-            if post.is_watching:
-                is_done = await waiter.go_on(look, patience)
+            if head.is_watching:
+                is_done = await waiter.go_on(seen, patience)
             else:
-                post.is_watching = True
-                is_done = await waiter.follow(self._held.names.partition(partition), look, patience)
-            if not is_done or look.is_found:
+                head.is_watching = True
+                is_done = await waiter.follow(self._info.names.partition(partition), seen, patience)
+            if not is_done or seen.is_found:
                 return is_done
-            await waiter.keep_trying(lambda: self._let_pass(post.place), patience)
-            look.lets_pass = True
+            await waiter.keep_trying(lambda: self._let_pass(head.place), patience)
+            seen.lets_pass = True
 
     async def _is_free(self, partition: str, accept: Accept) -> bool:
-        """Whether the first pages have something: then there is nothing to wait for."""
-        pages = Pages(self._held, partition, 1)
+        """Return whether the first pages have an item: then there is nothing to wait for."""
+        pages = Pages(self._info, partition, 1)
         for _ in range(_PAGES):
             free = await pages.next()
-            if free is None or any(_suits(entry, accept) for entry in free):
+            if free is None or any(_is_wanted(entry, accept) for entry in free):
                 return free is not None
         return False
 
@@ -208,20 +242,20 @@ class Waiting:
 
 
 class IsFree:
-    """Follows a partition, and says whether an item that will do is free. One thread only.
+    """Follows a partition, and says whether an item that is accepted is free. Single-threaded.
 
     Attributes:
-        is_found: whether one is. It may also be done because one is free that will not do, before those behind know.
-        lets_pass: those behind know of what is free and will not do: they do not wait for it.
-        ours: versions of items that we took: on a server that tells of a take key by key such an item comes before its
-            claim, and looks free.
+        is_found: whether one is. The wait is also done when a free item is not accepted, until those after it know.
+        lets_pass: those after it know of the free item that is not accepted, and do not wait.
+        ours: versions of items that we took: a server that reports a take key by key shows such an item before its
+            claim, and it looks free.
     """
 
     def __init__(self, names: Names, partition: str, accept: Accept) -> None:
         self._items = names.items(partition)
         self._claims = names.claims(partition)
         self._accept = accept
-        self._suits: dict[tuple[str, str], bool] = {}
+        self._wanted: dict[tuple[str, str], bool] = {}
         self._entries: dict[tuple[str, str], Entry] = {}
         self._claimed: set[tuple[str, str]] = set()
         self._good: set[tuple[str, str]] = set()
@@ -231,23 +265,23 @@ class IsFree:
         self.ours: dict[tuple[str, str], Hashable] = {}
 
     def __call__(self, batch: Batch) -> bool:
-        """Take note of changes; whether that is enough."""
+        """Note changes; return whether the wait is done."""
         for change in batch:
             self._note(change)
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
 
-    def tell(self, most: int) -> list[QueueItem]:
-        """What is free and will do, in order; none when it is more than that, or when it was not told what it is.
+    def free_items(self, most: int) -> list[QueueItem]:
+        """Return the free items that are accepted, in order; none if there are more, or if one is a broken record.
 
-        It is told once: again only when it has changed.
+        Each item is returned once, and again only when it has changed.
         """
-        told, self._good = sorted(self._good), set()
-        if len(told) > most:
+        places, self._good = sorted(self._good), set()
+        if len(places) > most:
             return []
         try:
-            return [QueueItem.of(self._entries[place]) for place in told]
-        except BadRecord:  # who looks makes a dead letter of it
+            return [QueueItem.of(self._entries[place]) for place in places]
+        except BadRecord:  # the next look makes a dead letter of it
             return []
 
     def _note(self, change: Change) -> None:
@@ -260,23 +294,23 @@ class IsFree:
         if not is_item:
             (self._claimed.discard if change.entry is None else self._claimed.add)(place)
         elif change.entry is None:
-            self._suits.pop(place, None)
+            self._wanted.pop(place, None)
             self._entries.pop(place, None)
             self.ours.pop(place, None)
         else:
-            self._suits[place] = _suits(change.entry, self._accept)
+            self._wanted[place] = _is_wanted(change.entry, self._accept)
             self._entries[place] = change.entry
-        suits, is_free = self._suits.get(place), place not in self._claimed and not self._is_ours(place)
-        (self._good.add if suits and is_free else self._good.discard)(place)
-        (self._bad.add if suits is False and is_free else self._bad.discard)(place)
+        wanted, is_free = self._wanted.get(place), place not in self._claimed and not self._is_ours(place)
+        (self._good.add if wanted and is_free else self._good.discard)(place)
+        (self._bad.add if wanted is False and is_free else self._bad.discard)(place)
 
     def _is_ours(self, place: tuple[str, str]) -> bool:
         entry = self._entries.get(place)
         return entry is not None and place in self.ours and self.ours[place] == entry.version
 
 
-def _suits(entry: Entry, accept: Accept) -> bool:
-    """Whether an item will do. What is no item will do: who looks makes a dead letter of it."""
+def _is_wanted(entry: Entry, accept: Accept) -> bool:
+    """Return whether an item is accepted. A broken record is: the next look makes a dead letter of it."""
     try:
         return accept(QueueItem.of(entry))
     except BadRecord:

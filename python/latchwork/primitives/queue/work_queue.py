@@ -1,11 +1,9 @@
-"""A backlog: a queue of named items, in partitions and sort_keys, of which every step can be a part of a caller's
-transaction.
+"""A work queue: named items that takers claim, in partitions, of which every step can be part of your transaction.
 
 Keys:   see ``items``
-Order:  partitions as the taker lists them; in a partition by sort_key, in a sort_key by id, as text. Puts wait for
-        nobody: the key that
-        those into one sort_key share is written without a condition.
-Claim:  a session-bound key for the item. When its taker dies the claim vanishes, and the item is where it was.
+Order:  partitions as the taker lists them; in a partition by sort key, under a sort key by id, as text. Puts do not
+        wait for each other: the key that those with one sort key share is written without a condition.
+Claim:  a session-bound key for the item. When its session ends the claim vanishes, and the item is where it was.
 
 docs/design/0019 has the steps, the races, and why a partition is never read as a whole.
 """
@@ -16,105 +14,146 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from latchwork.checks import check_store
-from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.primitives.queue.claims import Holding, QueueClaim
-from latchwork.primitives.queue.handing import CreateClaimed
-from latchwork.primitives.queue.items import Names, QueueItem, check_inline, check_place, new_number, sort_key_op
-from latchwork.primitives.queue.pages import Share, check_partitions
-from latchwork.primitives.queue.records import Records
-from latchwork.primitives.queue.stored import INLINE_BYTES, check_payload
+from latchwork.errors import Conflict, KeyExists, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.primitives.fair.tickets import Ticket
+from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
+from latchwork.primitives.queue.items import (
+    Names,
+    QueueItem,
+    check_inline,
+    check_payload,
+    check_place,
+    index_op,
+    new_id,
+    place_of,
+    put_ops,
+    shown,
+)
+from latchwork.primitives.queue.pages import Share, check_partitions, tidy
+from latchwork.primitives.queue.puts import OrderedPuts, check_capacity
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
-from latchwork.primitives.waiting.common import Identity, check_name, check_text, check_whole
+from latchwork.primitives.waiting.common import Closes, Identity, check_name, check_text, check_whole
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, driven
 from latchwork.store.store import Store
-from latchwork.types import Absent, Check, Create, Delete, Op
+from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 
 
-class WorkQueue(Records):
-    """Named items of bytes, in partitions, that takers claim: ``backlog.put("any", "s1", "task-7", b"...")`` here,
-    ``for claim in backlog.try_take(["any"], limit=8): ...`` there.
+class WorkQueue(Closes):
+    """Named items of bytes, in partitions, that takers claim: ``tasks.put("any", "s1", "task-7", b"...")`` here,
+    ``with tasks.take("any") as claim: handle(claim.value)`` there.
 
-    Every item is taken at least once, and by one at a time as far as fences reach: a taker that has lost its claim can
-    end nothing. Construction does no I/O. Safe to share between threads and processes.
+    Every item is taken at least once, and by one taker at a time as far as fences reach: a taker that has lost its
+    claim cannot end it. Construction does no I/O. Thread-safe, and safe to use from many processes.
 
-    A partition is what somebody takes from; a sort_key is a part of it, so that no request is as long as the
-    partition. Put some
-    hundred items into one, and begin another then, or after some seconds: items in sort_keys of their own cost a take
-    one
-    look each. Both come into being with their first item, and go when a taker finds them empty. A name is one segment
-    of a key.
+    Takers take from partitions. A sort key orders the items in a partition, and divides it so that no request is as
+    long as the partition. Put some hundred items with one sort key, and start another one then, or after some seconds:
+    each sort key with few items costs a take one look more. Both come into being with their first item, and vanish
+    when a taker finds them empty. A name is one segment of a key.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
         name: the key below which all is stored.
+        capacity: items at most, claimed ones included. Every client that puts has to give the same one. With a
+            capacity each put waits for the puts before it, ``put_ops`` and ``create_claimed`` are refused, and items
+            stay in their partitions. None: no limit.
         max_attempts: an item taken that often, and not acknowledged, becomes a dead letter; as the taker says.
-        session: the session that claims live by; it stays the caller's. None takes the store's primary session.
-        label: what others see when they ask who has taken what.
+        session: the session that claims are bound to; it stays the caller's. None uses the store's primary session.
+        label: how others see this taker when they ask who has claimed an item.
     """
 
+    _is_numbered = False
+
     def __init__(
-        self, store: Store, name: str, *, max_attempts: int = 5, session: Session | None = None, label: str = ""
+        self,
+        store: Store,
+        name: str,
+        *,
+        capacity: int | None = None,
+        max_attempts: int = 5,
+        session: Session | None = None,
+        label: str = "",
     ) -> None:
-        check_store(store, "a work queue")
-        self.name = check_name(name, "work queue")
+        kind = "queue" if self._is_numbered else "work queue"
+        check_store(store, f"a {kind}")
+        self.name = check_name(name, kind)
         if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
-        what, names, identity = f"work queue {name!r}", Names(name), Identity()
-        check_text(label, f"the label of {what}")
-        held = Holding(store, names, max_attempts)
-        super().__init__(store, names, Waits(store, what, session), Waiting(held, what, label), what)
-        self._taking = Taking(held, what, {"label": label, "host": identity.host, "pid": identity.pid})
+        check_capacity(capacity)
+        self._what = f"{kind} {name!r}"
+        identity = Identity()
+        check_text(label, f"the label of {self._what}")
+        self._store = store
+        self._names = Names(name)
+        self._info = QueueInfo(
+            store,
+            self._names,
+            self._what,
+            max_attempts,
+            is_bounded=capacity is not None,
+            is_numbered=self._is_numbered,
+        )
+        self._waits = Waits(store, self._what, session)
+        self._waiting = Waiting(self._info, label)
+        self._taking = Taking(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
+        self._puts: OrderedPuts | None = None
+        if capacity is not None:
+            self._puts = OrderedPuts(self._info, self._waits, partial(self._count, None), capacity, label)
 
     def __repr__(self) -> str:
         return f"<WorkQueue {self.name!r}>"
 
-    # Putting and removing
+    # Putting
 
     def put_ops(self, partition: str, sort_key: str, items: Mapping[str, bytes]) -> list[Op]:
-        """The writes that put items into a sort_key, for a transaction of yours. Does no I/O.
+        """Return the writes that put items, for a transaction of yours. Does no I/O.
 
-        One for each item, and one for the sort_key, which is the same each time: write it once in a transaction
+        One for each item, and one for the sort key, which is the same each time: write it once in a transaction
         (``list(dict.fromkeys(ops))``).
 
         Args:
             partition: where to put them: takers name the partitions they take from.
-            sort_key: where in the partition; items are taken by ``<sort_key>/<id>``, in order of text.
-            items: values by id, which is unique in the sort_key; up to 4,096 bytes each, ``put`` takes larger ones.
+            sort_key: the sort key; items are taken in the order of ``<sort key>/<id>``, as text.
+            items: values by id, which is unique under the sort key; up to 4,096 bytes each, ``put`` takes larger ones.
         Raises:
             InvalidKey: a name is no segment of a key.
-            ValueTooLarge, TypeError: of a value.
+            ValueTooLarge, TypeError: a value cannot be stored.
+            ValueError: the queue is bounded.
         """
+        self._refuse_bounded()
         creates = []
         for item_id, value in items.items():
             check_place(partition, sort_key, item_id)
-            check_inline(value, self._what)
-            creates.append(self._create(partition, sort_key, QueueItem.made(item_id, value)))
-        return [sort_key_op(self._names, partition, sort_key), *creates] if creates else []
+            item = QueueItem(item_id, size=len(check_inline(value, self._what)), value=value)
+            creates.append(Create(self._names.item(partition, sort_key, item_id), item.to_bytes()))
+        return [index_op(self._names, partition, sort_key), *creates] if creates else []
 
     def create_claimed(
         self, partition: str, sort_key: str, item_id: str, value: bytes, *, session: Session
     ) -> CreateClaimed:
-        """The writes that put an item which is taken by us at once, for a transaction of yours. Does no I/O.
+        """Return the writes that put an item and claim it at once, for a transaction of yours. Does no I/O.
 
         Args:
             partition: as for ``put_ops``.
-            sort_key: likewise.
-            item_id: likewise.
+            sort_key: as for ``put_ops``.
+            item_id: as for ``put_ops``.
             value: up to 4,096 bytes.
-            session: the session that the claim lives by.
+            session: the session that the claim is bound to.
         Raises:
             InvalidKey: a name is no segment of a key.
-            ValueTooLarge, TypeError: of a value.
+            ValueTooLarge, TypeError: the value cannot be stored.
+            ValueError: the queue is bounded.
         """
+        self._refuse_bounded()
         check_place(partition, sort_key, item_id)
         return self._taking.create_claimed(partition, sort_key, item_id, check_inline(value, self._what), session)
 
-    def _create(self, partition: str, sort_key: str, item: QueueItem) -> Create:
-        return Create(self._names.item(partition, sort_key, item.id), item.to_bytes())
+    def _refuse_bounded(self) -> None:
+        if self._info.is_bounded:
+            raise ValueError(f"{self._what} has a capacity, which a transaction of yours cannot keep; use put()")
 
     @driven
     async def put(
@@ -126,51 +165,78 @@ class WorkQueue(Records):
         *,
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
+        timeout_s: float | None = None,
     ) -> None:
-        """Put an item, in one transaction with writes of yours if you like. Waits for nobody.
+        """Put an item, in one transaction with writes of yours if you like.
 
         Args:
             partition: as for ``put_ops``.
-            sort_key: likewise.
-            item_id: likewise.
+            sort_key: as for ``put_ops``.
+            item_id: as for ``put_ops``.
             value: up to 990,000 bytes; up to 4,096 are cheapest.
             checks: must hold too.
             ops: written in the same transaction.
+            timeout_s: seconds to wait for room in a bounded queue; None waits forever, 0 tries once.
         Raises:
             KeyExists: there is an item of this name; nothing was put.
             Conflict: one of your checks or writes did not hold; nothing was put.
+            WaitTimeout: a bounded queue was full, or others put items all that time; nothing was put.
             InvalidKey, ValueTooLarge, TypeError: before any I/O.
-            OutcomeUnknown: it may be put, or be yet, or be taken and done already.
+            OutcomeUnknown: it may be put, or be put later, or be taken and done already.
             Unavailable: nothing was put.
-            Closed, ForkedProcess: the backlog cannot be used here.
+            SessionLost: the session ended while waiting for room.
+            Closed, ForkedProcess: the queue cannot be used here.
         """
         check_place(partition, sort_key, item_id)
         check_payload(value, self._what)
         self._waits.check()
-        number = new_number() if len(value) > INLINE_BYTES else ""
-        item = QueueItem.made(item_id, value, number=number, nonce=new_number())
-        create, mark = self._create(partition, sort_key, item), sort_key_op(self._names, partition, sort_key)
-        data = [Create(self._names.data(number), value)] if number else []
+        place = (partition, sort_key, item_id)
+        key = self._names.item(*place)
         try:
-            await ask(self._store.commit, checks, list(dict.fromkeys([mark, create, *data, *ops])))
+            if self._puts is not None:
+                await self._put_in_order(self._puts, place, value, checks, ops, timeout_s)
+            else:
+                await self._put_at_once(place, value, checks, ops)
         except Conflict as error:
-            if any(getattr(each, "key", None) == create.key for each in error.failed):
-                raise KeyExists(
-                    f"{self._what} has an item {partition}/{sort_key}/{item_id} already; nothing was put"
-                ) from error
+            if any(getattr(each, "key", None) == key for each in error.failed):
+                raise KeyExists(f"{self._what} has an item {'/'.join(place)} already; nothing was put") from error
             raise
+
+    async def _put_at_once(
+        self, place: tuple[str, str, str], value: bytes, checks: Sequence[Check], ops: Sequence[Op]
+    ) -> None:
+        nonce = new_id()
+        create, writes = put_ops(self._names, *place, value, nonce=nonce)
+        try:
+            await ask(self._store.commit, checks, list(dict.fromkeys([*writes, *ops])))
         except OutcomeUnknown:
             found = await self._find(create.key)
-            if found is None or found.nonce != item.nonce:
+            if found is None or found.nonce != nonce:
                 raise
 
+    async def _put_in_order(  # noqa: PLR0917 - one caller
+        self,
+        puts: OrderedPuts,
+        place: tuple[str, str, str],
+        value: bytes,
+        checks: Sequence[Check],
+        ops: Sequence[Op],
+        timeout_s: float | None,
+    ) -> None:
+        _, writes = put_ops(self._names, *place, value)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            await waiter.keep_trying(puts.agree, patience)
+            await puts.put(lambda _: writes, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
+
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
-        """The key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
+        """Return the key of an item, for checks and writes of yours: ``Exists(key)``, ``Delete(key)``. Does no I/O."""
         check_place(partition, sort_key, item_id)
         return self._names.item(partition, sort_key, item_id)
 
+    # Removing
+
     def removal(self, item: QueueItem, *, if_taken: bool = False) -> tuple[list[Check], list[Op]]:
-        """``remove`` as checks and writes for a transaction of yours. Does no I/O."""
+        """Return ``remove`` as checks and writes for a transaction of yours. Does no I/O."""
         checks: list[Check] = [item.check]
         if not if_taken:
             checks.append(Absent(self._names.claim_of(item)))
@@ -181,15 +247,15 @@ class WorkQueue(Records):
     async def remove(
         self, item: QueueItem, checks: Sequence[Check] = (), ops: Sequence[Op] = (), *, if_taken: bool = False
     ) -> bool:
-        """Remove an item that was found, in one transaction with writes of yours if you like.
+        """Remove an item that was read before, in one transaction with writes of yours if you like.
 
         Args:
-            item: as it was found; taken or given back since then it is another.
+            item: as it was read; an item that was taken or given back since then is another one.
             checks: must hold too.
             ops: written in the same transaction.
-            if_taken: also while somebody has it: who has it can end it no more, and is not told.
+            if_taken: also while it is claimed: its taker can end it no more, and is not notified.
         Returns:
-            False: it is gone, or not as it was, or somebody has it; nothing was changed.
+            False: it is gone, or not as it was, or claimed; nothing was changed.
         Raises:
             Conflict: one of your checks or writes did not hold; nothing was changed.
             Unavailable: nothing was changed.
@@ -207,24 +273,67 @@ class WorkQueue(Records):
 
     @driven
     async def bury(self, item: QueueItem, why: str = "", checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> bool:
-        """Make a dead letter of an item that was found and that nobody has, with writes of yours if you like.
+        """Make a dead letter of an item that was read before and is not claimed, with writes of yours if you like.
 
         Args:
-            item: as it was found; taken or given back since then it is another.
-            why: kept in the letter.
+            item: as it was read; an item that was taken or given back since then is another one.
+            why: the reason, kept in the letter.
             checks: must hold too.
             ops: written in the same transaction.
         Returns:
-            False: it is gone, or not as it was, or somebody has it, or one of your checks or writes did not hold;
-            nothing was changed.
+            False: it is gone, or not as it was, or claimed, or one of your checks or writes did not hold; nothing was
+            changed.
         Raises:
             Unavailable: nothing was changed.
-            OutcomeUnknown: buried or not.
+            OutcomeUnknown: it is a dead letter or not.
         """
         self._waits.check()
         return await self._taking.bury(item.given_back(check_text(why, "the reason")), lambda _: (checks, ops))
 
     # Taking
+
+    @driven
+    async def take(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> QueueClaim:
+        """Take the first item of a partition that is free; wait for one.
+
+        Takers that come at the same time may get neighboring items in any order. Waiting takers are served in the
+        order in which they came, but a taker that comes just when an item does may be faster. The first look is at the
+        server that the store is connected to: an item that was put, or given back, through another server just before
+        may be overlooked in favor of one after it.
+
+        Args:
+            partition: the partition.
+            timeout_s: seconds to wait; None waits forever, 0 tries once.
+            accept: called with a free item: whether it is wanted.
+        Returns:
+            A claim on the item: it is ours until we end it, or our session ends.
+        Raises:
+            WaitTimeout: there was none; nothing is taken.
+            SessionLost: our session ended while waiting.
+            Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is taken, or only until
+                that is found out.
+            Closed: the queue, its session or its store was closed.
+            ForkedProcess: it was made by the parent of this process.
+            LatchworkError: this is a callback.
+        """
+        check_member(partition, "partition")
+        wish = Wish((partition,), accept=accept or everything)
+        async with self._waits.begin(timeout_s) as (waiter, patience):
+            session, is_try = waiter.session, timeout_s == 0
+            claims = await waiter.keep_trying(lambda: self._taking.take_first(wish, session, is_sure=is_try), patience)
+            if not claims and not patience.is_over:
+                claims = await self._waiting.take_in_turn(
+                    partition,
+                    waiter,
+                    patience,
+                    wish.accept,
+                    lambda known: self._taking.take_known(known, wish, session),
+                )
+            if not claims:
+                self._waits.refuse_ended(waiter)
+                raise WaitTimeout(f"{self._what} had no item for us within {timeout_s or 0.0:.3g} s")
+        self._waiting.taken(claims)
+        return claims[0]
 
     @driven
     async def try_take(
@@ -238,31 +347,30 @@ class WorkQueue(Records):
         on_refused: Callable[[QueueItem], object] | None = None,
         share: Callable[[str], Share] | None = None,
     ) -> list[QueueClaim]:
-        """Take the first items that nobody has taken; wait for none.
+        """Take the first free items, many in one transaction; wait for none.
 
-        Many are taken in one transaction. Takers that come at the same time may get neighbouring items in any order.
+        Takers that come at the same time may get neighboring items in any order.
 
         Args:
             partitions: where to look, one after the other.
-            limit: so many at most.
-            accept: called with an item that is free: whether it will do. That one is not always taken then.
-            extra: called with an item that will do: checks and writes in the transaction that takes it. Items of one
-                transaction share checks if they like; two that write the same key are taken one after the other.
-            extra_dead: the same for the transaction that makes a dead letter of an item, whose attempts are used up and
+            limit: items at most.
+            accept: called with a free item: whether it is wanted. An item that is wanted is not always taken.
+            extra: called with an item that is wanted: checks and writes in the transaction that takes it. Items of one
+                transaction may share checks; two that write the same key are taken one after the other.
+            extra_dead: the same for the transaction that makes a dead letter of an item whose attempts are used up and
                 whose last taker died.
             on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
-            share: called with a partition: which of its takers we are, of how many. Takers that know each other take
-            items
-                of their own share first, and so do not want the same ones; an item of another's share waits for 0.05 s
-                at most, and one that comes before those that were read already for 0.25 s.
+            share: called with a partition: our share of its takers. Takers that know each other take items of their
+                own share first, and so do not want the same ones; an item of another share waits for 0.05 s at most,
+                and one that comes before those that were read already for 0.25 s.
         Returns:
-            Claims in the order in which they were made, may be empty. Each is ours until we end it, or our session
-            ends. Trouble behind the first one is left to the next call.
+            Claims in the order in which they were made, perhaps none. Each is ours until we end it, or our session
+            ends. An error after the first claim is left to the next call.
         Raises:
             Unavailable: nothing is taken.
-            OutcomeUnknown: what may be taken is given to the next call, or back after a second.
+            OutcomeUnknown: the items that may be taken are given to the next call, or back after a second.
             SessionLost: our session has ended.
-            Closed: the backlog, its session or its store was closed.
+            Closed: the queue, its session or its store was closed.
             ForkedProcess: it was made by the parent of this process.
         """
         check_partitions(partitions)
@@ -290,18 +398,18 @@ class WorkQueue(Records):
     ) -> list[QueueClaim]:
         """Take items as ``wait_items`` or a look returned them, without reading them again: one commit.
 
-        An item that others have taken, removed or changed since then is left out; so is one whose attempts are used up,
-        which the next ``try_take`` makes a dead letter.
+        An item that others have taken, removed or changed since then is left out. So is one whose attempts are used
+        up, which the next ``try_take`` makes a dead letter.
 
         Args:
             items: as they were read, in the order in which they are to be taken.
             accept: as for ``try_take``.
-            extra: likewise.
-            on_refused: likewise.
+            extra: as for ``try_take``.
+            on_refused: as for ``try_take``.
         Returns:
-            Claims in that order, may be empty.
+            Claims in that order, perhaps none.
         Raises:
-            ValueError: an item is another backlog's, or a dead letter.
+            ValueError: an item is another queue's, or a dead letter.
             Unavailable, OutcomeUnknown, SessionLost, Closed, ForkedProcess: as for ``try_take``.
         """
         for item in items:
@@ -309,9 +417,9 @@ class WorkQueue(Records):
                 raise ValueError(
                     f"{item.path} is no item of {self._what} that can be taken; it was read at {item.key!r}"
                 )
-        told = [item for item in items if item.attempts < self._taking.most]
-        wish = Wish((), max(1, len(told)), accept or everything, extra or nothing_more, on_refused=on_refused)
-        return await self._take(partial(self._taking.take_items, told, wish))
+        fresh = [item for item in items if item.attempts < self._info.max_attempts]
+        wish = Wish((), max(1, len(fresh)), accept or everything, extra or nothing_more, on_refused=on_refused)
+        return await self._take(partial(self._taking.take_items, fresh, wish))
 
     async def _take(self, take: Callable[[Session], Steps[list[QueueClaim]]]) -> list[QueueClaim]:
         async with self._waits.begin(0.0) as (waiter, _):
@@ -323,24 +431,25 @@ class WorkQueue(Records):
         self._waiting.taken(claims)
         return claims
 
+    # Waiting without taking
+
     @driven
     async def wait_free(self, partition: str, timeout_s: float | None = None, *, accept: Accept | None = None) -> bool:
-        """Wait until an item of a partition is free. It is not taken: ``try_take`` then, and wait again if it has
-        nothing.
+        """Wait until an item of a partition is free. It is not taken: call ``try_take`` then, and perhaps wait again.
 
-        Those that wait are told one after the other, in the order in which they came; who waits writes nothing but a
-        ticket at its start.
+        Waiting takers are notified one after the other, in the order in which they came. A waiter writes a ticket when
+        it starts, and nothing more.
 
         Args:
             partition: where to look.
-            timeout_s: seconds to wait; None waits for ever, 0 looks once.
+            timeout_s: seconds to wait; None waits forever, 0 looks once.
             accept: as for ``try_take``.
         Returns:
-            False: the time is over.
+            False: the time has run out.
         Raises:
             SessionLost: our session ended while waiting.
             Unavailable, OutcomeUnknown: the server could not be reached in that time.
-            Closed: the backlog, its session or its store was closed.
+            Closed: the queue, its session or its store was closed.
             ForkedProcess: it was made by the parent of this process.
             LatchworkError: this is a callback.
         """
@@ -357,32 +466,32 @@ class WorkQueue(Records):
         stays: bool = False,
         on_ahead: Callable[[int], None] | None = None,
     ) -> list[QueueItem] | None:
-        """Wait like ``wait_free``, and return what is free: ``take_items`` takes it without a look.
+        """Wait like ``wait_free``, and return the free items: ``take_items`` takes them without a look.
 
         Args:
             partition: where to look.
             timeout_s: as for ``wait_free``.
-            limit: of more than so many items none is returned.
+            limit: if more items than this are free, none is returned.
             accept: as for ``try_take``.
-            stays: keep the place in the line, also when the time is over; the next such call, of one thread, tells what
-                is new, by the ``accept`` of this one. Meanwhile nobody else is told: ``leave`` when you have enough.
-            on_ahead: with ``stays``: called with how many are ahead in the line, whenever that is looked at. Who is
-                dead or slow is told all the same: while somebody is ahead, ``try_take`` now and then.
+            stays: keep the place in the line, also when the time has run out. The next such call, of one thread,
+                returns what is new, by the ``accept`` of this one. No other waiter is notified meanwhile: call
+                ``leave`` when you have enough.
+            on_ahead: with ``stays``: called with the number of waiters ahead in the line, whenever that is looked at.
+                A waiter ahead may be dead or slow: while there is one, call ``try_take`` now and then.
         Returns:
-            All items of the partition that were free, in order; empty when something is free, and has to be looked for
-            with
-            ``try_take``; None when the time is over.
+            All free items of the partition, in order; empty when something is free and ``try_take`` has to look for
+            it; None when the time has run out.
         Raises:
             SessionLost, Unavailable, OutcomeUnknown, Closed, ForkedProcess, LatchworkError: as for ``wait_free``.
         """
         if not check_whole(limit, "limit") >= 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
         wait = partial(self._waiting.stay, on_ahead=on_ahead) if stays else self._waiting.wait
-        told = await self._wait(partition, timeout_s, accept, wait, self._waiting.kept(partition) if stays else None)
-        return None if told is None else told.tell(limit)
+        seen = await self._wait(partition, timeout_s, accept, wait, self._waiting.kept(partition) if stays else None)
+        return None if seen is None else seen.free_items(limit)
 
     def leave(self, partition: str) -> None:
-        """Give up the place in the line of a partition that ``wait_items`` kept, in the background; it may be none."""
+        """Give up the place in line that ``wait_items`` kept, if there is one, in the background."""
         self._waiting.leave(partition)
 
     async def _wait(
@@ -391,16 +500,219 @@ class WorkQueue(Records):
         check_member(partition, "partition")
         async with self._waits.begin(timeout_s, kept) as (waiter, patience):
             try:
-                told = await wait(partition, waiter, patience, accept or everything)
+                seen = await wait(partition, waiter, patience, accept or everything)
             except (Unavailable, OutcomeUnknown) as error:
                 self._waits.refuse_ended(waiter, error)
                 raise
-            if told is None:
+            if seen is None:
                 self._waits.refuse_ended(waiter)
-            return told
+            return seen
+
+    # Looking around
+
+    @driven
+    async def partitions(self) -> list[str]:
+        """Return the partitions that have items, or had some and were not looked at since then; sorted."""
+        self._waits.check()
+        return list(await ask(self._store.children, self._names.partitions))
+
+    @driven
+    async def find(self, partition: str, sort_key: str, item_id: str) -> QueueItem | None:
+        """Return an item, claimed or not, without a large value; None when there is none of this name."""
+        check_place(partition, sort_key, item_id)
+        self._waits.check()
+        return await self._find(self._names.item(partition, sort_key, item_id))
+
+    async def _find(self, key: str) -> QueueItem | None:
+        entry = await ask(self._store.get, key)
+        return None if entry is None else shown(entry)
+
+    @driven
+    async def find_all(self, keys: Sequence[str]) -> list[QueueItem | None]:
+        """Return the items of these keys, see ``WorkQueue.key``, without large values; None where there is none."""
+        self._waits.check()
+        return [None if entry is None else shown(entry) for entry in await ask(self._store.get_many, keys)]
+
+    @driven
+    async def items(self, partition: str | None = None, limit: int = 100) -> list[QueueItem]:
+        """Return the first items of a partition, or of all in order of their names; claimed ones too.
+
+        Large values are left out.
+        """
+        found: list[QueueItem] = []
+        for each in await self._partitions(partition):
+            for mark in await ask(self._store.list, self._names.sort_keys(each)):
+                if len(found) >= limit:
+                    return found
+                prefix = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                found += [shown(entry) for entry in await ask(self._store.list, prefix, limit=limit - len(found))]
+        return found
+
+    @driven
+    async def size(self, partition: str | None = None) -> int:
+        """Return how many items a partition has, or all have; claimed ones too. Reads all their names."""
+        self._waits.check()
+        return await self._count(partition)
+
+    async def _count(self, partition: str | None) -> int:
+        count = 0
+        for each in await self._partitions(partition):
+            for mark in await ask(self._store.list, self._names.sort_keys(each)):
+                prefix = f"{self._names.items(each)}{mark.key[mark.key.rindex('/') :]}"
+                count += len(await ask(self._store.children, prefix))
+        return count
+
+    @driven
+    async def claims(self, partition: str | None = None, limit: int = 1000) -> dict[str, Ticket]:
+        """Return who has claimed which item, by ``<partition>/<sort key>/<id>``, sorted; the first so many."""
+        found: dict[str, Ticket] = {}
+        for each in await self._partitions(partition):
+            prefix = self._names.claims(each)
+            entries = await self._list_places(prefix, limit - len(found))
+            found.update({f"{each}{entry.key[len(prefix) :]}": Ticket.of(entry) for entry in entries})
+        return found
+
+    @driven
+    async def holder(self, item: QueueItem) -> Ticket | None:
+        """Return who has claimed an item; None when nobody has."""
+        self._waits.check()
+        entry = await ask(self._store.get, self._names.claim_of(item))
+        return None if entry is None else Ticket.of(entry)
+
+    @driven
+    async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
+        """Return who has claimed each of these items; None where nobody has."""
+        self._waits.check()
+        keys = [self._names.claim_of(item) for item in items]
+        return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
+
+    @driven
+    async def takers(self, partition: str) -> list[Ticket]:
+        """Return who waits for a partition, in order."""
+        check_member(partition, "partition")
+        return await self._waiting.line(partition).tickets()
+
+    @driven
+    async def putters(self) -> list[Ticket]:
+        """Return who waits for room, in order; nobody does unless the queue is bounded."""
+        self._waits.home.check()
+        return [] if self._puts is None else await self._puts.putters.tickets()
+
+    @driven
+    async def tidy(self, partition: str) -> bool:
+        """Remove the sort keys without items from the index of a partition that nobody takes from.
+
+        Takers do it as they look. Items that were removed, or deleted in a transaction of yours, leave their sort key.
+
+        Returns:
+            Whether the partition has no sort key any more.
+        Raises:
+            Unavailable: some sort keys may be removed.
+            Closed, ForkedProcess: the queue cannot be used here.
+        """
+        check_member(partition, "partition")
+        self._waits.check()
+        return await tidy(self._store, self._names, partition)
+
+    async def _partitions(self, partition: str | None) -> Sequence[str]:
+        self._waits.check()
+        if partition is not None:
+            return [check_member(partition, "partition")]
+        return list(await ask(self._store.children, self._names.partitions))
+
+    async def _list_places(self, prefix: str, limit: int) -> list[Entry]:
+        """List items or claims below a prefix, without keys that can be neither."""
+        found: list[Entry] = []
+        after: str | None = None
+        while (left := limit - len(found)) > 0:
+            page = await ask(self._store.list, prefix, recursive=True, limit=left, start_after=after)
+            found += [entry for entry in page if place_of(entry.key, prefix) is not None]
+            if len(page) < left:
+                break
+            after = page[-1].key
+        return found
+
+    # Dead letters
+
+    @driven
+    async def dead_letters(self, limit: int = 100) -> list[QueueItem]:
+        """Return items that were given up, with the reason, by the names of their letters; without large values."""
+        self._waits.check()
+        return [shown(entry) for entry in await ask(self._store.list, self._names.dead, limit=limit)]
+
+    @driven
+    async def revive(
+        self,
+        letter: str,
+        *,
+        partition: str | None = None,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+        timeout_s: float | None = None,
+    ) -> QueueItem:
+        """Put a dead letter back where it was, with all its attempts left.
+
+        Args:
+            letter: ``item.letter`` of one of ``dead_letters``: the id of the item, or similar.
+            partition: put it into this partition instead.
+            checks: must hold too.
+            ops: written in the same transaction.
+            timeout_s: as for ``put``.
+        Returns:
+            The item.
+        Raises:
+            KeyExists: there is another item of its name.
+            Conflict: there is no such letter, another client was faster, or one of your checks or writes did not hold.
+            BadRecord: its key was written by another program; drop it.
+            WaitTimeout: as for ``put``.
+        """
+        entry = await self._letter(letter)
+        dead = QueueItem.letter_of(entry)
+        where = dead.partition if partition is None else check_member(partition, "partition")
+        key = self._names.item(where, dead.sort_key, dead.id)
+        writes: list[Op] = [
+            Create(key, dead.revived().to_bytes()),
+            index_op(self._names, where, dead.sort_key),
+            Delete(entry.key),
+        ]
+        held: list[Check] = [At(entry), *checks]
+        try:
+            if self._puts is None:
+                done = await ask(self._store.commit, held, list(dict.fromkeys([*writes, *ops])))
+                return QueueItem.of(done.entries[0])
+            async with self._waits.begin(timeout_s) as (waiter, patience):
+                await waiter.keep_trying(self._puts.agree, patience)
+                await self._puts.put(lambda _: writes, 1, waiter=waiter, patience=patience, checks=held, ops=ops)
+        except Conflict as error:
+            if any(getattr(each, "key", None) == key for each in error.failed):
+                raise KeyExists(
+                    f"{self._what} has an item {where}/{dead.sort_key}/{dead.id}; nothing was changed"
+                ) from error
+            raise
+        return await self._find(key) or dead.revived()
+
+    @driven
+    async def drop(self, letter: str, *, checks: Sequence[Check] = (), ops: Sequence[Op] = ()) -> None:
+        """Delete a dead letter for good, in one transaction with writes of yours if you like.
+
+        Raises:
+            Conflict: there is no such letter, or one of your checks or writes did not hold.
+        """
+        entry = await self._letter(letter)
+        data_id = shown(entry).data_id
+        data = [Delete(self._names.data(data_id))] if data_id else []
+        await ask(self._store.commit, [At(entry), *checks], [Delete(entry.key), *data, *ops])
+
+    async def _letter(self, letter: str) -> Entry:
+        self._waits.check()
+        check_member(letter, "letter")
+        entry = await ask(self._store.get, self._names.letter(letter))
+        if entry is None:
+            raise Conflict(f"{self._what} has no dead letter {letter!r}; list them with dead_letters()")
+        return entry
 
     def close(self) -> None:
-        """Call off who waits through this object. Claims stay with who has them. From any thread; twice is fine."""
+        """Call off the waits through this object. Claims stay with their takers. From any thread; idempotent."""
         if self._waits.home.is_foreign:
             return
         self._waits.close()

@@ -170,7 +170,7 @@ class Endings:
         return "released"
 
     def _bury(self, claim: QueueClaim, ending: Bury) -> str:
-        claim.bury(ending.why, [*ending.ops, *self._hooks.at_end(claim)], timeout_s=0.0)
+        claim.bury(ending.why, ops=[*ending.ops, *self._hooks.at_end(claim)], timeout_s=0.0)
         return "buried"
 
     # Done

@@ -1,0 +1,232 @@
+"""Puts that come one after the other: they number their items, or keep within a capacity.
+
+Keys:  <name>/tail   the number of the last item that was put, see ``cell``
+       <name>/room   the capacity, and how many items may be put before they have to be counted again; JSON
+
+Every put writes the tail on condition that it is as it was read, so puts are one after the other. All other steps only
+make items fewer. So a count of the items, made after the tail was read, leaves room for as many puts as the capacity
+exceeds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from latchwork.errors import BadRecord, Conflict, LatchworkError, Unavailable, WaitTimeout
+from latchwork.primitives.fair.tickets import TicketQueue
+from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.numbers.cell import Cell
+from latchwork.primitives.queue.claims import QueueInfo
+from latchwork.primitives.waiting.common import Patience, check_whole
+from latchwork.primitives.waiting.waiter import Waiter, get_or_create
+from latchwork.primitives.waiting.waits import Waits
+from latchwork.records import Record
+from latchwork.store.backoff import Backoff
+from latchwork.store.steps import Steps, ask
+from latchwork.store.watch import Batch
+from latchwork.types import Check, Entry, Op, Put
+
+_CELL_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The capacity of a queue, None for no limit, and how many puts it has room for without counting its items."""
+
+    capacity: int | None
+    free: int = 0
+
+    @classmethod
+    def of(cls, entry: Entry) -> Room:
+        """Read what is stored.
+
+        Raises:
+            BadRecord: it is no capacity.
+        """
+        try:
+            body = Record.of(entry.value)
+            capacity = body.whole("capacity", least=1) if body.has("capacity") else None
+            return cls(capacity, body.whole("free", 0))
+        except BadRecord as error:
+            raise BadRecord(f"key {entry.key!r} holds no capacity of a queue ({error}); use another name") from None
+
+    def to_bytes(self) -> bytes:
+        """Encode it."""
+        return json.dumps({"capacity": self.capacity, "free": self.free}).encode()
+
+
+class _Full(Exception):
+    """There is no room."""
+
+
+class OrderedPuts:
+    """The tail of one queue. Thread-safe.
+
+    Args:
+        info: the queue.
+        waits: the waits through its object.
+        count: counts the items.
+        capacity: items at most; None takes the stored capacity, or none.
+        label: how others see us when we wait for room.
+
+    Attributes:
+        putters: the tickets of those that wait for room.
+    """
+
+    def __init__(
+        self, info: QueueInfo, waits: Waits, count: Callable[[], Steps[int]], capacity: int | None, label: str
+    ) -> None:
+        self.putters = TicketQueue(info.store, info.names.putters, f"putters of {info.what}", label)
+        self._store = info.store
+        self._names = info.names
+        self._what = info.what
+        self._waits = waits
+        self._count = count
+        self._capacity = capacity
+        self._is_agreed = False
+        self._tail = Cell(info.store, info.names.tail, f"the tail of {info.what}")
+
+    async def put(
+        self,
+        creations: Callable[[int], Sequence[Op]],
+        count: int,
+        *,
+        waiter: Waiter,
+        patience: Patience,
+        checks: Sequence[Check] = (),
+        ops: Sequence[Op] = (),
+    ) -> int:
+        """Put items in one transaction, and wait for room before.
+
+        Args:
+            creations: given the number of the first item, returns the writes that create all.
+            count: items; 1 for a bounded queue.
+            waiter: waits.
+            patience: how long.
+            checks: of the caller, must hold too.
+            ops: of the caller, written in the same transaction.
+        Returns:
+            The number of the first item.
+        Raises:
+            Conflict: one of the caller's checks or writes did not hold, or an item exists; nothing was put.
+            WaitTimeout: there was no room, or others put items all that time; nothing was put.
+            Unavailable, OutcomeUnknown: as for ``Queue.put``.
+        """
+
+        async def put() -> int:
+            return await self._try_put(creations, count, waiter, patience, checks, ops)
+
+        try:
+            return await put()
+        except _Full:
+            pass
+        place = None if patience.is_over else await take_turn(self.putters, waiter, patience)
+        if place is None:
+            raise self._no_room(waiter)
+        try:
+            has_room = _HasRoom(self._names.partitions, await self.agree() or 0)
+            while await waiter.follow(self._names.partitions, has_room, patience):
+                with contextlib.suppress(_Full):
+                    return await put()
+                has_room = _HasRoom(self._names.partitions, await self.agree() or 0)
+            raise self._no_room(waiter)
+        finally:
+            await self.putters.leave(place)
+
+    async def _try_put(  # noqa: PLR0917 - one caller
+        self,
+        creations: Callable[[int], Sequence[Op]],
+        count: int,
+        waiter: Waiter,
+        patience: Patience,
+        checks: Sequence[Check],
+        ops: Sequence[Op],
+    ) -> int:
+        async def writes(before: int, _after: int) -> list[Op]:
+            return list(dict.fromkeys([*creations(before + 1), *await self._use_room(count), *ops]))
+
+        backoff = Backoff()
+        while True:
+            try:
+                last = await self._tail.change(
+                    lambda now: now + count,
+                    checks=checks,
+                    ops=writes,
+                    timeout_s=patience.left_s(_CELL_PATIENCE_S),
+                    may_guess=True,
+                )
+            except (Unavailable, Conflict) as error:
+                if isinstance(error, Conflict) and self._is_foreign(error):
+                    raise
+                if patience.is_over:
+                    self._refuse_crowded(error)
+                    raise
+                if not await waiter.pause(patience.left_s(backoff.next_s())):
+                    self._waits.refuse_ended(waiter, error)
+                    raise
+            else:
+                assert last is not None
+                return last - count + 1
+
+    async def _use_room(self, count: int) -> list[Op]:
+        """Count room as used."""
+        if self._capacity is None:
+            return []
+        entry = await ask(self._store.get, self._names.room)
+        free = 0 if entry is None else Room.of(entry).free
+        if free < count:
+            free = self._capacity - await self._count()
+        if free < count:
+            raise _Full
+        return [Put(self._names.room, Room(self._capacity, free - count).to_bytes())]
+
+    async def agree(self) -> int | None:
+        """Return the capacity, as stored by the first use."""
+        if self._is_agreed:
+            return self._capacity
+        entry = await get_or_create(self._store, self._names.room, Room(self._capacity).to_bytes())
+        stored = Room.of(entry).capacity
+        if self._capacity not in {None, stored}:
+            raise LatchworkError(
+                f"{self._what} has a capacity of {stored}, not {self._capacity}; make it with that, or use another name"
+            )
+        self._capacity, self._is_agreed = stored, True
+        return stored
+
+    def _is_foreign(self, error: Conflict) -> bool:
+        """Return whether a put was refused for another reason than the puts of others."""
+        return bool(error.failed) and all(getattr(one, "key", None) != self._names.tail for one in error.failed)
+
+    def _refuse_crowded(self, error: LatchworkError) -> None:
+        if isinstance(error, Conflict):
+            raise WaitTimeout(f"others kept putting items into {self._what}, nothing was put; wait longer") from error
+
+    def _no_room(self, waiter: Waiter) -> WaitTimeout:
+        self._waits.refuse_ended(waiter)
+        return WaitTimeout(f"{self._what} is full, it holds {self._capacity} items; wait longer, or take some")
+
+
+class _HasRoom:
+    """Follows the partitions, and says whether they have fewer items than the capacity. Single-threaded."""
+
+    def __init__(self, partitions: str, capacity: int) -> None:
+        self._partitions = partitions
+        self._capacity = capacity
+        self._items: set[str] = set()
+
+    def __call__(self, batch: Batch) -> bool:
+        for change in batch:
+            path = change.key[len(self._partitions) + 1 :].split("/")
+            if len(path) == 4 and path[1] == "items":
+                (self._items.discard if change.entry is None else self._items.add)(change.key)
+        return len(self._items) < self._capacity
+
+
+def check_capacity(capacity: int | None) -> int | None:
+    """Return the capacity; ``ValueError`` if it is neither None nor at least 1."""
+    if capacity is not None and not check_whole(capacity, "capacity") >= 1:
+        raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
+    return capacity
