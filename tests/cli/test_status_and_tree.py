@@ -187,6 +187,7 @@ def test_tree_with_values_masks_secrets_and_defuses_control_characters(cli):
 def test_status_defuses_control_characters_that_somebody_stored(cli):
     url = f"sqlite:///{cli.folder}/cluster.db"
     member = {
+        "worker": "n1",
         "state": "ready",
         "host": "\x1b[31mred\nforged line",
         "pid": 1,
