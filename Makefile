@@ -7,6 +7,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.made
 CORE  := python/latchwork/_core.abi3.so
+PACKAGES := $(wildcard python/packages/*/pyproject.toml)
 
 # maturin takes the virtual environment from here; a conda environment around us would confuse it.
 IN_VENV := env -u CONDA_PREFIX -u PYTHONHOME VIRTUAL_ENV="$(CURDIR)/$(VENV)"
@@ -73,18 +74,23 @@ help:
 prerequisites:
 	@sh scripts/check_prerequisites
 
-build: prerequisites $(CORE)
+build: prerequisites $(CORE) $(STAMP)/packages
 
 $(STAMP)/venv: | prerequisites
 	"$$(sh scripts/find_python)" -m venv $(VENV)
 	@mkdir -p $(STAMP) && touch $@
 
-$(STAMP)/dependencies: requirements-dev.txt $(STAMP)/venv
+$(STAMP)/requirements: requirements-dev.txt $(STAMP)/venv
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 
-$(CORE): pyproject.toml $(STAMP)/dependencies $(RUST_SOURCES)
+$(CORE): pyproject.toml $(STAMP)/requirements $(RUST_SOURCES)
 	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,pickle,tasks,tracing,zookeeper-sasl
+	@touch $@
+
+# The add-ons, editable. Everything that they require is installed by now.
+$(STAMP)/packages: $(PACKAGES) $(STAMP)/requirements | $(CORE)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation $(foreach each,$(PACKAGES),-e $(dir $(each)))
 	@touch $@
 
 demo: build

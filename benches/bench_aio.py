@@ -34,8 +34,8 @@ from pathlib import Path
 import latchwork
 from latchwork import aio
 from latchwork.primitives import Lock
-from latchwork_testbed import servers
-from latchwork_testbed.etcd_rpc import import_etcd3
+from latchwork_testkit import servers
+from latchwork_testkit.etcd_rpc import import_etcd3
 
 _PAGE = resource.getpagesize()
 

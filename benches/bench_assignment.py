@@ -15,8 +15,8 @@ import json
 import mmh3
 import pytest
 
-from latchwork.apps.assign_bench import bench
 from latchwork.assignment import RendezvousHasher, strategy_by_name
+from latchwork_testkit.assign_bench import bench
 
 PEER_PAIRS = 2_000_000
 

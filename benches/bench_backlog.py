@@ -22,7 +22,7 @@ from pathlib import Path
 
 import latchwork
 from latchwork.primitives import Queue, WorkQueue
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {"etcd34": lambda: EtcdServer(version="3.4"), "etcd35": lambda: EtcdServer(version="3.5")}
 SERVERS["zookeeper"] = ZooKeeperServer

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
-from latchwork.apps.assign_bench import bench
+from latchwork_testkit.assign_bench import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The most that Python's side may take of the time of Rust's.

@@ -14,8 +14,8 @@ import platform
 import sys
 from pathlib import Path
 
-from latchwork.apps.cluster_bench import BenchOptions, goals, measure
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.cluster_bench import BenchOptions, goals, measure
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- bench-cluster: begin -->", "<!-- bench-cluster: end -->"

@@ -23,7 +23,7 @@ from roles import Child, answer
 
 import latchwork
 from latchwork.primitives import Group
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {
     "etcd34": lambda: EtcdServer(version="3.4"),

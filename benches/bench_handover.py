@@ -24,8 +24,8 @@ from pathlib import Path
 
 import latchwork
 from latchwork.primitives import LeaderLatch, Lock
-from latchwork_testbed.etcd_rpc import import_etcd3
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.etcd_rpc import import_etcd3
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 #: Long enough for the one that gave it to have queued again: else that is measured, not the hand-over.
 HOLD_S = 0.010

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from latchwork._core import ItemSet, RendezvousHasher
-from latchwork.apps.assign_bench import bench
-from latchwork.apps.assign_bench.peers import PEERS
+from latchwork_testkit.assign_bench import bench
+from latchwork_testkit.assign_bench.peers import PEERS
 
 
 def batches(workers, items, repeats):

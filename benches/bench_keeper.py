@@ -20,7 +20,7 @@ from pathlib import Path
 
 import latchwork
 from latchwork.primitives import LockKeeper
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 
 def proposals(server: EtcdServer) -> int:

@@ -35,7 +35,7 @@ from executor_sides import CelerySide, DaskSide, Peer
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker
 from latchwork.tasks import Functions
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {
     "etcd34": lambda: EtcdServer(version="3.4"),

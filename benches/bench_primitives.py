@@ -31,7 +31,7 @@ from latchwork.primitives import (
     ReadWriteLock,
     Semaphore,
 )
-from latchwork_testbed.servers import ZooKeeperServer
+from latchwork_testkit.servers import ZooKeeperServer
 
 Use = Callable[[], object]
 

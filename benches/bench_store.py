@@ -33,7 +33,7 @@ from store_storage import data_dir
 from store_table import Table
 
 import latchwork
-from latchwork_testbed.servers import EtcdServer, ServerMissing, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ServerMissing, ZooKeeperServer
 
 SERVERS = {
     "zookeeper": ZooKeeperServer,

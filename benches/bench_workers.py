@@ -27,7 +27,7 @@ from roles import Child, answer
 import latchwork
 from latchwork.primitives import Barrier
 from latchwork.worker_group import JobFaulty, Worker, submit
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
 TTL_S = 30.0

@@ -52,8 +52,8 @@ from latchwork.workflows.keys import Keys
 from latchwork.workflows.logs import open_logs
 from latchwork.workflows.master import Master
 from latchwork.workflows.worker import Worker, WorkerOptions
-from latchwork_testbed.postgres import PostgresServer
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.postgres import PostgresServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 STORES = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
 PART = 250

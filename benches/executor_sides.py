@@ -17,7 +17,7 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 HERE = Path(__file__).parent
 SERVERS = {

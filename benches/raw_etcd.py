@@ -12,7 +12,7 @@ import queue
 import grpc
 from store_sides import CHILDREN, IN_FLIGHT, KEYS, VALUE, Side
 
-from latchwork_testbed.etcd_rpc import Stub, pb
+from latchwork_testkit.etcd_rpc import Stub, pb
 
 _C = pb.Compare
 

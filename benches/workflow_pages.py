@@ -30,7 +30,7 @@ from latchwork.workflows.database.tables import command, definition, instance, s
 from latchwork.workflows.definitions.validate import checked
 from latchwork.workflows.site import make_site
 from latchwork.workflows.types import TaskTypes
-from latchwork_testbed.postgres import PostgresServer
+from latchwork_testkit.postgres import PostgresServer
 
 WORKFLOWS, TASKS = 50, 10
 #: Backfills, and the dates of each; elements of the map of one run.

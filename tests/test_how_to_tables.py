@@ -20,7 +20,7 @@ from kazoo.recipe.cache import TreeCache
 
 import latchwork
 from latchwork import assignment, primitives
-from latchwork_testbed.etcd_rpc import import_etcd3
+from latchwork_testkit.etcd_rpc import import_etcd3
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 SPAN = re.compile(r"`([^`]+)`")

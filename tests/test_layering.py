@@ -67,8 +67,8 @@ MAY_IMPORT = {
     "web": GROUND | {"drawing"},  # 6c
     "workflows": HELPERS | SYSTEMS | {"aio", "web", "drawing"},  # 7
     "": HELPERS | SYSTEMS,  # latchwork/__init__.py
-    "cli": HELPERS | SYSTEMS | {"", "apps", "aio", "workflows", "web", "drawing"},  # 8
-    "apps": HELPERS | SYSTEMS | {"", "_core", "aio", "workflows"},
+    "cli": HELPERS | SYSTEMS | {"", "demo", "aio", "workflows", "web", "drawing"},  # 8
+    "demo": HELPERS | SYSTEMS | {""},  # 7
     "testing": HELPERS | SYSTEMS | {"", "_core", "aio"},
 }
 # Libraries and the only places that may import them, as the beginnings of module names.
@@ -91,9 +91,9 @@ LIBRARIES = {
         "cli",
     ),
     "cloudpickle": ("tasks",),
-    "typer": ("cli", "apps"),
-    "click": ("cli", "apps"),
-    "rich": ("cli", "apps"),
+    "typer": ("cli", "demo"),
+    "click": ("cli", "demo"),
+    "rich": ("cli", "demo"),
     "sqlalchemy": ("workflows",),
     "alembic": ("workflows",),
     "yaml": ("workflows",),
@@ -104,10 +104,10 @@ LIBRARIES = {
 }
 # One backend each; the other modules of `backends` are shared by them all.
 BACKENDS = ("embedded", "etcd", "zookeeper")
-#: Documented paths of things that stand on a floor above now; nothing of ours goes through them.
-MOVED_UP = {"assignment.bench": "apps.assign_bench.bench"}
 #: Packages whose modules are doors each. Everywhere else one comes in by the package, or by a wing of it.
-OPEN_HOUSES = {"_base", "backends", "store", "apps", "testing", ""}
+OPEN_HOUSES = {"_base", "backends", "store", "testing", ""}
+#: Distributions in python/packages, which latchwork never imports.
+ADD_ONS = {path.name for path in PACKAGE.parent.glob("packages/*/src/*") if path.is_dir()}
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ def complaint(found, package):
     importer, target = found.importer, found.target
     if part(importer) not in MAY_IMPORT:
         return f"{part(importer)} has no floor: add it to MAY_IMPORT, and to the map"
+    if part(target) in ADD_ONS:
+        return f"latchwork may not import the add-on {part(target)}"
     if not found.own:
         homes = LIBRARIES.get(part(target))
         allowed = homes is None or importer.startswith(homes) or part(importer) == "testing"
         return None if allowed else f"only {' and '.join(homes)} may import {part(target)}"
     if part(importer) == part(target):
         return sibling_complaint(importer, target)
-    if target == MOVED_UP.get(importer):
-        return None
     if part(target) not in MAY_IMPORT[part(importer)]:
         return f"layer of {part(importer) or 'latchwork/__init__'} may not import {part(target) or 'latchwork itself'}"
     return window_complaint(importer, target, package)
@@ -217,9 +217,6 @@ def sibling_complaint(importer, target):
     ours, theirs = backend_of(importer), backend_of(target)
     if ours != theirs and ours and theirs:
         return f"backend {ours} may not import backend {theirs}"
-    if part(importer) == "apps" and len(importer.split(".")) > 1 and len(target.split(".")) > 1:
-        our_app, their_app = importer.split(".")[1], target.split(".")[1]
-        return None if our_app == their_app else f"app {our_app} may not import app {their_app}"
     return None
 
 
@@ -279,21 +276,20 @@ def test_there_are_imports_to_judge():
         ("primitives/latch.py", "from latchwork.assignment import Plan", "primitives may not import assignment"),
         ("jobs/job.py", "from latchwork import _core", "jobs may not import _core"),
         ("jobs/job.py", "from latchwork.cli.main import main", "jobs may not import cli"),
-        ("jobs/job.py", "from latchwork.testing import servers", "jobs may not import testing"),
+        ("jobs/job.py", "from latchwork.testing import faults", "jobs may not import testing"),
         ("jobs/job.py", "from latchwork.executor import Executor", "jobs may not import executor"),
         ("jobs/job.py", "from latchwork.primitives.fair.lock import Lock", "by the window primitives.fair.lock"),
-        ("cli/main.py", "from latchwork.testing.servers import EtcdServer", "cli may not import testing"),
-        ("__init__.py", "from latchwork.testing import servers", "latchwork/__init__ may not import testing"),
+        ("cli/main.py", "from latchwork.testing.faults import Fault", "cli may not import testing"),
+        ("__init__.py", "from latchwork.testing import faults", "latchwork/__init__ may not import testing"),
+        ("testing/faults.py", "from latchwork_testkit import servers", "may not import the add-on latchwork_testkit"),
         ("__init__.py", "from .cli import main", "latchwork/__init__ may not import cli"),
-        ("apps/one/a.py", "from latchwork.apps.two import b", "app one may not import app two"),
-        ("apps/one/a.py", "from ..two import b", "app one may not import app two"),
         ("backends/etcd/client.py", "from latchwork.backends.zookeeper import x", "etcd may not import backend zoo"),
         ("backends/etcd/client.py", "import kazoo.client", r"only backends\.zookeeper may import kazoo"),
         ("backends/zookeeper/client.py", "import grpc", r"only backends\.etcd may import grpc"),
         ("backends/etcd/client.py", "import sqlite3", r"only backends\.embedded may import sqlite3"),
         ("store/store.py", "from kazoo.client import KazooClient", r"only backends\.zookeeper may import kazoo"),
         ("jobs/job.py", "import cronsim", "only schedules may import cronsim"),
-        ("jobs/job.py", "import typer", "only cli and apps may import typer"),
+        ("jobs/job.py", "import typer", "only cli and demo may import typer"),
         ("novelty/x.py", "import os", "novelty has no floor"),
     ],
 )
@@ -312,8 +308,8 @@ def test_import_against_the_table_is_found(tmp_path, file, code, why):
         ("assignment/strategies.py", "from latchwork import _core\nfrom latchwork._core import fast"),
         ("jobs/job.py", "from latchwork.assignment import Plan\nfrom latchwork.jobs.keys import x"),
         ("jobs/job.py", "from latchwork.primitives import Lock\nfrom latchwork.primitives.fair import Turn"),
-        ("apps/one/a.py", "from latchwork.apps.one import b\nfrom . import c\nfrom latchwork import Store"),
-        ("cli/main.py", "import latchwork\nfrom latchwork.apps import one\nimport rich.table"),
+        ("demo/a.py", "from latchwork.demo import b\nfrom . import c\nfrom latchwork import Store"),
+        ("cli/main.py", "import latchwork\nfrom latchwork.demo import run_demo\nimport rich.table"),
         ("testing/faults.py", "import kazoo\nfrom latchwork.backends.base import Backend"),
     ],
 )
@@ -330,11 +326,11 @@ def test_a_circle_is_found_also_of_imports_for_type_checkers(tmp_path):
 
 def make_package(tmp_path, file, code):
     package = tmp_path / "latchwork"
-    for folder in ("apps/one", "apps/two", "backends/etcd", "backends/zookeeper", "store", "primitives/fair", "jobs"):
+    for folder in ("demo", "backends/etcd", "backends/zookeeper", "store", "primitives/fair", "jobs"):
         (package / folder).mkdir(parents=True, exist_ok=True)
     for folder in ("assignment", "cli", "testing", "novelty"):
         (package / folder).mkdir(exist_ok=True)
-    for module in ("errors", "types", "store/session", "testing/servers", "apps/two/b", "primitives/fair/lock"):
+    for module in ("errors", "types", "store/session", "testing/faults", "primitives/fair/lock"):
         (package / f"{module}.py").touch()
     (package / file).write_text(code)
     return package

@@ -232,7 +232,7 @@ def test_every_process_of_a_run_gets_the_same_server_which_ends_with_the_run(sta
 
 def test_a_server_that_cannot_be_started_is_an_error_where_it_was_asked_for(starter, monkeypatch):
     monkeypatch.setenv("LATCHWORK_ETCD36", "/nowhere/etcd")
-    monkeypatch.setattr("latchwork_testbed.binaries._etcd_candidates", lambda _version: iter([Path("/nowhere/etcd")]))
+    monkeypatch.setattr("latchwork_testkit.binaries._etcd_candidates", lambda _version: iter([Path("/nowhere/etcd")]))
     with pytest.raises(RuntimeError, match=r"ServerMissing: etcd 3\.6 is not installed"):
         _ask(starter.listen(), "etcd36")
 

@@ -21,7 +21,13 @@ NAMED = sorted(
 )
 FOLDERS = sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 WINGS = [folder for folder in FOLDERS if len(folder.relative_to(PACKAGE).parts) > 1]
-BASES = [ROOT, PACKAGE.parent, *FOLDERS, PACKAGE.parent / "latchwork_testbed"]
+BASES = [
+    ROOT,
+    PACKAGE.parent,
+    *FOLDERS,
+    *PACKAGE.parent.glob("packages/*/src"),
+    *PACKAGE.parent.glob("packages/*/src/*"),
+]
 BASES += [ROOT / "docs", ROOT / "docs" / "reference", ROOT / "tests" / "assignment", ROOT / "tests" / "primitives"]
 
 

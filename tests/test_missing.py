@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_testbed.binaries import ServerMissing
-from latchwork_testbed.chromium import find_chromium
+from latchwork_testkit.binaries import ServerMissing
+from latchwork_testkit.chromium import find_chromium
 from missing import found_or_skipped
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "install_chromium"

@@ -25,7 +25,7 @@ def quick(tmp_path, monkeypatch):
         "python/latchwork/jobs/cron.py": "",
         "tests/jobs/test_cron.py": "from latchwork.jobs.cron import Cell",
         "tests/jobs/test_other.py": "import latchwork",
-        "tests/jobs/test_server.py": "from latchwork.testing.servers import EtcdServer",
+        "tests/jobs/test_server.py": "from latchwork_testkit.servers import EtcdServer",
         "tests/store/test_store.py": "import latchwork",
         "tests/cli/test_why.py": "from latchwork.jobs import cron",
         "tests/trials/chaos/test_storm.py": "from latchwork.jobs import cron",

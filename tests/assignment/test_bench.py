@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.apps.assign_bench import bench
+from latchwork_testkit.assign_bench import bench
 
 
 def test_a_run_times_every_hasher_and_strategy():

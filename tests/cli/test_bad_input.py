@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 import latchwork
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.servers import EtcdServer
 
 COMMANDS = [("status",), ("tree",), ("demo",), ("run", "jobs:job", "--node-id", "n1")]
 JOB = "from latchwork.jobs import Job\njob = Job('report', work_pool=['a'], run=print)\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import latchwork
-from latchwork.apps.cluster_bench.model import BenchOptions, Figures, Goal, Spread, digest, goals
+from latchwork_testkit.cluster_bench.model import BenchOptions, Figures, Goal, Spread, digest, goals
 
 SMALL = ("--workers", "12", "--items", "240", "--jobs", "4", "--deaths", "1", "--idle-s", "3.6", "--debounce-s", "0.05")
 

@@ -136,7 +136,7 @@ def test_demo_refuses_to_kill_its_only_worker(cli):
 
 
 def test_demo_says_which_worker_failed_and_why(cli):
-    ours = "'latchwork.apps.demo.node' in sys.orig_argv"
+    ours = "'latchwork.demo.node' in sys.orig_argv"
     cli.write("sitecustomize.py", f"import os, sys\nif {ours}:\n    print('no room', flush=True)\n    os._exit(7)\n")
     done = cli("demo", PYTHONPATH=str(cli.folder), TMPDIR=str(cli.folder))
     line = done.refused(1, "ended by itself", "its log ends: no room")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from latchwork.apps.demo.corpus import (
+from latchwork.demo.corpus import (
     BROKEN_ITEM,
     Counts,
     count_files,
@@ -16,10 +16,10 @@ from latchwork.apps.demo.corpus import (
     find_items,
     write_broken_item,
 )
-from latchwork.apps.demo.kill import Kill
-from latchwork.apps.demo.outcome import Facts, Rerun, judge
-from latchwork.apps.demo.records import Result, Share, Start
-from latchwork.apps.demo.view import LiveView, NodeProgress, PlainView, Progress
+from latchwork.demo.kill import Kill
+from latchwork.demo.outcome import Facts, Rerun, judge
+from latchwork.demo.records import Result, Share, Start
+from latchwork.demo.view import LiveView, NodeProgress, PlainView, Progress
 
 ONE = Counts(files=1, lines=10)
 VICTIM, OTHER = 100, 200

@@ -11,7 +11,7 @@ from backends_table import BY_NAME, SERVERS
 from latchwork.errors import LatchworkError, LockLost
 from latchwork.jobs import Control, JobManager
 from latchwork.jobs.worker.runs import stop_margin_s
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 
 
 @pytest.fixture(params=SERVERS)

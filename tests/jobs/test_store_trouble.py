@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 import latchwork
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.servers import EtcdServer
 
 QUOTA_BYTES = 8 * 2**20
 

@@ -15,7 +15,7 @@ from backends_table import BY_NAME, SERVERS
 from latchwork.jobs import FixedRate, Job, JobManager
 from latchwork.jobs.stored import cluster_store
 from latchwork.primitives import Lock, LockKeeper
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 3.0
 INTERVAL_S = TTL_S / 3

@@ -15,7 +15,7 @@ from backends_table import BY_NAME, SERVERS
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import Counter, Election, LeaderLatch, Lock, ReadWriteLock, Semaphore, Sequence
 from latchwork.types import Create, Put
-from latchwork_testbed.etcd_rpc import Stub, pb
+from latchwork_testkit.etcd_rpc import Stub, pb
 
 TTL_S = 1.0
 KINDS = ("lock", "read side", "write side", "semaphore", "election", "latch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.servers import ZooKeeperServer
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.servers import ZooKeeperServer
 
 
 class Accounts:

@@ -8,7 +8,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from latchwork_testbed.servers import Tls
+from latchwork_testkit.servers import Tls
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from latchwork._base.decoding import encode as encode_it
-from latchwork.apps.demo import records as demo
-from latchwork.apps.demo.corpus import Counts
 from latchwork.cli.screens.tree import shown
+from latchwork.demo import records as demo
+from latchwork.demo.corpus import Counts
 from latchwork.jobs.cron import CronCell, decode_cell
 from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode

@@ -15,7 +15,7 @@ from backends_table import BY_NAME, ETCD
 from latchwork import Absent, AuthenticationFailed, Delete, Exists, PermissionDenied, Put
 from latchwork.backends.etcd.watching import watches as etcd_watches
 from latchwork.backends.zookeeper.watching import leaves, watches
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 from levels import LONG
 from security.accounts import Accounts
 

@@ -18,7 +18,7 @@ import latchwork
 from backends_table import BY_NAME, ETCD
 from latchwork import LatchworkError
 from latchwork.backends.url import parse_url
-from latchwork_testbed.servers import ZooKeeperServer
+from latchwork_testkit.servers import ZooKeeperServer
 from levels import LONG
 from security.accounts import Accounts, sasl_server
 

@@ -19,9 +19,9 @@ import trustme
 from kazoo.client import KazooClient
 
 from backends_table import BY_NAME, SERVERS
-from latchwork_testbed import server as _server
-from latchwork_testbed.ports import reserve_port
-from latchwork_testbed.servers import (
+from latchwork_testkit import server as _server
+from latchwork_testkit.ports import reserve_port
+from latchwork_testkit.servers import (
     EtcdCluster,
     EtcdServer,
     EtcdTls,
@@ -173,7 +173,7 @@ def test_server_outlives_the_thread_that_started_it():
 
 CHILD = """
 import sys
-from latchwork_testbed.servers import EtcdServer, ZooKeeperServer
+from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 server = ZooKeeperServer() if sys.argv[1] == "zookeeper" else EtcdServer(sys.argv[1])
 server.start()
 print(server.pid, server.data_dir, flush=True)
@@ -291,7 +291,7 @@ def test_port_taken_by_a_stranger_is_replaced_on_first_start(kind, monkeypatch):
 
 def test_two_processes_never_reserve_the_same_port():
     code = (
-        "from latchwork_testbed.ports import reserve_port; ports = [reserve_port() for _ in range(300)]; "
+        "from latchwork_testkit.ports import reserve_port; ports = [reserve_port() for _ in range(300)]; "
         "print(*(p.port for p in ports), flush=True); input()"
     )
     command = [sys.executable, "-c", code]
@@ -358,7 +358,7 @@ def test_etcd_of_another_version_is_not_taken_for_the_one_asked_for(monkeypatch)
 
 
 def test_missing_java_and_zookeeper_name_the_packages(monkeypatch, tmp_path):
-    monkeypatch.setattr("latchwork_testbed.binaries._DEBIAN_JARS", (str(tmp_path / "zookeeper.jar"),))
+    monkeypatch.setattr("latchwork_testkit.binaries._DEBIAN_JARS", (str(tmp_path / "zookeeper.jar"),))
     with pytest.raises(ServerMissing, match="libzookeeper-java"):
         ZooKeeperServer().start()
     monkeypatch.delenv("JAVA_HOME", raising=False)

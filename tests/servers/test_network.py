@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from latchwork_testbed.network import Network
-from latchwork_testbed.proxy import Proxy
-from latchwork_testbed.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemble
+from latchwork_testkit.network import Network
+from latchwork_testkit.proxy import Proxy
+from latchwork_testkit.servers import EtcdCluster, ServerFailed, ZooKeeperEnsemble
 from patience import eventually
 
 SOON_S = 10.0

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 from patience import eventually
 
 WAIT_S = 10.0

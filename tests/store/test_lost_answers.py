@@ -62,7 +62,7 @@ from latchwork.tasks import Functions
 from latchwork.testing import VirtualClock
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.worker_group import submit
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 
 WAIT_S = 30.0
 #: How long a call may try that is swept.

@@ -211,7 +211,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing_of_latchwork(run):
 
 def test_the_plugin_itself_is_loaded_in_no_time():
     script = (
-        "import pytest, time\nbefore = time.perf_counter()\nimport latchwork_pytest\n"
+        "import pytest, time\nbefore = time.perf_counter()\nimport latchwork_testkit.pytest_plugin\n"
         "print(time.perf_counter() - before)"
     )
     took = [

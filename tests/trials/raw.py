@@ -19,7 +19,7 @@ import grpc
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
-from latchwork_testbed.etcd_rpc import Stub, pb
+from latchwork_testkit.etcd_rpc import Stub, pb
 from patience import came_true
 from trials.judges.contract.facts import Stored
 

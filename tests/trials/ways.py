@@ -1,4 +1,4 @@
-"""Ways from clients to servers that can be cut, held back and dropped: see ``latchwork_testbed.proxy``."""
+"""Ways from clients to servers that can be cut, held back and dropped: see ``latchwork_testkit.proxy``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 from trials.remote import Remote, Wire
 
 

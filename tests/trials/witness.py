@@ -12,12 +12,12 @@ import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from latchwork_testbed.binaries import find_etcd
-from latchwork_testbed.servers import EtcdCluster, EtcdServer
+from latchwork_testkit.binaries import find_etcd
+from latchwork_testkit.servers import EtcdCluster, EtcdServer
 from trials.raw import RawEtcd, etcd_members_differ
 
 if TYPE_CHECKING:
-    from latchwork_testbed.servers import ZooKeeperEnsemble, ZooKeeperServer
+    from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 
 
 class Witness:

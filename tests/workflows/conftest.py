@@ -17,7 +17,7 @@ from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.installation import initialize
 from latchwork.workflows.secrets import Secrets
-from latchwork_testbed.postgres import PostgresServer, find_postgres
+from latchwork_testkit.postgres import PostgresServer, find_postgres
 from missing import found_or_skipped
 from workflows import working
 from workflows.hands import Stage

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.errors import Closed
-from latchwork.testing.proxy import Proxy
 from latchwork.workflows.database import Database
 from latchwork.workflows.database import database as databases
 from latchwork.workflows.database.database import DatabaseUnavailable
@@ -19,6 +18,7 @@ from latchwork.workflows.errors import StoreMismatch
 from latchwork.workflows.installation import NotInitialized, initialize
 from latchwork.workflows.master import Master
 from latchwork.workflows.master import master as node
+from latchwork_testkit.proxy import Proxy
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 

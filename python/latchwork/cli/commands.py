@@ -7,6 +7,7 @@ distributions is read only for `--help` and for a name that is not one of latchw
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from typer.core import TyperGroup
 from latchwork.cli.options import add
 
 ENTRY_POINTS = "latchwork.commands"
+#: What to install for the commands of our add-ons.
+ADD_ONS = {"bench": "latchwork-testkit"}
 
 
 class CommandSpec(NamedTuple):
@@ -45,7 +48,7 @@ class CommandSpec(NamedTuple):
 #: Latchwork's own, in the order in which `--help` lists them.
 OWN: dict[str, CommandSpec] = {
     "demo": CommandSpec(
-        "latchwork.cli.apps.demo:demo",
+        "latchwork.cli.demo:demo",
         "Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost",
     ),
     "drain": CommandSpec(
@@ -88,10 +91,6 @@ OWN: dict[str, CommandSpec] = {
     "locks": CommandSpec(
         "latchwork.cli.screens.why:locks",
         "Show who holds which item's lock; free one by hand when its holder surely does no harm any more",
-    ),
-    "bench": CommandSpec(
-        "latchwork.cli.apps.bench:bench_app",
-        "Measure this machine, and a store",
     ),
     "jobs": CommandSpec(
         "latchwork.cli.jobs:jobs_app",
@@ -168,6 +167,13 @@ class LazyGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = Commands()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, or None. If its add-on is missing, exit with 1 and name it."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in ADD_ONS:
+            sys.exit(f'error: the command {cmd_name} is not installed; run: pip install "{ADD_ONS[cmd_name]}"')
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the parser calls it with one
         """Return the names of the commands, without loading them."""

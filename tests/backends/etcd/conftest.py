@@ -12,8 +12,8 @@ from backends_table import ETCD
 from latchwork.backends.etcd.backend import EtcdBackend
 from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.proxy import Proxy
 from patience import eventually
 
 

@@ -8,8 +8,8 @@ from backends.etcd.authority import Authority
 from latchwork.backends.base import Broken
 from latchwork.errors import AuthenticationFailed, ConnectFailed, PermissionDenied
 from latchwork.types import Put
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer, EtcdTls
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.servers import ETCD_VERSIONS, EtcdServer, EtcdTls
 
 
 @pytest.fixture(scope="module", params=ETCD_VERSIONS)

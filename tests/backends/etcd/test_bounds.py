@@ -8,8 +8,8 @@ from latchwork.backends.etcd.writing import sequences
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.types import Put
-from latchwork_testbed.proxy import Proxy
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.proxy import Proxy
+from latchwork_testkit.servers import EtcdServer
 
 
 @pytest.fixture

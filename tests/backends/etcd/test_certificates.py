@@ -9,7 +9,7 @@ import pytest
 import latchwork
 from backends.etcd.authority import Authority
 from latchwork.errors import ConnectFailed
-from latchwork.testing.servers import EtcdCluster, EtcdTls
+from latchwork_testkit.servers import EtcdCluster, EtcdTls
 
 CALL_TIMEOUT_S = 10.0
 NAMES = {"localhost": "DNS:localhost", "127.0.0.1": "IP:127.0.0.1"}

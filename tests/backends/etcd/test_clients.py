@@ -11,8 +11,8 @@ import latchwork
 from latchwork import aio
 from latchwork.errors import AuthenticationFailed, Closed, InvalidURL, TransactionTooLarge
 from latchwork.primitives import Lock
-from latchwork_testbed.etcd_rpc import Stub, import_etcd3, pb
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.etcd_rpc import Stub, import_etcd3, pb
+from latchwork_testkit.servers import EtcdServer
 from patience import eventually
 
 UNLIMITED = [("grpc.max_receive_message_length", -1)]

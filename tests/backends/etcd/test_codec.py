@@ -14,7 +14,7 @@ from latchwork.backends.etcd.writing.plan import PAIRED_LIMIT, Compiler
 from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT
 from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Put, SessionAlive
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 
 KEYS = Keys("the-root")
 COMPILER = Compiler(KEYS)

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import LatchworkError, OutcomeUnknown, QuotaExceeded
 from latchwork.types import Create, Put
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.servers import EtcdServer
 
 
 @pytest.fixture

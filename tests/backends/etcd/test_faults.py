@@ -11,8 +11,8 @@ import pytest
 from latchwork.backends.base import Current, Snapshot
 from latchwork.errors import ConnectFailed, SessionLost, Unavailable
 from latchwork.types import Create, Put, SessionAlive
-from latchwork_testbed.etcd_rpc import pb
-from latchwork_testbed.servers import ETCD_VERSIONS, EtcdCluster, EtcdServer
+from latchwork_testkit.etcd_rpc import pb
+from latchwork_testkit.servers import ETCD_VERSIONS, EtcdCluster, EtcdServer
 
 
 @pytest.fixture(params=ETCD_VERSIONS)

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.backends.base import Current, Snapshot
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.servers import EtcdServer
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from latchwork.errors import Conflict, OutcomeUnknown, QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Delete, Exists, Put
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.servers import ETCD_VERSIONS, EtcdServer
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.servers import ETCD_VERSIONS, EtcdServer
 
 QUOTA = 3_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.backends.etcd import channel
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 
 #: gRPC pings once a second at most, whatever it is told. etcd closes a connection at the third ping without a call.
 PING_S = 0.5

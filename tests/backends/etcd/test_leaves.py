@@ -11,7 +11,7 @@ import pytest
 from latchwork.backends.base import Delta, Snapshot
 from latchwork.backends.etcd.watching import watches
 from latchwork.types import Delete, Put
-from latchwork_testbed.proxy import Proxy
+from latchwork_testkit.proxy import Proxy
 
 
 def put(backend, key, value):

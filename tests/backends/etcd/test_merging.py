@@ -12,7 +12,7 @@ from latchwork.backends.etcd.writing.plan import Compiler
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.errors import Closed, PermissionDenied, Unavailable
 from latchwork.types import Put
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 
 KEYS = Keys("r")
 CODEC = Compiler(KEYS).codec

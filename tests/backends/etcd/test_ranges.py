@@ -10,8 +10,8 @@ import pytest
 from latchwork.backends.etcd.versions import survives_cut_reads
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Delete, Exists, Put
-from latchwork_testbed.etcd_rpc import Stub, pb
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.etcd_rpc import Stub, pb
+from latchwork_testkit.servers import EtcdServer
 
 CONTROL_S = 30.0
 

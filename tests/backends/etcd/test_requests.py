@@ -15,7 +15,7 @@ from latchwork.backends.base import VersionKey
 from latchwork.backends.etcd.layout import Keys, exactly
 from latchwork.backends.etcd.writing import conditions, deletions, plan, sequences, slots, txn
 from latchwork.types import Absent, At, Create, Delete, Exists, Put, SessionAlive
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 
 
 def body(made):

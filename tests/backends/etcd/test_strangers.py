@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 
 STRANGERS = [b"x/\xff\xfe", b"x//y", b"x/a b", b"x/\x1b[31mred", b"x/", b"/x", b"x/\xc3\xa9", b"x/y\n", b"", b"x/.."]
 

@@ -11,7 +11,7 @@ from latchwork.backends.base import MAX_CHECKS, MAX_OPS, MAX_VALUE_BYTES, Curren
 from latchwork.backends.etcd.layout import Keys, without
 from latchwork.errors import Conflict, InvalidKey, TransactionTooLarge
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 
 
 @pytest.fixture

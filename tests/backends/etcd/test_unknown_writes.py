@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import Closed, OutcomeUnknown, Unavailable
 from latchwork.types import Create, Delete, Put
-from latchwork_testbed.etcd_rpc import pb
+from latchwork_testkit.etcd_rpc import pb
 from patience import came_true
 
 

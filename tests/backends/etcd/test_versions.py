@@ -9,7 +9,7 @@ import pytest
 from latchwork import connect
 from latchwork.backends import patches
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
-from latchwork_testbed.binaries import find_etcd
+from latchwork_testkit.binaries import find_etcd
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from latchwork.backends.zookeeper.backend import ZooKeeperBackend
-    from latchwork_testbed.servers import ZooKeeperServer
+    from latchwork_testkit.servers import ZooKeeperServer
 
 WAIT_S = 10.0
 

@@ -20,7 +20,7 @@ from latchwork.backends.zookeeper.loop import Loop
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ConnectFailed, OutcomeUnknown, PermissionDenied, Unavailable
 from latchwork.types import At, Create, Delete, Put
-from latchwork_testbed.servers import ZooKeeperServer
+from latchwork_testkit.servers import ZooKeeperServer
 from patience import came_true
 
 

@@ -12,8 +12,8 @@ from latchwork import connect
 from latchwork.backends import patches
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.versions import may_lose_data, told_by
-from latchwork_testbed.binaries import ServerMissing, find_zookeeper_classpath
-from latchwork_testbed.servers import ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
+from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 
 SRVR = "Zookeeper version: {}-5d9d4e9b0c14, built on 2022-02-25 08:49 UTC\nLatency min/avg/max: 0/0.0/0\nMode: {}\n"
 

@@ -19,7 +19,7 @@ import latchwork
 from backends_table import ETCD
 from backends_table import SHARED as BACKENDS
 from latchwork.errors import ConnectFailed, LatchworkError, QuotaExceeded, Unavailable
-from latchwork_testbed.proxy import Way
+from latchwork_testkit.proxy import Way
 from patience import came_true
 from trials.contract.play import ROOT, Fault, Play
 from trials.fault import frozen, full, held, isolated, killed, moved_away, refused, unlinked

@@ -19,7 +19,7 @@ from latchwork.workflows.database.policies import groups
 from latchwork.workflows.installation import initialize, join_store
 from latchwork.workflows.keys import Keys, workflows_store
 from latchwork.workflows.logs import open_logs
-from latchwork_testbed.postgres import PostgresServer
+from latchwork_testkit.postgres import PostgresServer
 from patience import Deadline
 from trials.fault import frozen, held, killed, locked, refused
 from trials.flows.facts import facts_of, left_of

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import latchwork
-from latchwork_testbed.servers import EtcdServer
+from latchwork_testkit.servers import EtcdServer
 from trials.history.run import Summary, repeated
 from trials.witness import Witness, may_differ, may_forget
 

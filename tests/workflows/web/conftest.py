@@ -7,7 +7,7 @@ from latchwork.web import HttpServer
 from latchwork.workflows.database import Database
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.site import admin_link, make_site
-from latchwork_testbed.chromium import find_chromium
+from latchwork_testkit.chromium import find_chromium
 from missing import found_or_skipped
 from workflows.web.seeds import Seeds
 

@@ -19,8 +19,8 @@ from latchwork.workflows.database.accounts import DatabaseAccounts
 from latchwork.workflows.database.migrations import upgrade
 from latchwork.workflows.home import Home
 from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork_testbed.nginx import find_nginx
-from latchwork_testbed.ports import reserve_port
+from latchwork_testkit.nginx import find_nginx
+from latchwork_testkit.ports import reserve_port
 from missing import found_or_skipped
 from patience import eventually
 from workflows.test_command_line import flows

@@ -1,1 +1,0 @@
-"""Whole applications built on latchwork, one folder each; they never import each other."""

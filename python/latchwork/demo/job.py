@@ -1,0 +1,105 @@
+"""The demo's job: count one item after the other, and write down every start and every result.
+
+A result is written once, in a transaction that checks two things: that this node still holds the item's lock, and
+that nobody has started the item since this run did. Half a run of a process that was killed leaves a start, and
+no result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+
+from latchwork._base.decoding import encode
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.demo import records
+from latchwork.demo.corpus import Items, count_files
+from latchwork.errors import Conflict
+from latchwork.jobs import FixedDelay, Job, JobContext, Threads
+from latchwork.types import Absent, At, Create, Entry, Put
+
+JOB_ID = "standard-library"
+
+_log = logging.getLogger(__name__)
+#: Items whose records are read in one call.
+_BATCH = 500
+
+
+class CountJob(Job):
+    """Counts the items of the share that have no result yet; those that somebody began before come first."""
+
+    id = JOB_ID
+    schedule = FixedDelay(0.2)
+    initial_delay_s = 0.0
+    threads = Threads.whole()
+
+    def __init__(self, items: Items, pace_s: float) -> None:
+        """Make the job. Each item takes ``pace_s`` seconds at least, so that people can watch."""
+        super().__init__()
+        self._items = items
+        self._pace_s = pace_s
+        self._last_share: tuple[str, ...] | None = None
+
+    def work_pool(self) -> Iterable[str]:
+        """Every module and package."""
+        return list(self._items)
+
+    def run(self, context: JobContext) -> None:
+        """Count what is left of the share, until told to stop."""
+        self._tell_share(context)
+        for item in self._left(context):
+            if context.should_stop:
+                break
+            self._count(context, item)
+        self._tell_idle(context)
+
+    def _left(self, context: JobContext) -> list[str]:
+        """The items of the share without a result; begun ones first, then by name."""
+        done = _present(context, records.RESULTS)
+        begun = _present(context, records.STARTS)
+        return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
+
+    def _count(self, context: JobContext, item: str) -> None:
+        began_s = SYSTEM_CLOCK.now()
+        try:
+            start = self._tell_start(context, item, began_s)
+            counts = count_files(self._items[item])
+            context.wait_stop(began_s + self._pace_s - SYSTEM_CLOCK.now())
+            result = records.Result(context.node_id, os.getpid(), counts)
+            create = Create(f"{records.RESULTS}/{item}", encode(result))
+            context.store.commit([context.fence(item), At(start)], [create])
+        except Conflict as error:
+            _log.warning("item %s: another process has it, what was counted here is dropped: %s", item, error)
+
+    def _tell_start(self, context: JobContext, item: str, at_s: float) -> Entry:
+        """Write down that this process starts the item; fails if the lock is no longer ours."""
+        key = f"{records.STARTS}/{item}"
+        before = context.store.get(key)
+        begun = [*records.starts(before), records.Start(context.node_id, os.getpid(), at_s)]
+        running = encode(records.Running(item, os.getpid()))
+        ops = [Put(key, encode(begun)), Put(f"{records.RUNNING}/{context.node_id}", running)]
+        checks = [context.fence(item), Absent(key) if before is None else At(before)]
+        return context.store.commit(checks, ops).entries[0]
+
+    def _tell_idle(self, context: JobContext) -> None:
+        key = f"{records.RUNNING}/{context.node_id}"
+        if records.running(context.store.get(key)).item is not None:
+            context.store.put(key, encode(records.Running(None, os.getpid())))
+
+    def _tell_share(self, context: JobContext) -> None:
+        if context.work_share == self._last_share:
+            return
+        share = records.Share(context.node_id, SYSTEM_CLOCK.now(), context.work_share)
+        context.store.create(f"{records.SHARES}/{context.node_id}/r", encode(share), sequential=True)
+        self._last_share = context.work_share
+
+
+def _present(context: JobContext, prefix: str) -> set[str]:
+    """The items of the share that have a key below the prefix."""
+    found: set[str] = set()
+    for begin in range(0, len(context.work_share), _BATCH):
+        part = context.work_share[begin : begin + _BATCH]
+        entries = context.store.get_many([f"{prefix}/{item}" for item in part])
+        found.update(item for item, entry in zip(part, entries) if entry is not None)  # noqa: B905 - one answer per key
+    return found

@@ -1,0 +1,165 @@
+"""The report of the demo, and whether all that was promised held. Pure: from records to a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from latchwork.demo.corpus import Counts
+from latchwork.demo.kill import Kill
+from latchwork.demo.records import Result, Share, Start
+
+#: The kill has to come in the middle of the work: after this and before that part of it.
+EARLIEST, LATEST = 0.30, 0.70
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """An item that a killed process had begun, and who ran it again."""
+
+    item: str
+    first: str
+    again: str
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """The seconds from the kill until the killed process's items were elsewhere.
+
+    Attributes:
+        items: how many there were.
+        interrupted_s: the interrupted item was started again.
+        owned_s: the last of the items had a new, locked owner; None if that never came.
+        last_start_s: the last of the items was started; they queue behind the others' own items.
+        leader_s: another process was the manager; None when the manager was not killed.
+    """
+
+    items: int
+    interrupted_s: float | None
+    owned_s: float | None
+    last_start_s: float | None
+    leader_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the judgement rests on, as read from the store at the end."""
+
+    items: int
+    kill: Kill | None
+    results: Mapping[str, Result]
+    starts: Mapping[str, Sequence[Start]]
+    shares: Sequence[Share]
+    serial: Counts
+    leader_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The demo's outcome; `problems` is empty when everything held."""
+
+    problems: tuple[str, ...]
+    items: int
+    kill: Kill | None
+    reruns: tuple[Rerun, ...]
+    takeover: Takeover | None
+    cluster: Counts
+    serial: Counts
+    by_node: Mapping[str, int]
+    seconds: float
+    store: str
+    kept: bool
+
+    @property
+    def ok(self) -> bool:
+        """True when everything held."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, object]:
+        """The report for programs."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
+    """Compare what the cluster wrote with what it should have written."""
+    cluster = sum((result.counts for result in facts.results.values()), Counts())
+    by_node = Counter(result.node for result in facts.results.values())
+    kill = facts.kill
+    return Report(
+        problems=tuple(_problems(facts, cluster)),
+        items=facts.items,
+        kill=kill,
+        reruns=_reruns(facts, kill) if kill else (),
+        takeover=_takeover(facts, kill) if kill else None,
+        cluster=cluster,
+        serial=facts.serial,
+        by_node=dict(sorted(by_node.items())),
+        seconds=round(seconds, 1),
+        store=store,
+        kept=kept,
+    )
+
+
+def _problems(facts: Facts, cluster: Counts) -> list[str]:
+    found = []
+    if len(facts.results) != facts.items:
+        found.append(f"{facts.items - len(facts.results)} items have no result")
+    for each in fields(Counts):
+        ours, theirs = getattr(cluster, each.name), getattr(facts.serial, each.name)
+        if ours != theirs:
+            found.append(f"the cluster counted {ours:,} {each.name}, the serial count is {theirs:,}")
+    kill = facts.kill
+    if kill is None:
+        found.append("no process was killed while it ran an item")
+        return found
+    if not EARLIEST <= kill.done / facts.items <= LATEST:
+        found.append(f"{kill.node} was killed after {kill.done} of {facts.items} items, which is not half-way")
+    by_victim = [item for item in kill.owned if item in facts.results and facts.results[item].pid == kill.pid]
+    if by_victim:
+        found.append(f"{kill.node} had finished {', '.join(by_victim)} when it was killed")
+    if not any(rerun.item == kill.item for rerun in _reruns(facts, kill)):
+        found.append(f"the interrupted item {kill.item} was not run again")
+    return found
+
+
+def _reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
+    """The items that the killed process had begun and others ran again."""
+    found = []
+    for item in kill.owned:
+        starts = facts.starts.get(item, ())
+        again = [start.node for start in starts if start.pid != kill.pid and start.at_s > kill.at_s]
+        if again and any(start.pid == kill.pid for start in starts):
+            found.append(Rerun(item, kill.node, again[-1]))
+    return tuple(found)
+
+
+def _takeover(facts: Facts, kill: Kill) -> Takeover:
+    started = {item: _first_start(facts.starts.get(item, ()), kill) for item in kill.owned}
+    owned = [_first_owner(facts.shares, item, kill) for item in kill.owned]
+    return Takeover(
+        items=len(kill.owned),
+        interrupted_s=started.get(kill.item),
+        owned_s=_greatest(owned),
+        last_start_s=_greatest(list(started.values())),
+        leader_s=facts.leader_s,
+    )
+
+
+def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
+    return _least([start.at_s - kill.at_s for start in starts if start.at_s > kill.at_s])
+
+
+def _first_owner(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
+    """When a run elsewhere began with this item in its share: its lock was held by then."""
+    later = [share for share in shares if share.at_s > kill.at_s and share.node != kill.node and item in share.items]
+    return _least([share.at_s - kill.at_s for share in later])
+
+
+def _least(seconds: list[float]) -> float | None:
+    return round(min(seconds), 2) if seconds else None
+
+
+def _greatest(seconds: list[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return max(known) if known and len(known) == len(seconds) else None

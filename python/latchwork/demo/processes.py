@@ -1,0 +1,110 @@
+"""The demo's processes: started, frozen, killed and, at the end, none left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from latchwork.store import URL_VARIABLE
+
+_GRACE_S = 8.0
+_TAIL_LINES = 8
+
+
+class NodeProcess:
+    """One worker process and its log. One thread only."""
+
+    def __init__(self, node: str, url: str, arguments: Sequence[str], log: Path) -> None:
+        self.node = node
+        self.log = log
+        self.killed = False
+        command = [sys.executable, "-m", "latchwork.demo.node", "--node-id", node, *arguments]
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, "--parent-pid", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, URL_VARIABLE: url},
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends its processes in order
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def died(self) -> bool:
+        """True when the process ended without being told to."""
+        return not self.killed and self._process.poll() is not None
+
+    def freeze(self) -> None:
+        """Stop it where it stands, to look at what it is doing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL: it gets no chance to do anything more."""
+        self.killed = True
+        self._process.kill()
+        self._process.wait(_GRACE_S)
+
+    def terminate(self) -> None:
+        """SIGTERM: it hands its items over and ends."""
+        self.killed = True
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait for its end, and enforce it when it takes too long."""
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def tail(self) -> str:
+        """The end of its log, in one line."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip()) or "it wrote nothing"
+
+
+class Processes:
+    """All processes of one demo; leaving the context ends every one of them."""
+
+    def __init__(self, url: str, arguments: Sequence[str], folder: Path) -> None:
+        self._url = url
+        self._arguments = arguments
+        self._folder = folder
+        self._by_node: dict[str, NodeProcess] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __iter__(self) -> Iterator[NodeProcess]:
+        return iter(self._by_node.values())
+
+    def __getitem__(self, node: str) -> NodeProcess:
+        return self._by_node[node]
+
+    def start(self, node: str) -> None:
+        """Start one more."""
+        self._by_node[node] = NodeProcess(node, self._url, self._arguments, self._folder / f"{node}.log")
+
+    def stop(self) -> None:
+        """End those that live, gently at first. Twice is fine."""
+        for process in self:
+            process.terminate()
+        for process in self:
+            process.wait()

@@ -1,0 +1,75 @@
+"""The demo's records in the store: where they are, and how they are written as JSON.
+
+Times are those of the machine's own clock since boot, which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder, Seconds, Whole
+from latchwork.demo.corpus import Counts
+from latchwork.types import Entry
+
+PREFIX = "demo"
+RUNNING = f"{PREFIX}/running"
+STARTS = f"{PREFIX}/starts"
+RESULTS = f"{PREFIX}/results"
+SHARES = f"{PREFIX}/shares"
+
+
+class Running(Struct, frozen=True):
+    """The item that a node runs; `item` is None between items."""
+
+    item: str | None
+    pid: Whole
+
+
+class Start(Struct, frozen=True):
+    """One start of one item."""
+
+    node: str
+    pid: Whole
+    at_s: Seconds
+
+
+class Result(Struct, frozen=True):
+    """The counts of one item, and the process that found them."""
+
+    node: str
+    pid: Whole
+    counts: Counts
+
+
+class Share(Struct, frozen=True):
+    """The items that a run of a node began with, and when."""
+
+    node: str
+    at_s: Seconds
+    items: tuple[str, ...]
+
+
+_RUNNING: Decoder[Running] = Decoder(Running, "what a node runs")
+_STARTS: Decoder[tuple[Start, ...]] = Decoder(tuple[Start, ...], "starts of an item")
+_RESULT: Decoder[Result] = Decoder(Result, "a result")
+_SHARE: Decoder[Share] = Decoder(Share, "a share")
+
+
+def running(entry: Entry | None) -> Running:
+    """The record of a node; of one that wrote none, that it runs nothing."""
+    return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
+
+
+def starts(entry: Entry | None) -> tuple[Start, ...]:
+    """All starts of an item, oldest first."""
+    return () if entry is None else _STARTS.decode(entry.value)
+
+
+def result(entry: Entry) -> Result:
+    """The result of an item."""
+    return _RESULT.decode(entry.value)
+
+
+def share(entry: Entry) -> Share:
+    """One share of one node."""
+    return _SHARE.decode(entry.value)

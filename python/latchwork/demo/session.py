@@ -1,0 +1,241 @@
+"""One demo from start to end: processes, the kill, the comparison, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import uuid
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from latchwork.backends.url import parse_url
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.demo import records
+from latchwork.demo.corpus import Items, count_serially, find_items, write_broken_item
+from latchwork.demo.kill import Kill, try_kill
+from latchwork.demo.outcome import LATEST, Facts, Report, judge
+from latchwork.demo.processes import Processes
+from latchwork.demo.view import NodeProgress, Progress, View
+from latchwork.errors import LatchworkError
+from latchwork.jobs.stored import cluster_store
+from latchwork.primitives import LeaderLatch
+from latchwork.store import Mirror, Store, connect
+from latchwork.types import Entry
+
+KILL_AT = 0.40
+_TICK_S = 0.1
+_TIMEOUT_S = 120.0
+#: The key below which the nodes of a job cluster stand for election.
+_LEADER = "leader"
+
+
+class DemoFailed(LatchworkError):
+    """The demo could not be run to its end; the message says what stood in the way."""
+
+
+class DemoImpossible(LatchworkError, ValueError):
+    """The demo cannot be run with what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The options of the demo.
+
+    Attributes:
+        url: the store; None for SQLite in a temporary directory.
+        kill: which process to kill: one that only works, or the one that also manages.
+        workers: how many processes, at least 2.
+        keep: leave what was stored, and the processes' logs.
+        pace_s: seconds that each item takes at least.
+        ttl_s: seconds, of the sessions and of the items' locks.
+    """
+
+    url: str | None = None
+    kill: Literal["worker", "manager"] = "worker"
+    workers: int = 3
+    keep: bool = False
+    pace_s: float = 0.15
+    ttl_s: float = 2.0
+
+
+def run_demo(options: DemoOptions, view: View) -> Report:
+    """Run the demo.
+
+    Nothing is left behind, whatever happens, unless `keep` asks for it: no process, no file, no key.
+
+    Returns:
+        The report; the caller looks at its `ok`.
+    Raises:
+        DemoFailed: a process died that nobody killed, or the work did not end in time.
+        DemoImpossible: the store cannot be shared by processes, or there are too few workers.
+        InvalidURL, BackendNotInstalled, ConnectFailed: the store cannot be opened.
+    """
+    if options.workers < 2:
+        raise DemoImpossible(f"{options.workers} workers cannot survive a kill; ask for at least 2")
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="latchwork-demo-"))  # logs, the broken item, the default store
+        if not options.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        url = options.url or f"sqlite:///{folder}/demo.db"
+        name = f"demo-{uuid.uuid4().hex[:8]}"
+        root = f"{parse_url(url).root}/{name}"
+        store = connect(url, root=root)
+        if not options.keep:
+            stack.callback(_remove, url, root, name, view)  # once the store is closed
+        stack.enter_context(store)
+        if not store.capabilities.multi_process:
+            raise DemoImpossible(f"{store.url} cannot be shared by processes; use sqlite://, etcd:// or zk://")
+        write_broken_item(folder)
+        items = find_items(folder)
+        stack.callback(view.close)
+        arguments = [
+            *("--root", root, "--extra", str(folder)),
+            *("--pace-s", str(options.pace_s), "--ttl-s", str(options.ttl_s)),
+        ]
+        processes = stack.enter_context(Processes(url, arguments, folder))
+        return _Demo(options, store, items, processes, view).run()
+
+
+class _Demo:
+    """The main loop. One thread only."""
+
+    def __init__(self, options: DemoOptions, store: Store, items: Items, processes: Processes, view: View) -> None:
+        self._options = options
+        self._store = store
+        self._items = items
+        self._processes = processes
+        self._view = view
+        self._latch = LeaderLatch(cluster_store(store), _LEADER, node_id="demo")  # never joins: it only tells who leads
+        self._began_s = SYSTEM_CLOCK.now()
+        self._leader: str | None = None
+        self._leader_s: float | None = None
+        self._kill: Kill | None = None
+
+    def run(self) -> Report:
+        options = self._options
+        kept = " (kept)" if options.keep else ""
+        self._view.say(
+            f"{options.workers} workers count the {len(self._items)} top-level modules and packages of the standard "
+            f"library (test suites left out; one file is broken on purpose), each item for at least "
+            f"{options.pace_s:g} s so that you can watch"
+        )
+        self._view.say(f"store: {self._store.url}{kept}; session and lock TTL {options.ttl_s:g} s")
+        for number in range(1, options.workers + 1):
+            self._processes.start(f"w{number}")
+        with self._store.mirror(records.PREFIX) as mirror:
+            self._work(mirror)
+        seconds = SYSTEM_CLOCK.now() - self._began_s
+        self._processes.stop()
+        self._view.say("counting everything once more, serially, in this process")
+        return judge(self._facts(), seconds=seconds, store=self._store.url, kept=options.keep)
+
+    def _work(self, mirror: Mirror) -> None:
+        """Show and kill until every item has a result."""
+        while True:
+            progress = self._progress(mirror.snapshot())
+            self._view.show(progress)
+            if progress.done == progress.total:
+                return
+            self._check_processes()
+            self._look_for_leader()
+            if self._kill is None and KILL_AT <= progress.done / progress.total <= LATEST:
+                self._try_kill()
+            SYSTEM_CLOCK.wait(threading.Event(), _TICK_S)
+
+    def _try_kill(self) -> None:
+        for process in self._processes:
+            is_leader = process.node == self._leader
+            if self._leader is None or is_leader != (self._options.kill == "manager"):
+                continue
+            self._kill = kill = try_kill(self._store, process, is_leader=is_leader)
+            if kill is not None:
+                self._leader = None if is_leader else self._leader
+                role = "which also manages the cluster" if is_leader else "a worker"
+                self._view.say(
+                    f"kill -9 {kill.pid}: {kill.node}, {role}, after {kill.done} of {len(self._items)} items, "
+                    f"while it was running {kill.item}"
+                )
+            return
+
+    def _look_for_leader(self) -> None:
+        if self._leader is not None:
+            return
+        candidate = self._latch.leader()
+        if candidate is None or (self._kill is not None and candidate.node_id == self._kill.node):
+            return
+        self._leader = candidate.node_id
+        if self._kill is not None and self._kill.was_leader:
+            self._leader_s = round(SYSTEM_CLOCK.now() - self._kill.at_s, 2)
+            self._view.say(f"{self._leader} manages the cluster now, {self._leader_s:.1f} s after the kill")
+
+    def _check_processes(self) -> None:
+        for process in self._processes:
+            if process.died:
+                raise DemoFailed(f"{process.node} (pid {process.pid}) ended by itself; its log ends: {process.tail()}")
+        if SYSTEM_CLOCK.now() - self._began_s > _TIMEOUT_S:
+            tails = "; ".join(f"{process.node}: {process.tail()}" for process in self._processes)
+            raise DemoFailed(f"the work was not done after {_TIMEOUT_S:g} s; the logs end: {tails}")
+
+    def _progress(self, entries: dict[str, Entry]) -> Progress:
+        done = Counter[str]()
+        shares: dict[str, int] = {}
+        running: dict[str, str | None] = {}
+        for key, entry in entries.items():
+            node = key.split("/")[2]
+            if key.startswith(f"{records.RESULTS}/"):
+                done[records.result(entry).node] += 1
+            elif key.startswith(f"{records.SHARES}/"):
+                shares[node] = len(records.share(entry).items)
+            elif key.startswith(f"{records.RUNNING}/"):
+                running[node] = records.running(entry).item
+        nodes = [
+            NodeProgress(
+                node=process.node,
+                pid=process.pid,
+                state=self._state(process.node, known=process.node in shares),
+                items=0 if process.killed else shares.get(process.node, 0),
+                done=done[process.node],
+                running=None if process.killed else running.get(process.node),
+            )
+            for process in self._processes
+        ]
+        return Progress(SYSTEM_CLOCK.now() - self._began_s, sum(done.values()), len(self._items), nodes)
+
+    def _state(self, node: str, *, known: bool) -> str:
+        if self._kill is not None and node == self._kill.node:
+            return "killed"
+        if node == self._leader:
+            return "manager"
+        return "worker" if known else "starting"
+
+    def _facts(self) -> Facts:
+        store = self._store
+        return Facts(
+            items=len(self._items),
+            kill=self._kill,
+            results={_name(entry): records.result(entry) for entry in store.list(records.RESULTS)},
+            starts={_name(entry): records.starts(entry) for entry in store.list(records.STARTS)},
+            shares=[records.share(entry) for entry in store.list(records.SHARES, recursive=True)],
+            serial=count_serially(self._items),
+            leader_s=self._leader_s,
+        )
+
+
+def _remove(url: str, root: str, name: str, view: View) -> None:
+    """Remove a demo's root and all below it, when nobody uses it any more."""
+    try:
+        with connect(url, root=root) as store:
+            cluster_store(store).delete_tree("")
+            store.delete_tree("")
+        with connect(url) as above:  # what the backend kept for itself below that root is an ordinary key from here
+            above.delete_tree(name)
+    except LatchworkError as error:
+        view.say(f"/{root} is left in the store and may be deleted: {error}")
+
+
+def _name(entry: Entry) -> str:
+    return entry.key.rpartition("/")[2]

@@ -1,0 +1,42 @@
+"""`python -m latchwork_testkit` says which test servers are installed; exit status 3 when one is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from latchwork_testkit.binaries import (
+    ETCD_VERSIONS,
+    ServerMissing,
+    find_etcd,
+    find_ip,
+    find_java,
+    find_zookeeper_classpath,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MISSING_STATUS = 3  # not 1, which Python gives when it cannot even begin
+
+
+def main() -> int:
+    """Print one line per program found, on standard error one per missing program; returns the exit status."""
+    searches: dict[str, Callable[[], object]] = {f"etcd {v}": partial(find_etcd, v) for v in ETCD_VERSIONS}
+    searches |= {"java": find_java, "zookeeper": find_zookeeper_classpath}
+    if os.geteuid() == 0:  # others cannot make namespaces
+        searches["ip"] = find_ip
+    status = 0
+    for name, search in searches.items():
+        try:
+            sys.stdout.write(f"{name}: {search()}\n")
+        except ServerMissing as error:
+            sys.stderr.write(f"{error}\n")
+            status = MISSING_STATUS
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Times hashing and balancing on this machine: what `latchwork bench assign` and `benches/` print.
+
+Candidates take turns, so that a slow moment of the machine hits all of them; the least of the repeats counts. The peer
+in pure Python uses only the standard library. Nothing here is needed to place items.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from latchwork._core import Assignment, ItemSet, RendezvousHasher
+from latchwork.assignment import JobProblem, Problem, strategy_by_name
+from latchwork_testkit.assign_bench.peers import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+# Slower candidates place only so many pairs; their rate is what is compared.
+_COMPAT_PAIRS = 20_000_000
+_PYTHON_PAIRS = 500_000
+_JOBS = 10
+_PLAIN = "plain assign, one thread"
+_STRATEGIES = ("rendezvous", "evenly-rendezvous", "evenly-spread", "balanced")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Something to time: `work` places `items` items."""
+
+    name: str
+    items: int
+    work: Callable[[], object]
+
+
+def _silent(_what: str) -> None:
+    pass
+
+
+def measure(
+    candidates: list[Candidate], repeats: int, progress: Callable[[str], None] = _silent
+) -> list[dict[str, Any]]:
+    """Time candidates, taking turns.
+
+    Args:
+        candidates: at least one, of distinct names.
+        repeats: how often each is run; the least time counts.
+        progress: called with the name of each before it is run, each time.
+    Returns:
+        Per candidate, in the order given: name, items, seconds and items_per_s.
+    """
+    least = dict.fromkeys((candidate.name for candidate in candidates), float("inf"))
+    for _ in range(repeats):
+        for candidate in candidates:
+            progress(candidate.name)
+            started = time.perf_counter()
+            candidate.work()
+            least[candidate.name] = min(least[candidate.name], time.perf_counter() - started)
+    return [
+        {"name": c.name, "items": c.items, "seconds": least[c.name], "items_per_s": c.items / least[c.name]}
+        for c in candidates
+    ]
+
+
+def names(workers: int, items: int) -> tuple[list[str], list[str]]:
+    """Return worker ids and item keys of a realistic shape."""
+    return [f"worker-{n:05}" for n in range(workers)], [f"job:item-{n:08}" for n in range(items)]
+
+
+def hashing_candidates(workers: int, items: int) -> list[Candidate]:
+    """Return the hashers to compare: ours in both modes, and the same scheme in Python with a hash of the library."""
+    ids, keys = names(workers, items)
+    fast, compat = RendezvousHasher(ids), RendezvousHasher(ids, mode="compat")
+    fewer, fewest = keys[: share(_COMPAT_PAIRS, workers)], keys[: share(_PYTHON_PAIRS, workers)]
+    return [
+        Candidate("fast", len(keys), lambda: fast.assign(keys)),
+        Candidate("compat", len(fewer), lambda: compat.assign(fewer)),
+        Candidate("python, blake2b", len(fewest), lambda: [_python_owner(key, ids) for key in fewest]),
+    ]
+
+
+def peers(workers: int, items: int) -> list[Candidate]:
+    """Return the peers that are installed, each with as many of the items as give a rate."""
+    ids, keys = names(workers, items)
+    found = []
+    for peer in installed():
+        work, fewer = peer.make(ids), keys[: min(items, peer.most_items(workers))]
+        found.append(Candidate(peer.name, len(fewer), partial(work, fewer)))
+    return found
+
+
+def strategy_candidates(problem: Problem, suffix: str = "") -> list[Candidate]:
+    """Return each strategy on the same problem."""
+    items = sum(len(job.items) for job in problem.jobs)
+
+    def candidate(name: str) -> Candidate:
+        strategy = strategy_by_name(name)
+        return Candidate(name + suffix, items, lambda: strategy.assign(problem))
+
+    return [candidate(name) for name in _STRATEGIES]
+
+
+def share(pairs: int, workers: int) -> int:
+    """Return how many items make about so many pairs with these workers, at least 10."""
+    return max(10, pairs // workers)
+
+
+def kept(workers: int, items: int, repeats: int, progress: Callable[[str], None] = _silent) -> list[dict[str, Any]]:
+    """Time what an assignment that stays in Rust costs to make and to change, on one thread.
+
+    Returns:
+        Per operation, in order: name, items, seconds, and ratio: the seconds over those of a plain assign.
+    """
+    ids, keys = names(workers, items)
+    hasher, kept_items = RendezvousHasher(ids), ItemSet(keys)
+    weighted = RendezvousHasher(ids, [1.0 + n % 3 for n in range(workers)])
+    gone = ids[workers // 2]
+
+    def assignment() -> Assignment:
+        return hasher.assign(kept_items, threads=1)
+
+    def without() -> Assignment:
+        made = assignment()
+        made.leave(gone)
+        return made
+
+    def nothing() -> None:
+        return None
+
+    works: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+        _PLAIN: (nothing, lambda _: assignment()),
+        "a worker joins": (without, lambda made: made.join(gone)),
+        "a worker leaves": (assignment, lambda made: made.leave(gone)),
+        "the best 3": (nothing, lambda _: hasher.owners(kept_items, min(3, workers))),
+        "weighted": (nothing, lambda _: weighted.assign(kept_items, threads=1)),
+        "evenly": (nothing, lambda _: hasher.assign_evenly(kept_items, threads=1)),
+        "items in: hash and intern": (nothing, lambda _: ItemSet(keys)),
+        "owners out as u32": (assignment, lambda made: made.indices),
+    }
+    least = dict.fromkeys(works, float("inf"))
+    for _ in range(repeats):
+        for name, (prepare, work) in works.items():
+            progress(name)
+            ready = prepare()
+            started = time.perf_counter()
+            work(ready)
+            least[name] = min(least[name], time.perf_counter() - started)
+    return [
+        {"name": name, "items": items, "seconds": seconds, "ratio": seconds / least[_PLAIN]}
+        for name, seconds in least.items()
+    ]
+
+
+def steps(repeats: int, peers: int = 0) -> int:
+    """Return how often ``run`` reports progress, with so many peers."""
+    return repeats * (3 + peers + 8 + 2 * len(_STRATEGIES))
+
+
+def run(
+    workers: int,
+    items: int,
+    repeats: int = 3,
+    peers: Iterable[Candidate] = (),
+    progress: Callable[[str], None] = _silent,
+) -> dict[str, Any]:
+    """Time everything at one size.
+
+    Args:
+        workers: number of workers, at least 2.
+        items: number of items, at least 1.
+        repeats: how often each candidate is run, at least 1; the least time counts.
+        peers: more hashers to compare, timed in turn with ours.
+        progress: called with what is timed next.
+    Returns:
+        workers, items, repeats, machine; `hashing`: the rows of `measure` for batches of keys; `kept`: those of `kept`;
+        `strategies`: those for all strategies from nothing and after one worker left, each with `moves`.
+    Raises:
+        ValueError: a number is too small.
+    """
+    for name, value, least in (("workers", workers, 2), ("items", items, 1), ("repeats", repeats, 1)):
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    return {
+        "workers": workers,
+        "items": items,
+        "repeats": repeats,
+        "machine": machine(),
+        "hashing": measure([*hashing_candidates(workers, items), *peers], repeats, progress),
+        "kept": kept(workers, items, repeats, progress),
+        "strategies": [*_strategies(workers, items, repeats, progress)],
+    }
+
+
+def machine() -> dict[str, str]:
+    """Return what the figures depend on: processor architecture, system and Python."""
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return {"processor": platform.machine(), "system": platform.system(), "python": python}
+
+
+def cold_problem(workers: int, items: int) -> Problem:
+    """Return jobs that share the items, with workers of equal weight and no previous owners."""
+    able = dict.fromkeys(names(workers, 0)[0], 1.0)
+    texts = [f"item-{n:08}" for n in range(items)]
+    return Problem(tuple(JobProblem(f"job-{n}", tuple(texts[n::_JOBS]), able) for n in range(_JOBS)))
+
+
+def after_leaving(problem: Problem, owners: Mapping[str, Mapping[str, str]]) -> Problem:
+    """Return the problem that is left when the middle worker goes."""
+    able = dict(problem.jobs[0].workers)
+    del able[sorted(able)[len(able) // 2]]
+    return Problem(tuple(JobProblem(job.job, job.items, able, owners[job.job]) for job in problem.jobs))
+
+
+def _strategies(workers: int, items: int, repeats: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    cold = cold_problem(workers, items)
+    left = after_leaving(cold, strategy_by_name("balanced").assign(cold).owners)
+    rows = measure([*strategy_candidates(cold), *strategy_candidates(left, ", one worker left")], repeats, progress)
+    for row in rows:
+        name, _, when = row["name"].partition(",")
+        row["moves"] = _moves(name, cold, left=bool(when))
+    return rows
+
+
+def _moves(name: str, cold: Problem, *, left: bool) -> int:
+    """Count the moves of a strategy that starts from its own placement."""
+    strategy = strategy_by_name(name)
+    plan = strategy.assign(cold)
+    return len(strategy.assign(after_leaving(cold, plan.owners)).moves if left else plan.moves)
+
+
+def _python_owner(key: str, workers: list[str]) -> str:
+    prefix = hashlib.blake2b(key.encode(), digest_size=8)
+    best, owner = b"", ""
+    for worker in workers:
+        hashed = prefix.copy()
+        hashed.update(worker.encode())
+        score = hashed.digest()
+        if score > best:
+            best, owner = score, worker
+    return owner

@@ -1,0 +1,7 @@
+"""The command `latchwork bench`, which latchwork finds by the entry point group ``latchwork.commands``."""
+
+from latchwork.cli.commands import CommandSpec
+
+__all__ = ["BENCH"]
+
+BENCH = CommandSpec("latchwork_testkit.cli.bench:bench_app", "Measure this machine, and a store")

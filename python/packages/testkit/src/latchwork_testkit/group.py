@@ -1,0 +1,135 @@
+"""What an etcd cluster and a ZooKeeper ensemble share: members that elect a leader, and links that can be cut."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from typing import Generic, Literal, TypeVar
+
+from latchwork_testkit.links import Links
+from latchwork_testkit.network import Network
+from latchwork_testkit.server import Launcher, Server, ServerFailed
+
+_LEADER_INTERVAL_S = 0.05
+
+_Member = TypeVar("_Member", bound=Server)
+#: Whether links between members can be cut, and how: True is by network namespaces.
+NetworkForm = bool | Literal["proxies"]
+
+
+class Group(Launcher, Generic[_Member]):
+    """Servers that elect a leader among themselves; `members` can be killed, paused and restarted one by one.
+
+    `start` starts those that do not run.
+    """
+
+    members: list[_Member]
+    _network: Network | Links | None = None
+
+    def _assemble(self, members: list[_Member], network: NetworkForm) -> None:
+        self.members = members
+        if network == "proxies":
+            self._network = self._make_links()
+            for member in members:
+                member._pin_ports()  # proxies lead to them
+        elif network:
+            self._network = made = Network(len(members))
+            for number, member in enumerate(members):
+                member._host, member._enter = made.hosts[number], made.enter(number)
+
+    @abstractmethod
+    def _make_links(self) -> Links:
+        """Proxies in the links between the members, who are told of them."""
+
+    @property
+    def network(self) -> Network | Links:
+        """What the links between its members can be cut with.
+
+        Raises:
+            ServerFailed: it was not asked for.
+        """
+        if self._network is None:
+            raise ServerFailed(f"the links of {self!r} are its own; ask for network=True, or network='proxies'")
+        return self._network
+
+    @property
+    def endpoint(self) -> str:
+        """Every member's `host:port`, joined by commas."""
+        return ",".join(member.endpoint for member in self.members)
+
+    @property
+    def running(self) -> bool:
+        """Whether every member runs."""
+        return all(member.running for member in self.members)
+
+    def leader(self, *, timeout_s: float = 10.0) -> _Member:
+        """The member that says it leads; waits while there is none. A member cut off may still believe it leads.
+
+        Raises:
+            ServerFailed: no member said so within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            for member in self.members:
+                if member.running and member.is_leader():
+                    return member
+            pause.wait(_LEADER_INTERVAL_S)
+        raise ServerFailed(f"none of {self.endpoint} leads after {timeout_s} s; a majority must be running")
+
+    def followers(self, *, timeout_s: float = 10.0) -> list[_Member]:
+        """Every member but the leader, stopped ones included.
+
+        Raises:
+            ServerFailed: as `leader`.
+        """
+        leader = self.leader(timeout_s=timeout_s)
+        return [member for member in self.members if member is not leader]
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End every member in order and keep the data."""
+        for member in self.members:
+            member.stop(timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """End every member by kill -9 and keep the data."""
+        for member in self.members:
+            member.kill()
+
+    def pause(self) -> None:
+        """Freeze every member."""
+        for member in self.members:
+            member.pause()
+
+    def resume(self) -> None:
+        """Let every member go on."""
+        for member in self.members:
+            member.resume()
+
+    def close(self) -> None:
+        """End every member and remove its data, and the network."""
+        for member in self.members:
+            member.close()
+        if self._network is not None:
+            self._network.close()
+
+    def _spawn(self) -> None:
+        for member in self.members:
+            if not member.running:
+                member._spawn()
+
+    def _await_ready(self, deadline: float) -> None:
+        for member in self.members:
+            member._await_ready(deadline)
+
+    def _renew_ports(self) -> bool:
+        renewed = [member._renew_ports() for member in self.members]
+        return all(renewed)
+
+    def _pin_ports(self) -> None:
+        for member in self.members:
+            member._pin_ports()
+
+    def __repr__(self) -> str:
+        return f"<group of {', '.join(map(repr, self.members))}>"

@@ -1,0 +1,111 @@
+"""A real PostgreSQL server for tests, on loopback and a port of its own; `servers.py` is the door."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from latchwork_testkit.binaries import ServerMissing
+from latchwork_testkit.server import Server
+
+_PROBE_TIMEOUT_S = 1.0
+#: What a client sends to ask for TLS: the server answers with one byte once it takes connections.
+_SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+
+
+class PostgresServer(Server):
+    """One PostgreSQL server, empty but for the database `postgres`. One thread at a time.
+
+    Its user is `latchwork`, without a password: only this machine reaches it. Root cannot run PostgreSQL, so for root
+    it runs as the user `postgres` of Debian's package, or as `nobody`.
+
+    Args:
+        data_dir: where its data go and stay; by default a temporary directory that `close` removes.
+        settings: more settings, by name.
+    """
+
+    SCHEME = "postgresql"
+    PORTS = ("client",)
+    LABEL = "PostgreSQL"
+
+    def __init__(self, *, data_dir: Path | None = None, settings: dict[str, str] | None = None) -> None:
+        super().__init__(data_dir=data_dir)
+        self._settings = settings or {}
+
+    def database_url(self, name: str = "postgres") -> str:
+        """What SQLAlchemy connects to a database of it by."""
+        return f"postgresql+psycopg://latchwork@{self.endpoint}/{name}"
+
+    def is_leader(self) -> bool:
+        """Whether it runs: it is alone."""
+        return self.running
+
+    def _command(self) -> list[str]:
+        programs = find_postgres()
+        data = self.data_dir / "postgres"
+        user = _other_user()
+        if not data.exists():
+            data.mkdir()
+            if user is not None:
+                self.data_dir.chmod(0o755)
+                shutil.chown(data, user)
+            initdb = [str(programs / "initdb"), "-D", str(data), "-U", "latchwork", "-A", "trust", "-E", "UTF8", "-N"]
+            made = subprocess.run([*_as(user), *initdb], capture_output=True, text=True, check=False, cwd="/")
+            if made.returncode != 0:
+                raise ServerMissing(f"initdb could not make a database: {made.stderr.strip()[-500:]}")
+        settings = {
+            "listen_addresses": self._host,
+            "port": str(self._port("client")),
+            "unix_socket_directories": "",
+            "max_connections": "200",
+            **self._settings,
+        }
+        arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [*_as(user), str(programs / "postgres"), "-D", str(data), *arguments]
+
+    def _is_ready(self) -> bool:
+        with socket.create_connection((self._host, self._port("client")), _PROBE_TIMEOUT_S) as probe:
+            probe.settimeout(_PROBE_TIMEOUT_S)
+            probe.sendall(_SSL_REQUEST)
+            return probe.recv(1) in {b"N", b"S"}
+
+
+def find_postgres() -> Path:
+    """The folder of PostgreSQL's programs: $LATCHWORK_POSTGRES, or the newest of Debian's.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    given = os.environ.get("LATCHWORK_POSTGRES")
+    folders = [Path(given)] if given else sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    raise ServerMissing(
+        "PostgreSQL is not installed; install Debian's package postgresql, or set LATCHWORK_POSTGRES to the folder of "
+        "its programs"
+    )
+
+
+def _version(folder: Path) -> int:
+    name = folder.parent.name
+    return int(name) if name.isdigit() else 0
+
+
+def _other_user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    names = {each.pw_name for each in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
+
+
+def _as(user: str | None) -> list[str]:
+    return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={_group(user)}", "--clear-groups"]
+
+
+def _group(user: str) -> str:
+    return str(pwd.getpwnam(user).pw_gid)

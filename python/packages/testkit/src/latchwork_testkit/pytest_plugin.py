@@ -1,0 +1,165 @@
+"""pytest fixtures of latchwork: stores, real servers, a clock that stands still, threads that take turns.
+
+Loaded by every pytest run on an installation with latchwork, so nothing is imported here until a fixture is used.
+docs/how-to/test-with-latchwork.md shows how to use them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import latchwork
+    from latchwork.testing.clock import VirtualClock
+    from latchwork.testing.simulation import Simulation
+    from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
+
+BACKENDS = ("memory", "sqlite", "etcd", "zookeeper")
+
+
+class RunningServer:
+    """A server that was started by somebody else, by its address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address.rstrip("/")
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL with this root and these query options."""
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"{self._address}/{root.strip('/')}" + (f"?{query}" if query else "")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options; each can be set in the ini file as well, with underscores for dashes."""
+    group = parser.getgroup("latchwork", "stores and servers of latchwork")
+    for name, about, default in (
+        ("backend", f"backend of latchwork_store: {', '.join(BACKENDS)}", "memory"),
+        ("etcd-version", "minor version of the etcd server that is started: 3.4 or 3.5", "3.5"),
+        ("etcd", "use a running etcd instead: etcd://host:port", ""),
+        ("zookeeper", "use a running ZooKeeper instead: zk://host:port", ""),
+        ("seed", "seed of latchwork_simulation", "0"),
+    ):
+        group.addoption(f"--latchwork-{name}", metavar="VALUE", help=f"{about} (default: {default or 'none'})")
+        parser.addini(f"latchwork_{name.replace('-', '_')}", help=about, default=default)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers",
+        "latchwork(backend, **options): the backend of latchwork_store and options of its URL, such as session_ttl_s",
+    )
+
+
+def _setting(config: pytest.Config, name: str) -> str:
+    given = config.getoption(f"--latchwork-{name}")
+    return str(given if given is not None else config.getini(f"latchwork_{name.replace('-', '_')}"))
+
+
+@pytest.fixture(scope="session")
+def latchwork_etcd(pytestconfig: pytest.Config) -> Iterator[EtcdServer | RunningServer]:
+    """A real etcd server for the whole run, started with its first use; ``.url(root)`` gives connection URLs."""
+    address = _setting(pytestconfig, "etcd")
+    if address:
+        yield RunningServer(address)
+        return
+    from latchwork_testkit.servers import EtcdServer, ServerMissing
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(EtcdServer(_setting(pytestconfig, "etcd-version")))
+        except ServerMissing as error:
+            pytest.skip(f"needs a real etcd: {error}")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def latchwork_zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperServer | RunningServer]:
+    """A real ZooKeeper server for the whole run, started with its first use; ``.url(root)`` gives connection URLs."""
+    address = _setting(pytestconfig, "zookeeper")
+    if address:
+        yield RunningServer(address)
+        return
+    from latchwork_testkit.servers import ServerMissing, ZooKeeperServer
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(ZooKeeperServer())
+        except ServerMissing as error:
+            pytest.skip(f"needs a real ZooKeeper: {error}")
+        yield server
+
+
+@pytest.fixture
+def latchwork_backend(request: pytest.FixtureRequest) -> str:
+    """Name of the backend: by indirect parameter, marker, option or ini file, else memory."""
+    marker = request.node.get_closest_marker("latchwork")
+    named = (marker.args[0] if marker.args else marker.kwargs.get("backend")) if marker is not None else None
+    name = str(getattr(request, "param", None) or named or _setting(request.config, "backend"))
+    if name not in BACKENDS:
+        raise pytest.UsageError(f"latchwork backend {name!r} is unknown; use one of {', '.join(BACKENDS)}")
+    return name
+
+
+@pytest.fixture
+def latchwork_url(request: pytest.FixtureRequest, latchwork_backend: str) -> str:
+    """Connection URL with a root that no other test uses; several stores opened with it see each other."""
+    root = f"test-{uuid.uuid4().hex}"
+    if latchwork_backend == "memory":
+        return f"memory://{root}"
+    if latchwork_backend == "sqlite":
+        return f"sqlite:///{request.getfixturevalue('tmp_path') / 'latchwork.db'}?root={root}"
+    server: EtcdServer | ZooKeeperServer | RunningServer = request.getfixturevalue(f"latchwork_{latchwork_backend}")
+    return server.url(root)
+
+
+@pytest.fixture
+def latchwork_store(request: pytest.FixtureRequest, latchwork_url: str) -> Iterator[latchwork.Store]:
+    """An empty store, closed and emptied after the test.
+
+    With ``latchwork_virtual_clock`` or ``latchwork_simulation`` in the same test it lives by that time, which takes
+    the memory backend.
+    """
+    virtual = _virtual_time(request)
+    if virtual and not latchwork_url.startswith("memory:"):
+        raise pytest.UsageError(f"{virtual} needs the memory backend: servers and files live by real time")
+    import latchwork
+
+    clock = request.getfixturevalue(virtual) if virtual == "latchwork_virtual_clock" else None
+    marker = request.node.get_closest_marker("latchwork")
+    options: dict[str, Any] = {k: v for k, v in marker.kwargs.items() if k != "backend"} if marker is not None else {}
+    with latchwork.connect(latchwork_url, clock=clock, **options) as store:
+        yield store
+        with suppress(latchwork.LatchworkError):
+            store.delete_tree("")
+
+
+def _virtual_time(request: pytest.FixtureRequest) -> str:
+    for name in ("latchwork_simulation", "latchwork_virtual_clock"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)  # it begins before the store, and ends after it
+            return name
+    return ""
+
+
+@pytest.fixture
+def latchwork_virtual_clock() -> VirtualClock:
+    """A clock that stands still until ``advance(seconds)``."""
+    from latchwork.testing.clock import VirtualClock
+
+    return VirtualClock()
+
+
+@pytest.fixture
+def latchwork_simulation(request: pytest.FixtureRequest) -> Iterator[Simulation]:
+    """Threads that take turns in virtual time, in an order that ``--latchwork-seed`` decides; the test is one."""
+    from latchwork.testing.simulation import Simulation
+
+    with Simulation(int(_setting(request.config, "seed"))) as simulation:
+        yield simulation
