@@ -58,7 +58,7 @@ help:
 	@echo '  make lint      ruff, mypy --strict, stubtest, cargo fmt, clippy'
 	@echo '  make format    let ruff and cargo fmt rewrite the sources'
 	@echo '  make protos    generate the messages of etcd'"'"'s API again; takes Go and a network, and is needed for new ones only'
-	@echo '  make wheel     build an abi3 wheel for Python 3.11+ into dist/; WHAT=all builds those of a release,'
+	@echo '  make wheel     build the wheels of all three distributions into dist/ (an abi3 wheel for Python 3.11+); WHAT=all builds those of a release,'
 	@echo '                 for manylinux2014 and musllinux on x86_64 and aarch64: ARGS="--home URL" names its repository'
 	@echo '  make clean     remove .venv and everything built'
 	@echo
@@ -133,6 +133,8 @@ wheel: build
 	$(if $(filter all,$(WHAT)),$(BIN)/python -m pip install --quiet $(ZIG))
 	$(if $(filter all,$(WHAT)),PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/build_wheels $(ARGS),$\
 	    $(IN_VENV) $(BIN)/maturin build --release --strip $(LOCKED) --out dist)
+	$(if $(filter all,$(WHAT)),,for each in $(dir $(PACKAGES)); do $\
+	    (cd $$each && "$(CURDIR)/$(BIN)/python" -m hatchling build --target wheel --directory "$(CURDIR)/dist") || exit; done)
 
 clean:
 	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks $(CORE)

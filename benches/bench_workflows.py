@@ -44,16 +44,16 @@ import psutil
 import sqlalchemy as sa
 
 import latchwork
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.tables import attempt, shard, task
-from latchwork.workflows.installation import initialize, join_store
-from latchwork.workflows.keys import Keys
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.master import Master
-from latchwork.workflows.worker import Worker, WorkerOptions
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.tables import attempt, shard, task
+from latchwork_workflows.installation import initialize, join_store
+from latchwork_workflows.keys import Keys
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.master import Master
+from latchwork_workflows.worker import Worker, WorkerOptions
 
 STORES = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
 PART = 250

@@ -21,7 +21,7 @@ import urllib.request
 from pathlib import Path
 
 FLOWS = """
-from latchwork.workflows import shell, task, workflow
+from latchwork_workflows import shell, task, workflow
 
 @task
 def extract(day: str) -> dict:
@@ -63,7 +63,9 @@ def walk(folder, wheel, port):
     clock, here = Clock(), folder / "env" / "bin"
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     clock.done("an environment")
-    subprocess.run([here / "pip", "install", "--quiet", f"{wheel}[workflows]"], check=True)
+    subprocess.run(
+        [here / "pip", "install", "--quiet", "--find-links", wheel.parent, f"{wheel}[workflows]"], check=True
+    )
     clock.done('pip install "latchwork[workflows]"')
     (folder / "flows.py").write_text(FLOWS)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LATCHWORK"))}

@@ -21,16 +21,16 @@ import sqlalchemy as sa
 from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
-from latchwork.web import Role
-from latchwork.workflows.database import Database, definitions
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.database.policies import backfills, limits
-from latchwork.workflows.database.tables import command, definition, instance, shard, task, task_group
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.site import make_site
-from latchwork.workflows.types import TaskTypes
 from latchwork_testkit.postgres import PostgresServer
+from latchwork_workflows.database import Database, definitions
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.database.policies import backfills, limits
+from latchwork_workflows.database.tables import command, definition, instance, shard, task, task_group
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.site import make_site
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.web import Role
 
 WORKFLOWS, TASKS = 50, 10
 #: Backfills, and the dates of each; elements of the map of one run.

@@ -1,8 +1,8 @@
 """Virtual environments that have latchwork with some extras, and nothing else.
 
-By default they consist of links to the sources, and to the distributions that the extras bring, as they are installed
-here. That takes a second and no network. With `LATCHWORK_LONG_TESTS=1` (as `make check` sets it) pip installs wheels,
-which are built from the sources.
+By default they consist of links to the sources of latchwork, and to the distributions that the extras bring, as they
+are installed here. Wheels of our add-ons are unpacked. That takes a few seconds and no network.
+With `LATCHWORK_LONG_TESTS=1` (as `make check` sets it) pip installs wheels, which are built from the sources.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -80,7 +81,10 @@ class Environment:
         script = self.folder / "bin" / "latchwork"
         script.write_text(f"#!{self.python}\n{_SCRIPT}")
         script.chmod(0o755)
-        for name in distributions:
+        for name in distributions & PROJECTS.keys():
+            with zipfile.ZipFile(build_wheel(self.folder, name)) as wheel:
+                wheel.extractall(self.site)
+        for name in distributions - PROJECTS.keys():
             root = Path(metadata.distribution(name).locate_file(""))
             files = [file for file in metadata.files(name) if not {"..", "__pycache__"} & {*file.parts}]
             for part in {_whole(root, file) for file in files}:

@@ -9,15 +9,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from environments import PROJECTS
+
 ROOT = Path(__file__).parents[1]
 LOADER = SourceFileLoader("check_dependencies", str(ROOT / "scripts" / "check_dependencies"))
 CHECK = module_from_spec(spec_from_loader(LOADER.name, LOADER))
 LOADER.exec_module(CHECK)
 FIXED = CHECK.tomllib.loads((ROOT / "scripts" / "advisories.toml").read_text())["fixed"]
-PROJECT = CHECK.tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIREMENTS = [
     Requirement(each)
-    for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for project in PROJECTS.values()
+    for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
     for each in group
     if not each.startswith("latchwork")
 ]

@@ -64,10 +64,8 @@ MAY_IMPORT = {
     "executor": HELPERS,
     "plans": HELPERS | {"drawing"},
     "aio": HELPERS | SYSTEMS,  # 6b
-    "web": GROUND | {"drawing"},  # 6c
-    "workflows": HELPERS | SYSTEMS | {"aio", "web", "drawing"},  # 7
     "": HELPERS | SYSTEMS,  # latchwork/__init__.py
-    "cli": HELPERS | SYSTEMS | {"", "demo", "aio", "workflows", "web", "drawing"},  # 8
+    "cli": HELPERS | SYSTEMS | {"", "demo", "aio", "drawing"},  # 8
     "demo": HELPERS | SYSTEMS | {""},  # 7
     "testing": HELPERS | SYSTEMS | {"", "_core", "aio"},
 }
@@ -86,21 +84,13 @@ LIBRARIES = {
         "plans",
         "worker_group",
         "jobs",
-        "workflows",
-        "apps",
+        "demo",
         "cli",
     ),
     "cloudpickle": ("tasks",),
     "typer": ("cli", "demo"),
     "click": ("cli", "demo"),
     "rich": ("cli", "demo"),
-    "sqlalchemy": ("workflows",),
-    "alembic": ("workflows",),
-    "yaml": ("workflows",),
-    "fsspec": ("workflows",),
-    "anyio": ("web", "workflows"),
-    "fastapi": ("web", "workflows"),
-    "jinja2": ("web", "workflows"),
 }
 # One backend each; the other modules of `backends` are shared by them all.
 BACKENDS = ("embedded", "etcd", "zookeeper")

@@ -7,9 +7,12 @@ import importlib.util
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from environments import FOLDERS, LONG, PROJECTS, Environment, build_wheel
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "scripts" / "build_wheels"
@@ -37,16 +40,18 @@ def test_each_link_of_a_releases_readme_works_where_its_folder_is_not(script):
             assert (REPOSITORY / new.removeprefix(f"{HOME}/blob/main/").partition("#")[0]).exists(), new
 
 
-def test_a_releases_metadata_names_its_pages_and_each_exists(script):
-    text = script.with_urls((REPOSITORY / "pyproject.toml").read_text(), HOME)
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_releases_metadata_names_its_pages_and_each_exists(script, name):
+    text = script.with_urls((FOLDERS[name] / "pyproject.toml").read_text(), HOME)
     assert text.count("[project.urls]") == 1
     assert f'Repository = "{HOME}"' in text
     for page in re.findall(rf"{HOME}/blob/main/([^\"]+)", text):
         assert (REPOSITORY / page).exists(), page
 
 
-def test_the_metadata_has_who_made_it_and_each_python_that_it_is_for():
-    text = (REPOSITORY / "pyproject.toml").read_text()
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_metadata_has_who_made_it_and_each_python_that_it_is_for(name):
+    text = (FOLDERS[name] / "pyproject.toml").read_text()
     assert re.search(r"^authors = ", text, re.MULTILINE)
     for minor in range(11, 15):
         assert f'"Programming Language :: Python :: 3.{minor}"' in text
@@ -59,3 +64,49 @@ def test_what_a_build_of_wheels_lacks_is_named_with_the_command(script, monkeypa
     done = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert all(word in done.stdout for word in ("manylinux2014", "musllinux", "aarch64", "--home"))
+
+
+def test_all_distributions_have_the_version_of_the_sdk_and_require_it():
+    version = PROJECTS["latchwork"]["version"]
+    assert {each["version"] for each in PROJECTS.values()} == {version}
+    required = [each for one in PROJECTS.values() for each in one["dependencies"] if each.startswith("latchwork")]
+    required += [each for each in _optional("latchwork") if each.startswith("latchwork-")]
+    assert len(required) >= len(PROJECTS)
+    assert all(each.endswith(f"=={version}") for each in required)
+
+
+def _optional(name):
+    return [each for extra in PROJECTS[name]["optional-dependencies"].values() for each in extra]
+
+
+@pytest.mark.timeout(1800 if LONG else 240)
+@pytest.mark.parametrize("name", PROJECTS if LONG else [name for name in PROJECTS if name != "latchwork"])
+def test_a_wheel_has_every_file_of_its_sources_and_nothing_else(name, tmp_path):
+    package = name.replace("-", "_")
+    source = FOLDERS[name] / ("python" if name == "latchwork" else "src")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", package],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    built = set(zipfile.ZipFile(build_wheel(tmp_path, name)).namelist())
+    ours = {each for each in built if ".dist-info/" not in each and not each.endswith(".so")}
+    assert ours == {each for each in tracked.stdout.splitlines() if (source / each).is_file()}
+    assert any(each.endswith(".dist-info/licenses/LICENSE") for each in built)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "latchwork"])
+def test_an_add_on_installs_and_imports_alone(name, tmp_path):
+    package = name.replace("-", "_")
+    installed = Environment(tmp_path, "cli,etcd", [name])  # for commands, and for calls of etcd without latchwork
+    script = (
+        f"import pkgutil, {package}; print({package}.__file__)\n"
+        f"for each in pkgutil.walk_packages({package}.__path__, '{package}.'):\n"
+        "    if not each.name.endswith(('__main__', '.migrations.env', 'supervisor', '_body')): __import__(each.name)"
+    )
+    done = installed.run("python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(installed.site))

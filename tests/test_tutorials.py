@@ -14,8 +14,8 @@ import pytest
 import latchwork
 from latchwork import executor
 from latchwork.jobs import inspect
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.home import Home
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.home import Home
 from patience import eventually
 from test_docs import BLOCKS, REPOSITORY, environment, run_block
 

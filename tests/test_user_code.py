@@ -22,10 +22,10 @@ from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
 from latchwork.user_code import call_user
 from latchwork.worker_group import Worker, find
-from latchwork.workflows.definitions.builder import shell, workflow
-from latchwork.workflows.definitions.builder import task as flow_task
-from latchwork.workflows.secrets import SecretMissing, Secrets
-from latchwork.workflows.types.shell import Shell
+from latchwork_workflows.definitions.builder import shell, workflow
+from latchwork_workflows.definitions.builder import task as flow_task
+from latchwork_workflows.secrets import SecretMissing, Secrets
+from latchwork_workflows.types.shell import Shell
 from patience import eventually
 
 PATIENCE_S = 60.0

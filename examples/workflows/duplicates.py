@@ -8,7 +8,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from latchwork.workflows import Cron, task, workflow
+from latchwork_workflows import Cron, task, workflow
 
 PARTS = 8
 

@@ -7,7 +7,7 @@ latchwork workflows start month_end -p folder=$PWD/books --follow
 
 from pathlib import Path
 
-from latchwork.workflows import Cron, conditions, shell, task, workflow
+from latchwork_workflows import Cron, conditions, shell, task, workflow
 
 
 @task

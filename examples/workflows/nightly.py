@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from latchwork.workflows import Cron, shell, task, workflow
+from latchwork_workflows import Cron, shell, task, workflow
 
 
 @task(retries=3, retry_interval_s=30, timeout_s=600)

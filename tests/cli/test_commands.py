@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from latchwork.cli import options
-from latchwork.cli.commands import OWN, CommandSpec
+from latchwork.cli.commands import CommandSpec, specs
 from latchwork.cli.main import application
 from latchwork.store import URL_VARIABLE
 
@@ -63,9 +63,9 @@ def loaded_by(*words):
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", specs())
 def test_the_list_of_commands_has_the_first_sentence_of_each_docstring(name):
-    place, summary = OWN[name]
+    place, summary = specs()[name]
     module, _, attribute = place.partition(":")
     found = getattr(import_module(module), attribute)
     text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
@@ -82,7 +82,7 @@ def test_the_version_loads_no_parser():
 
 def test_help_loads_no_command_and_no_store():
     loaded = loaded_by("--help")
-    places = {spec.place.partition(":")[0] for spec in OWN.values()}
+    places = {spec.place.partition(":")[0] for spec in specs().values()}
     assert "latchwork.cli.commands" in loaded
     assert not {*places, "latchwork.store", "latchwork.cli.text", "rich"} & loaded
 

@@ -56,7 +56,7 @@ def test_a_node_refuses_to_be_read_by_processes_of_its_user(looked):
 #: Runs the commands that are nodes as far as their first step, and says whether their process may be read then.
 NODES = """
 import ctypes
-from latchwork.cli.workflows import nodes, serving
+from latchwork_workflows.cli import nodes, serving
 prctl = ctypes.CDLL(None).prctl
 def home_of(*_):
     raise SystemExit(prctl(3, 0, 0, 0, 0))

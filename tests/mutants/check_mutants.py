@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mutants.all_defects import DEFECTS
-from mutants.defect import PACKAGE, Defect, DefectStale
+from mutants.defect import Defect, DefectStale
 from mutants.overlay import BASELINE_TIMEOUT_S, Outcome, run_tests
 
 
@@ -59,7 +59,7 @@ def _chosen(options: argparse.Namespace) -> list[Defect]:
 def _stale(defect: Defect) -> str:
     """Return why the defect does not fit the code, or nothing if it does."""
     try:
-        defect.planted((PACKAGE / defect.file).read_text())
+        defect.planted(defect.path_in().read_text())
     except DefectStale as error:
         return str(error)
     return ""

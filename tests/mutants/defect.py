@@ -11,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "latchwork"
+#: The packages of the other distributions.
+ADD_ONS = sorted(path.parent for path in ROOT.glob("python/packages/*/src/*/__init__.py"))
 
 
 class DefectStale(Exception):
@@ -24,7 +26,7 @@ class Defect:
     Attributes:
         system: The primitive, backend or system that it breaks.
         name: The mistake, as a phrase. Unique within its system.
-        file: The source file, relative to the package.
+        file: The source file, relative to the package ``latchwork``; of an add-on with the name of its package.
         old: The text to replace. The file contains it exactly once.
         new: The replacement.
         test: The ID of the test that must fail, relative to ``tests``. It is one that ``levels.always`` accepts.
@@ -36,6 +38,13 @@ class Defect:
     old: str
     new: str
     test: str
+
+    def path_in(self, folder: Path | None = None) -> Path:
+        """Return the path of the source file, in a folder with copies of all packages or in the checkout."""
+        for package in ADD_ONS:
+            if self.file.startswith(f"{package.name}/"):
+                return (folder or package.parent) / self.file
+        return (folder or PACKAGE.parent) / PACKAGE.name / self.file
 
     def planted(self, source: str) -> str:
         """Return the source with the defect.

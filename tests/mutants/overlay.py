@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants.defect import PACKAGE, ROOT, Defect
+from mutants.defect import ADD_ONS, PACKAGE, ROOT, Defect
 
 #: Seconds for one test, and for the run of one defect.
 TEST_TIMEOUT_S, TIMEOUT_S = 45, 240.0
@@ -46,14 +46,14 @@ class Outcome:
 
 @contextmanager
 def overlay(defect: Defect | None) -> Iterator[Path]:
-    """Make a copy of the package with the defect, and yield the folder to put first on the path."""
+    """Make copies of the packages with the defect, and yield the folder to put first on the path."""
     with tempfile.TemporaryDirectory(prefix="latchwork-mutant-") as folder:
-        copy = Path(folder) / PACKAGE.name
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so"))
+        for package in (PACKAGE, *ADD_ONS):
+            shutil.copytree(package, Path(folder) / package.name, ignore=shutil.ignore_patterns("*.so"))
         for library in PACKAGE.glob("*.so"):
-            (copy / library.name).symlink_to(library)
+            (Path(folder) / PACKAGE.name / library.name).symlink_to(library)
         if defect is not None:
-            file = copy / defect.file
+            file = defect.path_in(Path(folder))
             file.write_text(defect.planted(file.read_text()))
         yield Path(folder)
 

@@ -11,7 +11,7 @@ import pytest
 
 from levels import always
 from mutants.all_defects import DEFECTS
-from mutants.defect import PACKAGE, ROOT, Defect, DefectStale
+from mutants.defect import ROOT, Defect, DefectStale
 from mutants.overlay import overlay, run_tests
 
 #: The parts of the package that need at least three defects each.
@@ -20,7 +20,7 @@ PARTS = (
     *("primitives/fair/", "primitives/persistent/", "primitives/queue/", "primitives/numbers/"),
     *("primitives/group/", "primitives/meeting/"),
     *("jobs/", "tasks/", "executor/", "plans/", "worker_group/"),
-    *("workflows/master/", "workflows/worker/", "workflows/database/"),
+    *(f"latchwork_workflows/{folder}/" for folder in ("master", "worker", "database")),
 )
 
 
@@ -35,7 +35,7 @@ def test_each_defect_is_caught_by_a_test_that_every_make_test_runs():
 
 def test_every_defect_fits_the_code_once_and_leaves_valid_python():
     for defect in DEFECTS:
-        ast.parse(defect.planted((PACKAGE / defect.file).read_text()), defect.name)
+        ast.parse(defect.planted(defect.path_in().read_text()), defect.name)
 
 
 def test_every_defect_has_a_name_of_its_own():
@@ -63,10 +63,10 @@ def test_a_defect_whose_text_has_changed_is_refused():
 
 def test_the_copy_has_the_defect_and_the_checkout_has_not():
     defect = DEFECTS[0]
-    before = (PACKAGE / defect.file).read_text()
+    before = defect.path_in().read_text()
     with overlay(defect) as folder:
-        assert (folder / "latchwork" / defect.file).read_text() == defect.planted(before)
-    assert (PACKAGE / defect.file).read_text() == before
+        assert defect.path_in(folder).read_text() == defect.planted(before)
+    assert defect.path_in().read_text() == before
     assert not folder.exists()
 
 

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a former owner writes to its shard",
-        "workflows/database/shard.py",
+        "latchwork_workflows/database/shard.py",
         'shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))\n',
         'shard.c.id == sa.bindparam("_id"))\n',
         id_of("workflows/master", "a_master_of_before_writes_nothing_once_another_has_the_shard", on="memory"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a database restored from a backup is served",
-        "workflows/owning.py",
+        "latchwork_workflows/owning.py",
         "        if marked > seq:\n",
         "        if marked < 0:\n",
         id_of("workflows/master", "a_database_from_before_is_refused_where_results_were_deleted_since", on="memory"),
@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "memory is trusted after a commit of unknown outcome",
-        "workflows/master/shard.py",
+        "latchwork_workflows/master/shard.py",
         '        _log.warning("shard %d reads all again: %s", self._id, error)\n        self._is_known = False\n',
         '        _log.warning("shard %d reads all again: %s", self._id, error)\n',
         id_of("workflows/master", "an_instance_whose_start_had_no_answer_is_found", on="memory"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a task that has a result is queued again",
-        "workflows/master/sending.py",
+        "latchwork_workflows/master/sending.py",
         "            if x in done or x in ended:\n",
         "            if x in done:\n",
         id_of("workflows/sending", "an_item_whose_result_is_there_is_not_put", on="memory"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a task that a worker has claimed is taken back",
-        "workflows/master/sending.py",
+        "latchwork_workflows/master/sending.py",
         "        checks, ops = self._backlog.removal(item)\n",
         "        checks, ops = self._backlog.removal(item, if_taken=True)\n",
         id_of("workflows/sending", "an_item_that_somebody_has_is_not_taken_back", on="memory"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a fire time is started twice",
-        "workflows/database/schedules.py",
+        "latchwork_workflows/database/schedules.py",
         "    if connection.execute(made).first() is None:\n        return None\n",
         "    connection.execute(made)\n",
         id_of("workflows/fires", "a_fire_that_somebody_has_written_is_not_started_again", on="memory"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "the turn of a run is not checked again under the lock",
-        "workflows/database/policies/serials.py",
+        "latchwork_workflows/database/policies/serials.py",
         "where(mine, instance.c.state.in_(_GOES))",
         "where(mine, sa.false())",
         id_of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on="memory"),
@@ -64,7 +64,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a repair trusts memory",
-        "workflows/master/shard.py",
+        "latchwork_workflows/master/shard.py",
         "            self._mends, self._is_known = True, False\n",
         "            self._mends = True\n",
         id_of("workflows/doctor", "a_queued_task_that_no_worker_can_find_is_queued_again", on="memory"),
@@ -72,7 +72,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "retention deletes a run that its master is rerunning",
-        "workflows/database/retention.py",
+        "latchwork_workflows/database/retention.py",
         "    connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))\n",
         "",
         id_of("workflows/retention", "a_run_that_somebody_runs_again_meanwhile_stays_whole", on="postgres"),
@@ -80,7 +80,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "an end during a round wakes none of the runs that have looked",
-        "workflows/master/policies/waking.py",
+        "latchwork_workflows/master/policies/waking.py",
         "            self._go_on(code, 0)  # behind the rest of that round\n",
         "",
         id_of("workflows/dependent", "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on="memory"),
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "two concurrent edits close a cycle",
-        "workflows/database/families.py",
+        "latchwork_workflows/database/families.py",
         '    if connection.dialect.name != "sqlite":\n',
         "    if False:\n",
         id_of("workflows/rings", "of_two_that_are_written_at_once_and_start_each_other_one_is_refused", on="postgres"),
@@ -96,7 +96,7 @@ DEFECTS = (
     Defect(
         "Workflow slots",
         "a former owner writes the sizes of task groups",
-        "workflows/master/sending.py",
+        "latchwork_workflows/master/sending.py",
         "            self._commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
         "            self._store.commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
         id_of("workflows/groups", "a_master_that_has_lost_the_shard_tells_the_store_nothing", on="memory"),
@@ -104,7 +104,7 @@ DEFECTS = (
     Defect(
         "Workflow slots",
         "the slot of a task group is not released",
-        "workflows/worker/task_groups.py",
+        "latchwork_workflows/worker/task_groups.py",
         "return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]",
         "return []",
         id_of("workflows/worker", "tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers"),
@@ -112,7 +112,7 @@ DEFECTS = (
     Defect(
         "Workflow worker",
         "a task outlives the session of its claim",
-        "workflows/worker/performing.py",
+        "latchwork_workflows/worker/performing.py",
         "        self._leash.add(child, hard)\n",
         "        child.allow(hard)\n",
         id_of("workflows/jitter", "worker_without_a_store_ends_its_tasks_before_its_session_can_end"),
@@ -120,7 +120,7 @@ DEFECTS = (
     Defect(
         "Workflow worker",
         "a task is claimed without checking its cancel",
-        "workflows/worker/lanes.py",
+        "latchwork_workflows/worker/lanes.py",
         "[Absent(self._keys.cancel(named.x)), *slot[0]]",
         "list(slot[0])",
         id_of("workflows/worker", "task_that_is_cancelled_before_it_is_taken_is_never_taken"),
@@ -128,7 +128,7 @@ DEFECTS = (
     Defect(
         "Workflow alerts",
         "an alert is recorded as sent before it is sent",
-        "workflows/alerts/sender.py",
+        "latchwork_workflows/alerts/sender.py",
         "            answer, error = self._sent(taken)\n            answered_at = self._now()\n"
         "            self._write(taken, answer, error, answered_at)\n",
         "            answer, error, answered_at = Answer.SENT, '', self._now()\n"
@@ -141,7 +141,7 @@ DEFECTS = (
     Defect(
         "Workflow alerts",
         "a former sender claims a delivery",
-        "workflows/database/alerts/deliveries.py",
+        "latchwork_workflows/database/alerts/deliveries.py",
         "        self.guard(connection)\n        mine = sa.update(delivery).where(delivery.c.id == number",
         "        mine = sa.update(delivery).where(delivery.c.id == number",
         id_of("workflows/alert_sending", "a_former_sender_that_wakes_takes_nothing_more", on="file"),
@@ -149,7 +149,7 @@ DEFECTS = (
     Defect(
         "Workflow alerts",
         "an alert is sent after the lease has expired",
-        "workflows/alerts/sender.py",
+        "latchwork_workflows/alerts/sender.py",
         "if self._stopping.is_set() or self._remaining_s() <= 0.0 or not self._deliver(each):",
         "if self._stopping.is_set() or not self._deliver(each):",
         id_of("workflows/alert_sending", "nothing_is_begun_once_the_hold_is_not_certain"),
@@ -157,7 +157,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "settings are not checked again before the write",
-        "workflows/desk/definitions.py",
+        "latchwork_workflows/desk/definitions.py",
         "        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),

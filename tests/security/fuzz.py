@@ -17,7 +17,7 @@ import threading
 
 import atheris
 
-with atheris.instrument_imports(include=["latchwork"]):
+with atheris.instrument_imports(include=["latchwork", "latchwork_workflows"]):
     from stored import KINDS  # of this folder, which is where the script is
 
     import latchwork

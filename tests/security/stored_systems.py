@@ -17,8 +17,8 @@ from latchwork.primitives.queue.items import QueueItem
 from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.worker_group import records as groups
-from latchwork.workflows import exchange
-from latchwork.workflows.worker import outputs
+from latchwork_workflows import exchange
+from latchwork_workflows.worker import outputs
 
 BLOB = BlobRef("owner", "id", 5, "ab")
 RETRY = StoredRetry(2, 0.1, 1.5, 10.0, 0.1, ("m:E",))

@@ -12,8 +12,8 @@ from latchwork.store import session_ttl_s
 from latchwork.store.core import Core
 from latchwork.tasks import Functions
 from latchwork.testing.faults import FaultyStore
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.worker import Worker, WorkerOptions
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.worker import Worker, WorkerOptions
 from patience import eventually
 
 URL = "memory://session-ttl"

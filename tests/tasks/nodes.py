@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from latchwork.executor import Executor, Runner
 from latchwork.plans import Plans, PlanWorker
 from latchwork.tasks import Functions, TaskContext
-from latchwork.workflows.worker import Worker
+from latchwork_workflows.worker import Worker
 from workflows import working
 
 FUNCTIONS = Functions()

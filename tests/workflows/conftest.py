@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.installation import initialize
-from latchwork.workflows.secrets import Secrets
 from latchwork_testkit.postgres import PostgresServer, find_postgres
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.installation import initialize
+from latchwork_workflows.secrets import Secrets
 from missing import found_or_skipped
 from workflows import working
 from workflows.hands import Stage

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.state import (
+from latchwork_workflows.state import (
     ChildForced,
     ChildPaused,
     Chose,

@@ -7,23 +7,23 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.cli.main import application
-from latchwork.web import Identity, Problem, Role
-from latchwork.workflows.alerts.channels import ChannelInvalid, checked_channel
-from latchwork.workflows.care import Doctor, document_of, import_document
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.database.alerts.tables import alert, delivery
-from latchwork.workflows.database.alerts.writing import put
-from latchwork.workflows.database.tables import event
-from latchwork.workflows.definitions.validate import validate
-from latchwork.workflows.desk import Parts
-from latchwork.workflows.desk.alerts import seen as desk
-from latchwork.workflows.errors import DefinitionInvalid
-from latchwork.workflows.installation import initialize, join_store
-from latchwork.workflows.master import Master
-from latchwork.workflows.master.chores import Chores
-from latchwork.workflows.secrets import Secrets
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.alerts.channels import ChannelInvalid, checked_channel
+from latchwork_workflows.care import Doctor, document_of, import_document
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.database.alerts.tables import alert, delivery
+from latchwork_workflows.database.alerts.writing import put
+from latchwork_workflows.database.tables import event
+from latchwork_workflows.definitions.validate import validate
+from latchwork_workflows.desk import Parts
+from latchwork_workflows.desk.alerts import seen as desk
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.installation import initialize, join_store
+from latchwork_workflows.master import Master
+from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.web import Identity, Problem, Role
 from patience import eventually
 from workflows.hands import a_workflow
 from workflows.mail_servers import HookServer, running
@@ -68,8 +68,8 @@ def test_what_is_wrong_with_alerts_is_named_by_its_place():
 
 
 def test_alerts_are_the_same_in_python_as_in_yaml():
-    from latchwork.workflows import Alerts, shell, workflow
-    from latchwork.workflows.definitions import read, write
+    from latchwork_workflows import Alerts, shell, workflow
+    from latchwork_workflows.definitions import read, write
 
     @workflow(alerts=Alerts("ops", "chat", on="all", failover=True))
     def flow():

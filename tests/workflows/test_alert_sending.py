@@ -8,17 +8,17 @@ from contextlib import contextmanager, suppress
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.alerts.sender import WAYS, Sender
-from latchwork.workflows.alerts.sending import NotSent
-from latchwork.workflows.database.alerts import deliveries
-from latchwork.workflows.database.alerts.tables import alert, channel, delivery
-from latchwork.workflows.database.alerts.writing import put
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.errors import NotOwner
-from latchwork.workflows.installation import initialize, installation_of
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.secrets import Secrets
-from latchwork.workflows.state.alerting import Answer
+from latchwork_workflows.alerts.sender import WAYS, Sender
+from latchwork_workflows.alerts.sending import NotSent
+from latchwork_workflows.database.alerts import deliveries
+from latchwork_workflows.database.alerts.tables import alert, channel, delivery
+from latchwork_workflows.database.alerts.writing import put
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.errors import NotOwner
+from latchwork_workflows.installation import initialize, installation_of
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.state.alerting import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
 
@@ -294,7 +294,7 @@ def test_what_a_frozen_sender_has_in_hand_comes_twice_at_most_and_its_answer_cha
     frozen, go = threading.Event(), threading.Event()
 
     def send(message, options, at):
-        from latchwork.workflows.alerts import mail as module
+        from latchwork_workflows.alerts import mail as module
 
         frozen.set()
         assert go.wait(30)

@@ -3,10 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database import definitions, runs
-from latchwork.workflows.database.alerts.tables import alert, delivery
-from latchwork.workflows.database.alerts.writing import put_fact
-from latchwork.workflows.state import Fact, Outcome
+from latchwork_workflows.database import definitions, runs
+from latchwork_workflows.database.alerts.tables import alert, delivery
+from latchwork_workflows.database.alerts.writing import put_fact
+from latchwork_workflows.state import Fact, Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -235,7 +235,7 @@ def test_a_run_that_a_defect_has_ended_is_told_with_the_reason(stage, monkeypatc
             raise RuntimeError("a defect")
 
         with monkeypatch.context() as patched:
-            patched.setattr("latchwork.workflows.master.writing.advance", broken)
+            patched.setattr("latchwork_workflows.master.writing.advance", broken)
             hand.end(claim)
             stage.until(run, "failure")
     (told,) = alerts(stage)

@@ -4,9 +4,9 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.database.commands import CommandType, KeyReused, ask, draw
-from latchwork.workflows.database.tables import command, shard
-from latchwork.workflows.state import InstanceState, possible
+from latchwork_workflows.database.commands import CommandType, KeyReused, ask, draw
+from latchwork_workflows.database.tables import command, shard
+from latchwork_workflows.state import InstanceState, possible
 
 
 def test_a_command_with_the_same_key_is_written_once_also_after_it_was_done(database):

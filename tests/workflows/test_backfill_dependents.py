@@ -4,9 +4,9 @@ from datetime import date
 
 import pytest
 
-from latchwork.workflows import DateRange
-from latchwork.workflows.looking import BadRequest
-from latchwork.workflows.state import Outcome
+from latchwork_workflows import DateRange
+from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from latchwork.workflows.database.runs import Stored
-from latchwork.workflows.master.book import MOST_DUE, Book, stored_after
-from latchwork.workflows.state import (
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.master.book import MOST_DUE, Book, stored_after
+from latchwork_workflows.state import (
     Claimed,
     Ended,
     ForceStart,

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from latchwork.workflows import DefinitionInvalid, WrongState
-from latchwork.workflows.database.consuming import withdraw
-from latchwork.workflows.definitions import read
-from latchwork.workflows.definitions.builder import Cron, shell, workflow
-from latchwork.workflows.looking import BadRequest
+from latchwork_workflows import DefinitionInvalid, WrongState
+from latchwork_workflows.database.consuming import withdraw
+from latchwork_workflows.definitions import read
+from latchwork_workflows.definitions.builder import Cron, shell, workflow
+from latchwork_workflows.looking import BadRequest
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import task
-from latchwork.workflows.definitions.logical import chosen
-from latchwork.workflows.master import parcels
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.tables import task
+from latchwork_workflows.definitions.logical import chosen
+from latchwork_workflows.master import parcels
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -5,16 +5,16 @@ from datetime import date
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database.policies import caches
-from latchwork.workflows.database.policies.tables import result_cache
-from latchwork.workflows.database.tables import instance, parameter
-from latchwork.workflows.definitions.caching import cache_key_of
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.definitions.values import Run
-from latchwork.workflows.errors import DefinitionInvalid
-from latchwork.workflows.master.chores import Chores
-from latchwork.workflows.state import Outcome
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.database.policies import caches
+from latchwork_workflows.database.policies.tables import result_cache
+from latchwork_workflows.database.tables import instance, parameter
+from latchwork_workflows.definitions.caching import cache_key_of
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.definitions.values import Run
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.state import Outcome
+from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -3,15 +3,15 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork.web import Role
-from latchwork.workflows.care import document_of, import_document, missing_bundles
-from latchwork.workflows.database import Database, definitions, tables
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.database.policies.tables import project_limit
-from latchwork.workflows.database.views import catalog
-from latchwork.workflows.definitions.forms import as_yaml, read
-from latchwork.workflows.errors import DefinitionInvalid
-from latchwork.workflows.installation import initialize
+from latchwork_workflows.care import document_of, import_document, missing_bundles
+from latchwork_workflows.database import Database, definitions, tables
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.database.policies.tables import project_limit
+from latchwork_workflows.database.views import catalog
+from latchwork_workflows.definitions.forms import as_yaml, read
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.installation import initialize
+from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
 
 
@@ -127,7 +127,7 @@ def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch
     def fail(*_args):
         raise RuntimeError("died here")
 
-    monkeypatch.setattr("latchwork.workflows.care.carrying._put_account", fail)
+    monkeypatch.setattr("latchwork_workflows.care.carrying._put_account", fail)
     with pytest.raises(RuntimeError):
         import_document(other, document_of(full), by="test")
     assert document_of(other)["workflows"] == []

@@ -2,9 +2,9 @@
 
 import pytest
 
-from latchwork.workflows.definitions.model import plan_of
-from latchwork.workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
-from latchwork.workflows.state.records import Instance
+from latchwork_workflows.definitions.model import plan_of
+from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
+from latchwork_workflows.state.records import Instance
 from patience import eventually
 from workflows.hands import a_workflow
 

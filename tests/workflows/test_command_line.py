@@ -13,11 +13,11 @@ import typer
 import latchwork
 from latchwork.cli.main import application
 from latchwork.words import counted
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.home import Home
-from latchwork.workflows.keys import Item, workflows_store
-from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork.workflows.worker import WorkerOptions
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.home import Home
+from latchwork_workflows.keys import Item, workflows_store
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
 
 NIGHTLY = """
@@ -43,7 +43,7 @@ params: {go: none, fails: none}
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\rforged"
 BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 FLOWS = """
-from latchwork.workflows import task, workflow
+from latchwork_workflows import task, workflow
 
 @task
 def count(text: str) -> dict:
@@ -506,8 +506,8 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(name, tmp_path)
 def test_a_program_without_a_library_of_workflows_is_told_what_to_install():
     program = (
         WITHOUT.format(name="sqlalchemy").partition("from latchwork.cli")[0]
-        + "import latchwork.workflows as w; w.Serve"
+        + "import latchwork_workflows as w; w.Serve"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    wanted = 'ModuleNotFoundError: latchwork.workflows needs sqlalchemy; run: pip install "latchwork[workflows]"'
+    wanted = 'ModuleNotFoundError: latchwork_workflows needs sqlalchemy; run: pip install "latchwork[workflows]"'
     assert told.stderr.splitlines()[-1] == wanted

@@ -2,9 +2,9 @@
 
 import pytest
 
-from latchwork.workflows.database.commands import INTERNAL, CommandType
-from latchwork.workflows.errors import NotAllowed
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.database.commands import INTERNAL, CommandType
+from latchwork_workflows.errors import NotAllowed
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

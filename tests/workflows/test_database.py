@@ -13,18 +13,18 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.database import Database, Shard, families
-from latchwork.workflows.database.alerts import tables as alert_tables
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.fair import FairLock
-from latchwork.workflows.database.migrations import needs_upgrade, upgrade, versions
-from latchwork.workflows.database.policies import limits
-from latchwork.workflows.database.policies import tables as rule_tables
-from latchwork.workflows.database.tables import about, instance, metadata, shard
-from latchwork.workflows.database.views import slots
-from latchwork.workflows.errors import NotOwner, SchemaTooNew
-from latchwork.workflows.installation import initialize
-from latchwork.workflows.state.windows import Span
+from latchwork_workflows.database import Database, Shard, families
+from latchwork_workflows.database.alerts import tables as alert_tables
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.fair import FairLock
+from latchwork_workflows.database.migrations import needs_upgrade, upgrade, versions
+from latchwork_workflows.database.policies import limits
+from latchwork_workflows.database.policies import tables as rule_tables
+from latchwork_workflows.database.tables import about, instance, metadata, shard
+from latchwork_workflows.database.views import slots
+from latchwork_workflows.errors import NotOwner, SchemaTooNew
+from latchwork_workflows.installation import initialize
+from latchwork_workflows.state.windows import Span
 from patience import eventually
 
 
@@ -223,7 +223,7 @@ def test_a_server_that_vanishes_is_noticed_by_the_connection_itself(database):
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_a_connection_that_the_server_has_closed_meanwhile_is_replaced_before_it_is_used(database, monkeypatch):
-    monkeypatch.setattr("latchwork.workflows.database.database._IDLE_S", 0.0)
+    monkeypatch.setattr("latchwork_workflows.database.database._IDLE_S", 0.0)
     other = Database(database.engine.url.render_as_string(hide_password=False))
     with database.read() as connection:
         before = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()

@@ -6,12 +6,12 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.care import Doctor
-from latchwork.workflows.database.schedules import ScheduleRow
-from latchwork.workflows.database.tables import command, shard, task
-from latchwork.workflows.installation import join_store
-from latchwork.workflows.keys import Item
-from latchwork.workflows.master import Master
+from latchwork_workflows.care import Doctor
+from latchwork_workflows.database.schedules import ScheduleRow
+from latchwork_workflows.database.tables import command, shard, task
+from latchwork_workflows.installation import join_store
+from latchwork_workflows.keys import Item
+from latchwork_workflows.master import Master
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -194,7 +194,7 @@ def test_a_store_of_another_database_is_told_before_anything_else(joined):
 
 
 def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
-    from latchwork.workflows.errors import NotAllowed
+    from latchwork_workflows.errors import NotAllowed
 
     version = stage.apply(a_workflow(tasks={"a": []}))
     with stage.master():

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.workflows import shell, workflow
-from latchwork.workflows.definitions.built import BUILT
-from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.trying import try_out
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows import shell, workflow
+from latchwork_workflows.definitions.built import BUILT
+from latchwork_workflows.definitions.forms import read
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.trying import try_out
+from latchwork_workflows.types import TaskTypes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.moments import DateRange
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.home import Home
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork.workflows.trying import try_out
-from latchwork.workflows.types import TaskTypes
-from latchwork.workflows.worker import WorkerOptions
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.definitions.forms import read
+from latchwork_workflows.definitions.moments import DateRange
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.home import Home
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.trying import try_out
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.worker import WorkerOptions
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "workflows"
 

@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
-from latchwork.workflows.exchange import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
-from latchwork.workflows.keys import Item, attempt_of, groups_of, lane_of, log_ref, shelf_of, x_of
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.exchange import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
+from latchwork_workflows.keys import Item, attempt_of, groups_of, lane_of, log_ref, shelf_of, x_of
+from latchwork_workflows.state import Outcome
 
 HEAD = Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 600.0)
 SPEC = Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"day": "2026-11-22", "got.rows": 3}, 1.5e9, "Europe/Berlin")

@@ -5,13 +5,13 @@ import tracemalloc
 
 import pytest
 
-from latchwork.workflows.definitions.expressions import MOST_STEPS, Budget, Expression, ExpressionError
-from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.logical import chosen
-from latchwork.workflows.definitions.model import TaskSpec
-from latchwork.workflows.definitions.settings.naming import Settings
-from latchwork.workflows.definitions.validate import validate
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.definitions.expressions import MOST_STEPS, Budget, Expression, ExpressionError
+from latchwork_workflows.definitions.forms import read
+from latchwork_workflows.definitions.logical import chosen
+from latchwork_workflows.definitions.model import TaskSpec
+from latchwork_workflows.definitions.settings.naming import Settings
+from latchwork_workflows.definitions.validate import validate
+from latchwork_workflows.types import TaskTypes
 
 NAMES = {
     "rows": 17,

@@ -11,14 +11,14 @@ import typer
 
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
-from latchwork.web import Role
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.home import Home
-from latchwork.workflows.logs import LogStoreMismatch
-from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork.workflows.site import check_reach, make_site
-from latchwork.workflows.worker import WorkerOptions
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.home import Home
+from latchwork_workflows.logs import LogStoreMismatch
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.site import check_reach, make_site
+from latchwork_workflows.web import Role
+from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
 from workflows.test_command_line import BAD, EVIL, flows
 from workflows.test_serving import start
@@ -105,7 +105,7 @@ def test_commands_on_a_fleet_take_no_store_and_no_logs_of_this_machine_for_its_o
     flows("apply", "flow.yaml", *far)
     flows("workers", *far).refused(1, "no store; give its URL")
     assert not list(here.rglob("store.db"))
-    (tmp_path / "far_flows.py").write_text("from latchwork.workflows import workflow")
+    (tmp_path / "far_flows.py").write_text("from latchwork_workflows import workflow")
     flows("deploy", "far_flows.py", *far).refused(2, "give --logs, or --no-bundle")
     with Serve(Home.of(here / "latchwork" / "workflows", environ={}), ServeOptions(has_pages=False)):
         flows("workers", *far).refused(1, "no store; give its URL")  # those of this machine are others

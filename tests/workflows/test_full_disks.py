@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.cli.workflows.telling import Repeats
 from latchwork.disks import replace_file, trouble_of
+from latchwork_workflows.cli.telling import Repeats
 from levels import LONG
 from patience import eventually
 
@@ -28,7 +28,7 @@ tasks:
 - {name: follows, type: shell, after: [waits], params: {script: 'echo followed'}}
 """
 PYTHON = """
-from latchwork.workflows import task, workflow
+from latchwork_workflows import task, workflow
 
 @task
 def one() -> int:

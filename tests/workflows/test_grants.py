@@ -6,15 +6,15 @@ import uuid
 import pytest
 
 import latchwork
-from latchwork.web import Role
-from latchwork.workflows.care import document_of, import_document
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.database.commands import CommandType, ask
-from latchwork.workflows.database.history import of_people
-from latchwork.workflows.database.policies import grants
-from latchwork.workflows.database.policies.grants import Grant
-from latchwork.workflows.errors import DefinitionInvalid, UnknownWorkflow
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.care import document_of, import_document
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.database.commands import CommandType, ask
+from latchwork_workflows.database.history import of_people
+from latchwork_workflows.database.policies import grants
+from latchwork_workflows.database.policies.grants import Grant
+from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
+from latchwork_workflows.state import Outcome
+from latchwork_workflows.web import Role
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 

@@ -14,9 +14,9 @@ import pytest
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.testing import FaultyStore
-from latchwork.workflows.keys import workflows_store
-from latchwork.workflows.logs import LogMissing
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.logs import LogMissing
+from latchwork_workflows.state import Outcome
 from patience import eventually
 
 from . import working

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.home import Home
-from latchwork.workflows.keys import Keys, workflows_store
-from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork.workflows.worker import WorkerOptions
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.home import Home
+from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.worker import WorkerOptions
 from patience import eventually
 from workflows.test_command_line import flows
 

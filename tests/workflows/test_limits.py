@@ -3,14 +3,14 @@
 import pytest
 
 from latchwork.types import Create
-from latchwork.workflows import WrongState
-from latchwork.workflows.database.policies import limits
-from latchwork.workflows.errors import UnknownWorkflow
-from latchwork.workflows.keys import lane_of, project_group, slots_of, workflows_store
-from latchwork.workflows.looking import BadRequest
-from latchwork.workflows.state import InstanceState
-from latchwork.workflows.state.serial import Other, Turn, verdict
-from latchwork.workflows.worker.task_groups import TaskGroups
+from latchwork_workflows import WrongState
+from latchwork_workflows.database.policies import limits
+from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.keys import lane_of, project_group, slots_of, workflows_store
+from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.state import InstanceState
+from latchwork_workflows.state.serial import Other, Turn, verdict
+from latchwork_workflows.worker.task_groups import TaskGroups
 from patience import eventually
 from workflows.hands import a_workflow
 
@@ -85,7 +85,7 @@ def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_d
 
 
 def test_a_task_of_a_group_and_a_limited_project_takes_a_slot_of_each_or_none(store):
-    from latchwork.workflows.keys import Keys
+    from latchwork_workflows.keys import Keys
 
     keys = Keys()
     store = workflows_store(store)

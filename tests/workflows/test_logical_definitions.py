@@ -2,11 +2,11 @@
 
 import pytest
 
-from latchwork.workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
-from latchwork.workflows.definitions.forms import read, write
-from latchwork.workflows.definitions.validate import checked, problems_of
-from latchwork.workflows.errors import DefinitionInvalid, WrongState
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
+from latchwork_workflows.definitions.forms import read, write
+from latchwork_workflows.definitions.validate import checked, problems_of
+from latchwork_workflows.errors import DefinitionInvalid, WrongState
+from latchwork_workflows.types import TaskTypes
 from patience import eventually
 
 TYPES = TaskTypes()

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from latchwork.testing import VirtualClock
-from latchwork.workflows.logs import (
+from latchwork_workflows.logs import (
     AttemptLog,
     Health,
     LogMissing,
@@ -21,8 +21,8 @@ from latchwork.workflows.logs import (
     clean_text,
     open_logs,
 )
-from latchwork.workflows.logs.keeping import AGAIN_S, KEPT_BYTES
-from latchwork.workflows.logs.places import LogFile
+from latchwork_workflows.logs.keeping import AGAIN_S, KEPT_BYTES
+from latchwork_workflows.logs.places import LogFile
 from patience import eventually
 
 REF = "7/11/42/1.99.log"
@@ -175,7 +175,7 @@ def test_files_are_kept_by_name_and_replaced_at_once(logs):
 def test_all_but_the_last_moment_of_a_log_is_there_after_its_writer_was_killed(tmp_path):
     code = f"""
 import sys, time
-from latchwork.workflows.logs import AttemptLog, open_logs
+from latchwork_workflows.logs import AttemptLog, open_logs
 log = AttemptLog(open_logs({str(tmp_path)!r}), {REF!r})
 n = 0
 while True:

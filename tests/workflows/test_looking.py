@@ -1,9 +1,9 @@
 """What a shard's master sees of its part of the store, and what it has seen before."""
 
 from latchwork.types import Entry
-from latchwork.workflows.exchange import Result
-from latchwork.workflows.master.inputs import MOST_RESULTS, Looking
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.exchange import Result
+from latchwork_workflows.master.inputs import MOST_RESULTS, Looking
+from latchwork_workflows.state import Outcome
 
 PREFIX = "default/shards/0"
 

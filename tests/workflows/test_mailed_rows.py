@@ -6,19 +6,19 @@ from contextlib import closing
 
 import pytest
 
-from latchwork.web import Identity, Role
-from latchwork.workflows.alerts.messages import Message, Told
-from latchwork.workflows.alerts.rows import with_rows
-from latchwork.workflows.alerts.sender import Sender
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.desk.alerts import seen as desk
-from latchwork.workflows.desk.parts import Parts
-from latchwork.workflows.keys import rows_ref
-from latchwork.workflows.logs.files import FileLogs
-from latchwork.workflows.secrets import Secrets
-from latchwork.workflows.state import Outcome
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.alerts.messages import Message, Told
+from latchwork_workflows.alerts.rows import with_rows
+from latchwork_workflows.alerts.sender import Sender
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.desk.alerts import seen as desk
+from latchwork_workflows.desk.parts import Parts
+from latchwork_workflows.keys import rows_ref
+from latchwork_workflows.logs.files import FileLogs
+from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.state import Outcome
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.web import Identity, Role
 from patience import eventually
 from workflows.mail_servers import MailServer, running
 

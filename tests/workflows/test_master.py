@@ -7,14 +7,14 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.types import Create
-from latchwork.workflows.database import runs
-from latchwork.workflows.database.tables import attempt, definition_version, shard
-from latchwork.workflows.errors import NotOwner, StoreMismatch
-from latchwork.workflows.installation import adopt_store, join_store
-from latchwork.workflows.keys import x_of
-from latchwork.workflows.master import inputs
-from latchwork.workflows.master.sending import Sending
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.database import runs
+from latchwork_workflows.database.tables import attempt, definition_version, shard
+from latchwork_workflows.errors import NotOwner, StoreMismatch
+from latchwork_workflows.installation import adopt_store, join_store
+from latchwork_workflows.keys import x_of
+from latchwork_workflows.master import inputs
+from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

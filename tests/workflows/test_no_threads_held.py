@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from latchwork.workflows.state.records import MOST_IN_HANDS
+from latchwork_workflows.state.records import MOST_IN_HANDS
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -10,15 +10,15 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.errors import Closed
-from latchwork.workflows.database import Database
-from latchwork.workflows.database import database as databases
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import shard
-from latchwork.workflows.errors import StoreMismatch
-from latchwork.workflows.installation import NotInitialized, initialize
-from latchwork.workflows.master import Master
-from latchwork.workflows.master import master as node
 from latchwork_testkit.proxy import Proxy
+from latchwork_workflows.database import Database
+from latchwork_workflows.database import database as databases
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.tables import shard
+from latchwork_workflows.errors import StoreMismatch
+from latchwork_workflows.installation import NotInitialized, initialize
+from latchwork_workflows.master import Master
+from latchwork_workflows.master import master as node
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 

@@ -6,18 +6,18 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import Unavailable, ValueTooLarge
-from latchwork.workflows.database import attempts, runs
-from latchwork.workflows.database.commands import CommandType, ask
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.schedules import ScheduleRow
-from latchwork.workflows.database.tables import attempt, command, event, schedule, task
-from latchwork.workflows.master.sending import Sending
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.database import attempts, runs
+from latchwork_workflows.database.commands import CommandType, ask
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.schedules import ScheduleRow
+from latchwork_workflows.database.tables import attempt, command, event, schedule, task
+from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 
 MARK_S = 86_399.0
-WRITING, PARCELS = "latchwork.workflows.master.writing", "latchwork.workflows.master.parcels"
+WRITING, PARCELS = "latchwork_workflows.master.writing", "latchwork_workflows.master.parcels"
 
 
 class Fault:
@@ -130,7 +130,7 @@ def test_an_error_of_one_run_ends_that_run_and_names_it_while_the_others_go_on(s
 @pytest.mark.parametrize("error", [DatabaseUnavailable("away"), Unavailable("the store is away")])
 def test_an_error_of_database_or_store_ends_no_run(stage, monkeypatch, inject, error):
     hand = stage.hand()
-    monkeypatch.setattr("latchwork.workflows.master.shard._AGAIN_S", 0.01)
+    monkeypatch.setattr("latchwork_workflows.master.shard._AGAIN_S", 0.01)
     with stage.master(poll_s=0.1):
         bad, good = two(stage)
         claims = taken(hand, bad, good)
@@ -146,7 +146,7 @@ def test_an_error_of_database_or_store_ends_no_run(stage, monkeypatch, inject, e
 def test_an_error_of_the_database_in_a_careful_turn_ends_no_run(stage, monkeypatch):
     """The turn is repeated run by run after one error, and the disk is full just then."""
     hand = stage.hand()
-    monkeypatch.setattr("latchwork.workflows.master.shard._AGAIN_S", 0.01)
+    monkeypatch.setattr("latchwork_workflows.master.shard._AGAIN_S", 0.01)
     with stage.master(poll_s=0.1):
         bad, good = two(stage)
         claims = taken(hand, bad, good)
@@ -273,7 +273,7 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     computed = Fault(monkeypatch, OverflowError("too large"))
     computed.at(ScheduleRow, "next_fire", lambda self, now: self.code == broken)
     started = Fault(monkeypatch, OverflowError("too large"))
-    started.at("latchwork.workflows.database.schedules", "start", lambda connection, row, _: row.code == refused)
+    started.at("latchwork_workflows.database.schedules", "start", lambda connection, row, _: row.code == refused)
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
         eventually(lambda: stage.instances() == 1)
         turns = run.turns

@@ -2,7 +2,7 @@
 
 import time
 
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

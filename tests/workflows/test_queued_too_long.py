@@ -2,9 +2,9 @@
 
 import pytest
 
-from latchwork.workflows.errors import DefinitionInvalid
-from latchwork.workflows.master.sending import Sending
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 

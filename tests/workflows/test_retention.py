@@ -6,9 +6,9 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database import Database, definitions, retention
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.tables import (
+from latchwork_workflows.database import Database, definitions, retention
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.tables import (
     about,
     attempt,
     backfill,
@@ -20,10 +20,10 @@ from latchwork.workflows.database.tables import (
     shard,
     task,
 )
-from latchwork.workflows.installation import initialize, installation_of
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.master import Master, Retention
-from latchwork.workflows.master.chores import Chores
+from latchwork_workflows.installation import initialize, installation_of
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.master import Master, Retention
+from latchwork_workflows.master.chores import Chores
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -3,14 +3,14 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database import Database, definitions, runs
-from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.database.tables import definition_version, event, schedule
-from latchwork.workflows.database.views import overview
-from latchwork.workflows.definitions.model import Definition, plan_of
-from latchwork.workflows.definitions.validate import Checked
-from latchwork.workflows.errors import UnknownWorkflow
-from latchwork.workflows.state import (
+from latchwork_workflows.database import Database, definitions, runs
+from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.database.tables import definition_version, event, schedule
+from latchwork_workflows.database.views import overview
+from latchwork_workflows.definitions.model import Definition, plan_of
+from latchwork_workflows.definitions.validate import Checked
+from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.state import (
     Claimed,
     Ended,
     InstanceState,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from latchwork.workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, variable_of, write_secret
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, variable_of, write_secret
+from latchwork_workflows.state import Outcome
 
 from . import working
 from .working import log_of, result, shell

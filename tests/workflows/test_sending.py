@@ -3,9 +3,9 @@
 import pytest
 
 from latchwork.types import At
-from latchwork.workflows.errors import NotOwner
-from latchwork.workflows.keys import Item
-from latchwork.workflows.master.sending import Parcel, Place, Sending
+from latchwork_workflows.errors import NotOwner
+from latchwork_workflows.keys import Item
+from latchwork_workflows.master.sending import Parcel, Place, Sending
 from workflows.hands import Hand
 
 

@@ -5,12 +5,12 @@ from datetime import date
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows import DateRange, WrongState
-from latchwork.workflows.database import definitions
-from latchwork.workflows.database.tables import instance
-from latchwork.workflows.master.plans import Plans
-from latchwork.workflows.state import InstanceState, Outcome
-from latchwork.workflows.state.serial import Other, Turn, verdict
+from latchwork_workflows import DateRange, WrongState
+from latchwork_workflows.database import definitions
+from latchwork_workflows.database.tables import instance
+from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.state import InstanceState, Outcome
+from latchwork_workflows.state.serial import Other, Turn, verdict
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 from workflows.test_sub_process import the_child

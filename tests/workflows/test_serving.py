@@ -13,11 +13,11 @@ import pytest
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.workflows import Serve, ServeOptions
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.home import Home
-from latchwork.workflows.installation import initialize, join_store
-from latchwork.workflows.keys import Keys
+from latchwork_workflows import Serve, ServeOptions
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.home import Home
+from latchwork_workflows.installation import initialize, join_store
+from latchwork_workflows.keys import Keys
 from patience import eventually
 from workflows.hands import Hand, a_workflow
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from latchwork.workflows.home import Home
-from latchwork.workflows.serve import Serve, ServeOptions
-from latchwork.workflows.worker import WorkerOptions
+from latchwork_workflows.home import Home
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.worker import WorkerOptions
 from workflows.test_command_line import BAD, EVIL, flows
 
 assert flows  # a fixture: a command in this process, on the server below

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latchwork.workflows.errors import WrongState
-from latchwork.workflows.state import (
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.state import (
     ChildForced,
     ChildPaused,
     Chose,

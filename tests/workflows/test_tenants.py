@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import latchwork
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.worker import Worker, WorkerOptions, node, tenants
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.worker import Worker, WorkerOptions, node, tenants
 
 
 @pytest.mark.parametrize(

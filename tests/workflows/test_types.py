@@ -14,12 +14,12 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.types import Put
-from latchwork.workflows.definitions.builder import shell, workflow
-from latchwork.workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
-from latchwork.workflows.definitions.validate import validate
-from latchwork.workflows.keys import workflows_store
-from latchwork.workflows.state import Outcome
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.definitions.builder import shell, workflow
+from latchwork_workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
+from latchwork_workflows.definitions.validate import validate
+from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.state import Outcome
+from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows import working
 
@@ -370,7 +370,7 @@ def test_task_type_of_an_installed_package_is_validated_offered_and_run(store, l
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[latchwork.workflow_tasks]\ngreet = greeting:Greet\n")
     (site / "greeting.py").write_text(
-        "from latchwork.workflows.types import Command, ParamsModel\n"
+        "from latchwork_workflows.types import Command, ParamsModel\n"
         "class GreetParams(ParamsModel):\n    whom: str\n"
         "class Greet:\n    name = 'greet'\n    params = GreetParams\n    quoted = frozenset()\n"
         "    def command(self, params, run):\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork.workflows.errors import WrongState
+from latchwork_workflows.errors import WrongState
 from workflows.hands import a_workflow
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database.tables import attempt, task
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.database.tables import attempt, task
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows import working
 

@@ -6,13 +6,13 @@ import pytest
 
 from latchwork.primitives import Group
 from latchwork.types import Create
-from latchwork.workflows import cluster
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.desk import causes as causes_of_desk
-from latchwork.workflows.keys import Item
-from latchwork.workflows.state import InstanceState, Outcome, TaskState
-from latchwork.workflows.types import TaskTypes
-from latchwork.workflows.why import Ahead, Around, Crew, Full, Known, blamed, causes, why
+from latchwork_workflows import cluster
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.desk import causes as causes_of_desk
+from latchwork_workflows.keys import Item
+from latchwork_workflows.state import InstanceState, Outcome, TaskState
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.why import Ahead, Around, Crew, Full, Known, blamed, causes, why
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -11,12 +11,12 @@ import pytest
 
 import latchwork
 from latchwork.errors import LatchworkError
-from latchwork.workflows import Home, Serve, ServeOptions
-from latchwork.workflows.bundles import BadBundle, BundleCache, pack
-from latchwork.workflows.exchange import Outcome
-from latchwork.workflows.keys import workflows_store
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
+from latchwork_workflows import Home, Serve, ServeOptions
+from latchwork_workflows.bundles import BadBundle, BundleCache, pack
+from latchwork_workflows.exchange import Outcome
+from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 from . import working
 from .working import result, shell

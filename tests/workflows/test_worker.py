@@ -17,15 +17,15 @@ from latchwork.primitives import WorkQueue
 from latchwork.tasks import Feeder
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Put
-from latchwork.workflows.bundles import pack
-from latchwork.workflows.keys import workflows_store
-from latchwork.workflows.logs import LogStoreMismatch, open_logs
-from latchwork.workflows.state import Outcome
-from latchwork.workflows.types import Command, TaskTypes
-from latchwork.workflows.types.shell import ShellParams
-from latchwork.workflows.worker import Secrets, tenants
-from latchwork.workflows.worker.lanes import Lanes
-from latchwork.workflows.worker.outputs import outputs_of
+from latchwork_workflows.bundles import pack
+from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.logs import LogStoreMismatch, open_logs
+from latchwork_workflows.state import Outcome
+from latchwork_workflows.types import Command, TaskTypes
+from latchwork_workflows.types.shell import ShellParams
+from latchwork_workflows.worker import Secrets, tenants
+from latchwork_workflows.worker.lanes import Lanes
+from latchwork_workflows.worker.outputs import outputs_of
 from patience import eventually
 
 from . import working
@@ -513,7 +513,7 @@ def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_pa
 @pytest.fixture
 def deaf(monkeypatch, tmp_path, logs):
     """A worker that looks only when it has a reason, on a store whose watches report nothing from now on."""
-    monkeypatch.setattr("latchwork.workflows.worker.shift.Feeder", partial(Feeder, look_s=3600.0))
+    monkeypatch.setattr("latchwork_workflows.worker.shift.Feeder", partial(Feeder, look_s=3600.0))
     url = f"memory://{uuid.uuid4().hex}"
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
         store = workflows_store(opened)
@@ -609,7 +609,7 @@ def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store,
 
 
 def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, tmp_path, monkeypatch):
-    monkeypatch.setattr("latchwork.workflows.worker.lanes.may_become", lambda tenant, _allowed: tenant is None)
+    monkeypatch.setattr("latchwork_workflows.worker.lanes.may_become", lambda tenant, _allowed: tenant is None)
     made = working.worker(store, tmp_path)
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS

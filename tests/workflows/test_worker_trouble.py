@@ -15,8 +15,8 @@ import pytest
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Put
-from latchwork.workflows.keys import workflows_store
-from latchwork.workflows.state import Outcome
+from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.state import Outcome
 from patience import eventually
 
 from . import working

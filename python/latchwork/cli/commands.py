@@ -19,7 +19,7 @@ from latchwork.cli.options import add
 
 ENTRY_POINTS = "latchwork.commands"
 #: What to install for the commands of our add-ons.
-ADD_ONS = {"bench": "latchwork-testkit"}
+ADD_ONS = {"bench": "latchwork-testkit", "workflows": "latchwork[workflows]"}
 
 
 class CommandSpec(NamedTuple):
@@ -115,10 +115,6 @@ OWN: dict[str, CommandSpec] = {
     "workers": CommandSpec(
         "latchwork.cli.systems.workers:workers_app",
         "Jobs of workers: N processes that number themselves, meet at barriers, and begin again when one is lost",
-    ),
-    "workflows": CommandSpec(
-        "latchwork.cli.workflows.app:workflows_app",
-        "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again",
     ),
 }
 

@@ -15,10 +15,10 @@ from datetime import date, timedelta
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.workflows.client import WorkflowClient
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.tables import backfill, command, definition, instance
-from latchwork.workflows.errors import WrongState
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.tables import backfill, command, definition, instance
+from latchwork_workflows.errors import WrongState
 from trials.flows.work import PERIODS_S
 
 _KINDS = ("dag", "dag", "broken", "long", "family", "dates", "one", "waits", "one")

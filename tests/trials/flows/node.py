@@ -8,10 +8,10 @@ import signal
 import threading
 
 import latchwork
-from latchwork.workflows.database import Database
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.master import Master
-from latchwork.workflows.worker import Secrets, Worker, WorkerOptions
+from latchwork_workflows.database import Database
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.master import Master
+from latchwork_workflows.worker import Secrets, Worker, WorkerOptions
 
 #: Seconds after which others have what a dead one had.
 LOCK_TTL_S = 4.0

@@ -57,7 +57,8 @@ def run_in_copy():
     for name in ("python", "tests"):
         shutil.copytree(TESTS.parent / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     script = folder / "tests" / Path(__file__).resolve().relative_to(TESTS)
-    environ = {**os.environ, COPIED: str(folder), "PYTHONPATH": str(folder / "python")}
+    sources = [folder / "python", *folder.glob("python/packages/*/src")]
+    environ = {**os.environ, COPIED: str(folder), "PYTHONPATH": os.pathsep.join(map(str, sources))}
     os.execve(sys.executable, [sys.executable, str(script), *sys.argv[1:]], environ)
 
 

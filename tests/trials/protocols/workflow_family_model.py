@@ -11,8 +11,8 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from latchwork.workflows.errors import WrongState
-from latchwork.workflows.state import (
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.state import (
     ChildForced,
     Ended,
     Instance,
@@ -31,8 +31,8 @@ from latchwork.workflows.state import (
     TaskState,
     advance,
 )
-from latchwork.workflows.state.children import asked, may_be_asked, told
-from latchwork.workflows.state.records import FAILED, OVER
+from latchwork_workflows.state.children import asked, may_be_asked, told
+from latchwork_workflows.state.records import FAILED, OVER
 from trials.protocols.simulator import Simulation, Unknown
 from trials.protocols.workflow_model import NotOwner, WorkflowSimulation
 

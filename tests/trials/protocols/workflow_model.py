@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from latchwork.workflows.errors import WrongState
-from latchwork.workflows.state import (
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.state import (
     Claimed,
     Ended,
     Instance,
@@ -33,7 +33,7 @@ from latchwork.workflows.state import (
     TaskState,
     advance,
 )
-from latchwork.workflows.state.records import IN_HANDS
+from latchwork_workflows.state.records import IN_HANDS
 from trials.protocols.simulator import Conflict, Simulation, Unknown
 
 MUTANTS = {

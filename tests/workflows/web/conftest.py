@@ -3,11 +3,11 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork.web import HttpServer
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.site import admin_link, make_site
 from latchwork_testkit.chromium import find_chromium
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.site import admin_link, make_site
+from latchwork_workflows.web import HttpServer
 from missing import found_or_skipped
 from workflows.web.seeds import Seeds
 

@@ -5,16 +5,16 @@ from itertools import count
 
 import sqlalchemy as sa
 
-from latchwork.web import Role
-from latchwork.workflows.database import definitions, runs
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.database.tables import attempt, shard
-from latchwork.workflows.definitions.model import plan_of
-from latchwork.workflows.definitions.specs import queue_key_of
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.logs import open_logs
-from latchwork.workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
-from latchwork.workflows.types import TaskTypes
+from latchwork_workflows.database import definitions, runs
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.database.tables import attempt, shard
+from latchwork_workflows.definitions.model import plan_of
+from latchwork_workflows.definitions.specs import queue_key_of
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.web import Role
 
 TYPES = TaskTypes()
 PASSWORD = "correct horse battery"

@@ -6,12 +6,12 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from latchwork.web import Role
-from latchwork.workflows.database.database import DatabaseUnavailable
-from latchwork.workflows.database.policies import backfills
-from latchwork.workflows.database.tables import attempt, command, definition, event, instance, schedule
-from latchwork.workflows.state import InstanceState
-from latchwork.workflows.state.backfilling import BackfillState
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.policies import backfills
+from latchwork_workflows.database.tables import attempt, command, definition, event, instance, schedule
+from latchwork_workflows.state import InstanceState
+from latchwork_workflows.state.backfilling import BackfillState
+from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
 
 START = "/api/v1/workflows/default/nightly:start"

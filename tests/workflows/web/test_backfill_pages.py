@@ -6,9 +6,9 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database.policies import backfills
-from latchwork.workflows.database.tables import command, definition, instance
-from latchwork.workflows.state.backfilling import BackfillState
+from latchwork_workflows.database.policies import backfills
+from latchwork_workflows.database.tables import command, definition, instance
+from latchwork_workflows.state.backfilling import BackfillState
 
 FORM = "/workflows/default/nightly/backfill"
 DAY_S = 86_400.0

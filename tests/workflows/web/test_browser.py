@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.workflows.definitions.model import plan_of
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.state import Ended, Outcome
+from latchwork_workflows.definitions.model import plan_of
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 
 

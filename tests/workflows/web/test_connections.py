@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from latchwork.errors import LatchworkError
-from latchwork.web import ConnectionLimits, HttpServer, tls_context
+from latchwork_workflows.web import ConnectionLimits, HttpServer, tls_context
 from patience import eventually
 
 HEAD = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from latchwork.web import Role
-from latchwork.workflows.database.policies import groups, limits
-from latchwork.workflows.state import Claimed, Outcome
+from latchwork_workflows.database.policies import groups, limits
+from latchwork_workflows.state import Claimed, Outcome
+from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, apply, shell, works
 from workflows.web.test_roles import PAGES, filled, started, stored, world
 
@@ -126,7 +126,7 @@ def look_here(page):
 
 
 def test_a_database_that_is_away_is_a_page_that_says_so(page, address, seeds, monkeypatch):
-    from latchwork.workflows.database.database import Database, DatabaseUnavailable
+    from latchwork_workflows.database.database import Database, DatabaseUnavailable
 
     def away(self):
         raise DatabaseUnavailable("the database cannot be reached: it is away for a test")

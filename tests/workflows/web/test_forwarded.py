@@ -4,7 +4,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from latchwork.web import HttpServer
+from latchwork_workflows.web import HttpServer
 
 CLAIM = {"X-Forwarded-For": "10.9.8.7", "X-Forwarded-Proto": "https"}
 

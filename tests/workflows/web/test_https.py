@@ -13,14 +13,14 @@ import pytest
 import trustme
 
 from latchwork.errors import LatchworkError
-from latchwork.web import Role
-from latchwork.workflows.database import Database
-from latchwork.workflows.database.accounts import DatabaseAccounts
-from latchwork.workflows.database.migrations import upgrade
-from latchwork.workflows.home import Home
-from latchwork.workflows.serve import Serve, ServeOptions
 from latchwork_testkit.nginx import find_nginx
 from latchwork_testkit.ports import reserve_port
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.home import Home
+from latchwork_workflows.serve import Serve, ServeOptions
+from latchwork_workflows.web import Role
 from missing import found_or_skipped
 from patience import eventually
 from workflows.test_command_line import flows
@@ -145,9 +145,9 @@ def test_certificate_that_is_not_there_is_an_error_before_anything_is_made(tmp_p
 def test_plain_pages_for_other_machines_are_warned_of_once(serve, with_password, certificate, caplog, how, warnings):
     if how.pop("tls", False):
         how |= {"tls_cert": certificate.pem, "tls_key": certificate.key}
-    with caplog.at_level(logging.WARNING, "latchwork.workflows.serve"):
+    with caplog.at_level(logging.WARNING, "latchwork_workflows.serve"):
         serve(**how)
-    told = [each.getMessage() for each in caplog.records if each.name == "latchwork.workflows.serve"]
+    told = [each.getMessage() for each in caplog.records if each.name == "latchwork_workflows.serve"]
     assert len(told) == warnings
     assert all("Give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy" in each for each in told)
 

@@ -5,12 +5,12 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from latchwork.web import Role
-from latchwork.workflows.database.policies import grants, groups, limits
-from latchwork.workflows.database.policies.grants import Grant
-from latchwork.workflows.database.tables import command, event, task
-from latchwork.workflows.site import make_site
-from latchwork.workflows.state import Claimed
+from latchwork_workflows.database.policies import grants, groups, limits
+from latchwork_workflows.database.policies.grants import Grant
+from latchwork_workflows.database.tables import command, event, task
+from latchwork_workflows.site import make_site
+from latchwork_workflows.state import Claimed
+from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell, works
 
 GROUPED = {"name": "grouped", "tasks": [shell(f"g{number}", task_group="few") for number in range(4)]}

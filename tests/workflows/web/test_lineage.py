@@ -2,9 +2,9 @@
 
 import pytest
 
-from latchwork.workflows.definitions.lineage import Named
-from latchwork.workflows.desk.lineage import Lineage, Link
-from latchwork.workflows.ui.lineage import closing, lineage_svg
+from latchwork_workflows.definitions.lineage import Named
+from latchwork_workflows.desk.lineage import Lineage, Link
+from latchwork_workflows.ui.lineage import closing, lineage_svg
 from workflows.web.seeds import apply, shell
 
 

@@ -9,20 +9,20 @@ import pytest
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
-from latchwork.web import Bar, Bars, FormInvalid, HttpServer, fields_of, graph_svg, values_of
-from latchwork.web.pages import duration, harmless
-from latchwork.workflows.definitions.forms import read
-from latchwork.workflows.definitions.model import plan_of
-from latchwork.workflows.definitions.validate import checked
-from latchwork.workflows.desk import Parts
-from latchwork.workflows.site import admin_link, make_site
-from latchwork.workflows.state import Claimed, Ended, Outcome
-from latchwork.workflows.types import TaskTypes
-from latchwork.workflows.types.base import ParamsModel
-from latchwork.workflows.types.shell import Shell
-from latchwork.workflows.ui.editing import editor
-from latchwork.workflows.ui.editing.editor import with_task
-from latchwork.workflows.ui.editing.places import line_of
+from latchwork_workflows.definitions.forms import read
+from latchwork_workflows.definitions.model import plan_of
+from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.desk import Parts
+from latchwork_workflows.site import admin_link, make_site
+from latchwork_workflows.state import Claimed, Ended, Outcome
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.types.base import ParamsModel
+from latchwork_workflows.types.shell import Shell
+from latchwork_workflows.ui.editing import editor
+from latchwork_workflows.ui.editing.editor import with_task
+from latchwork_workflows.ui.editing.places import line_of
+from latchwork_workflows.web import Bar, Bars, FormInvalid, HttpServer, fields_of, graph_svg, values_of
+from latchwork_workflows.web.pages import duration, harmless
 from patience import eventually
 from workflows.web.seeds import HALF, NIGHTLY, TYPES
 

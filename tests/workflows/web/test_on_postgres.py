@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from latchwork.workflows.database.tables import instance
-from latchwork.workflows.database.views import instances
-from latchwork.workflows.site import make_site
+from latchwork_workflows.database.tables import instance
+from latchwork_workflows.database.views import instances
+from latchwork_workflows.site import make_site
 from workflows.web.seeds import BAD, GOOD, HALF, Seeds
 
 

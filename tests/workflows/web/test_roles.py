@@ -5,11 +5,11 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
-from latchwork.web import Role
-from latchwork.workflows.database import settings
-from latchwork.workflows.database.alerts import views
-from latchwork.workflows.database.alerts.writing import put
-from latchwork.workflows.database.policies import backfills, grants, groups, limits
+from latchwork_workflows.database import settings
+from latchwork_workflows.database.alerts import views
+from latchwork_workflows.database.alerts.writing import put
+from latchwork_workflows.database.policies import backfills, grants, groups, limits
+from latchwork_workflows.web import Role
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
 #: Who asks: nobody at all, an account without roles, an administrator of another project, the roles of `default`, and

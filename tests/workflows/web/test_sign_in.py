@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
-from latchwork.web import Role, TooManyTries, Tries, check_password, hash_password
+from latchwork_workflows.web import Role, TooManyTries, Tries, check_password, hash_password
 from workflows.web.seeds import HALF, PASSWORD
 
 FORM = {"Accept": "text/html"}

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from latchwork.web import HttpServer, Role, live
-from latchwork.workflows.site import make_site
-from latchwork.workflows.state import Claimed
+from latchwork_workflows.site import make_site
+from latchwork_workflows.state import Claimed
+from latchwork_workflows.web import HttpServer, Role, live
 from patience import eventually
 from workflows.web.seeds import HALF
 

@@ -3,11 +3,11 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork.workflows.database import schedules
-from latchwork.workflows.database.tables import command, task
-from latchwork.workflows.desk import WorkerSeen
-from latchwork.workflows.site import make_site
-from latchwork.workflows.state import Claimed
+from latchwork_workflows.database import schedules
+from latchwork_workflows.database.tables import command, task
+from latchwork_workflows.desk import WorkerSeen
+from latchwork_workflows.site import make_site
+from latchwork_workflows.state import Claimed
 from workflows.web.seeds import BILLING, NIGHTLY, apply, shell
 
 FAR = {"name": "far", "tasks": [shell("train", worker_group="gpu"), shell("near")]}

@@ -1,0 +1,154 @@
+"""Workflows: graphs of tasks that run by the clock or by command, are seen, and can be paused, mended and run again.
+
+Written as Python, YAML or JSON; served by one process, or by masters, workers and an API of their own. It keeps to
+itself how instances are advanced, stored and shown.
+"""
+
+from typing import TYPE_CHECKING
+
+from latchwork.doors import late
+
+if TYPE_CHECKING:
+    from latchwork_workflows.client import RunRef, WorkflowClient
+    from latchwork_workflows.database.settings import SettingKind
+    from latchwork_workflows.definitions.branching import On, conditions, dependent, sub_process, switch
+    from latchwork_workflows.definitions.builder import (
+        Alerts,
+        Cron,
+        Node,
+        TaskFunction,
+        Workflow,
+        shell,
+        task,
+        workflow,
+    )
+    from latchwork_workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
+    from latchwork_workflows.definitions.moments import DateRange
+    from latchwork_workflows.desk.alerts.seen import AlertSeen, ChannelSeen
+    from latchwork_workflows.desk.limiting.groups import GroupSeen
+    from latchwork_workflows.desk.limiting.holding import Held, SlotTask
+    from latchwork_workflows.desk.limiting.limits import LimitSeen
+    from latchwork_workflows.desk.many import BackfillRef, BackfillSeen
+    from latchwork_workflows.errors import (
+        DefinitionInvalid,
+        NotAllowed,
+        NotOwner,
+        Problem,
+        SchemaTooNew,
+        StoreMismatch,
+        UnknownWorkflow,
+        WrongState,
+    )
+    from latchwork_workflows.home import Home
+    from latchwork_workflows.installation import Installation, adopt_store, initialize, installation_of
+    from latchwork_workflows.keys import Keys
+    from latchwork_workflows.looking import RunSeen
+    from latchwork_workflows.serve import Serve, ServeOptions
+    from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
+else:
+    __getattr__ = late(
+        __name__,
+        {
+            "latchwork_workflows.client": ("RunRef", "WorkflowClient"),
+            "latchwork_workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
+            "latchwork_workflows.definitions.builder": (
+                "Alerts",
+                "Cron",
+                "Node",
+                "TaskFunction",
+                "Workflow",
+                "shell",
+                "task",
+                "workflow",
+            ),
+            "latchwork_workflows.definitions.kinds": (
+                "http",
+                "mapreduce",
+                "noop",
+                "of_type",
+                "procedure",
+                "spark",
+                "sql",
+            ),
+            "latchwork_workflows.definitions.moments": ("DateRange",),
+            "latchwork_workflows.errors": (
+                "DefinitionInvalid",
+                "NotAllowed",
+                "NotOwner",
+                "Problem",
+                "SchemaTooNew",
+                "StoreMismatch",
+                "UnknownWorkflow",
+                "WrongState",
+            ),
+            "latchwork_workflows.home": ("Home",),
+            "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
+            "latchwork_workflows.keys": ("Keys",),
+            "latchwork_workflows.looking": ("RunSeen",),
+            "latchwork_workflows.database.settings": ("SettingKind",),
+            "latchwork_workflows.desk.limiting.groups": ("GroupSeen",),
+            "latchwork_workflows.desk.limiting.holding": ("Held", "SlotTask"),
+            "latchwork_workflows.desk.limiting.limits": ("LimitSeen",),
+            "latchwork_workflows.desk.alerts.seen": ("AlertSeen", "ChannelSeen"),
+            "latchwork_workflows.desk.many": ("BackfillRef", "BackfillSeen"),
+            "latchwork_workflows.serve": ("Serve", "ServeOptions"),
+            "latchwork_workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
+        },
+        extra="workflows",
+    )
+
+__all__ = [
+    "AlertSeen",
+    "Alerts",
+    "BackfillRef",
+    "BackfillSeen",
+    "ChannelSeen",
+    "Command",
+    "Cron",
+    "DateRange",
+    "DefinitionInvalid",
+    "GroupSeen",
+    "Held",
+    "Home",
+    "Installation",
+    "Keys",
+    "LimitSeen",
+    "Node",
+    "NotAllowed",
+    "NotOwner",
+    "On",
+    "ParamsModel",
+    "Problem",
+    "RunInfo",
+    "RunRef",
+    "RunSeen",
+    "SchemaTooNew",
+    "Serve",
+    "ServeOptions",
+    "SettingKind",
+    "SlotTask",
+    "StoreMismatch",
+    "TaskFunction",
+    "TaskType",
+    "UnknownWorkflow",
+    "Workflow",
+    "WorkflowClient",
+    "WrongState",
+    "adopt_store",
+    "conditions",
+    "dependent",
+    "http",
+    "initialize",
+    "installation_of",
+    "mapreduce",
+    "noop",
+    "of_type",
+    "procedure",
+    "shell",
+    "spark",
+    "sql",
+    "sub_process",
+    "switch",
+    "task",
+    "workflow",
+]

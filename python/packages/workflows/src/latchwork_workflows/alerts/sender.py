@@ -1,0 +1,253 @@
+"""The sender: takes deliveries whose time has come, and tells what became of each. One process at a time has one.
+
+SENDING is committed before anything is sent, and the answer after it. Each channel has a thread of its own while there
+is something for it, so one that hangs or refuses holds up no other. What a sender that died has left SENDING is in
+doubt, and is sent once again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.clock import Clock, SystemClock
+from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
+from latchwork.user_code import call_user
+from latchwork.words import reason
+from latchwork_workflows.alerts import by_apprise, mail, webhook
+from latchwork_workflows.alerts.channels import checked_channel, filled
+from latchwork_workflows.alerts.messages import Message, Told, line, message_of
+from latchwork_workflows.alerts.rows import with_rows
+from latchwork_workflows.alerts.sending import NotSent
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.alerts import deliveries
+from latchwork_workflows.database.alerts.deliveries import Sending, Taken
+from latchwork_workflows.errors import NotOwner
+from latchwork_workflows.installation import installation_of
+from latchwork_workflows.logs import LogStore, Mask
+from latchwork_workflows.secrets import CHANNELS, Secrets
+from latchwork_workflows.state.alerting import Answer, DeliveryState
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks for what is due.
+POLL_S = 2.0
+#: So many channels are spoken to at a time.
+MOST_CHANNELS = 16
+#: Seconds for which a channel that has refused something is left alone, with all that waits for it.
+REST_S = 10.0
+#: Seconds until an answer that could not be written is written again.
+_AGAIN_S = 1.0
+Send: TypeAlias = Callable[[Message, Any, float], str]
+#: How each kind of channel is spoken to.
+WAYS: Mapping[str, Send] = {"smtp": mail.send, "webhook": webhook.send, "apprise": by_apprise.send}
+
+
+class Sender:
+    """Sends what is due until it is told to stop: ``Sender(database, secrets, token=fence.token).run()``.
+
+    Args:
+        database: with the alerts.
+        secrets: of this machine.
+        token: of the hold under which it sends; it grows with each sender.
+        logs: the log store of the workers, where rows are that are mailed; None: these wait.
+        remaining_s: seconds for which the hold is certain; nothing is begun without it.
+        poll_s: seconds between two looks.
+        ways: how each kind of channel is spoken to.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        secrets: Secrets,
+        *,
+        token: int,
+        logs: LogStore | None = None,
+        remaining_s: Callable[[], float] = lambda: 3600.0,
+        poll_s: float = POLL_S,
+        ways: Mapping[str, Send] = WAYS,
+        now: Callable[[], float] = time.time,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._secrets = secrets
+        self._sending = Sending(token)
+        self._logs = logs
+        self._remaining_s = remaining_s
+        self._poll_s = poll_s
+        self._ways = ways
+        self._now = now
+        self._clock = clock or SystemClock()
+        self._mutex = mutex()
+        self._threads: dict[str, threading.Thread] = {}
+        self._mine: set[int] = set()
+        self._rests: dict[str, float] = {}
+        self._news = threading.Event()
+        self._stopping = threading.Event()
+        self._installation = ""
+
+    def stop(self) -> None:
+        """Begin nothing more; what is being sent is waited for by ``run``. From any thread."""
+        self._stopping.set()
+        self._news.set()
+
+    def run(self) -> None:
+        """Send until told to stop.
+
+        Raises:
+            NotOwner: a newer sender is there.
+            DatabaseUnavailable: it cannot be reached.
+        """
+        self._installation = installation_of(self._database).id
+        with self._database.write() as connection:
+            self._sending.own(connection)
+        try:
+            while not self._stopping.is_set():
+                self._news.clear()
+                self._look()
+                if not self._stopping.is_set():
+                    self._clock.wait(self._news, self._poll_s)
+        finally:
+            self._stopping.set()
+            for each in self._at_work():
+                each.join()
+
+    def _look(self) -> None:
+        """Hand out what is due."""
+        now = self._now()
+        with self._mutex:
+            busy, mine = set(self._threads), set(self._mine)
+            self._rests = {name: until for name, until in self._rests.items() if until > now}
+            without = busy | self._rests.keys()
+        with self._database.read() as connection:
+            strays = deliveries.is_any_sending(connection, mine)
+            found = deliveries.due(connection, now, without=without)
+        if strays and self._remaining_s() > 0.0:
+            self._doubt()
+        by_channel: dict[str, list[int]] = {}
+        for each in found:
+            by_channel.setdefault(each.channel, []).append(each.id)
+        for name, ids in list(by_channel.items())[: max(0, MOST_CHANNELS - len(busy))]:
+            self._begin(name, ids)
+
+    def _doubt(self) -> None:
+        with self._database.write() as connection:
+            count = self._sending.doubt(connection, self._mine.__contains__, self._now())
+        if count:
+            _log.warning("%d alerts were being sent when their sender ended; each is sent once again at most", count)
+
+    def _begin(self, channel: str, ids: list[int]) -> None:
+        thread = threading.Thread(target=self._work, args=(channel, ids), name=f"latchwork-alerts-{channel}")
+        thread.daemon = True
+        with self._mutex:
+            self._threads[channel] = thread
+        thread.start()
+
+    def _at_work(self) -> list[threading.Thread]:
+        with self._mutex:
+            return list(self._threads.values())
+
+    # In the thread of a channel
+
+    def _work(self, channel: str, ids: list[int]) -> None:
+        try:
+            for each in ids:
+                if self._stopping.is_set() or self._remaining_s() <= 0.0 or not self._deliver(each):
+                    return
+        except NotOwner as error:
+            _log.info("alerts are left to another sender: %s", error)
+            self.stop()
+        except (LatchworkError, sa.exc.SQLAlchemyError, OSError) as error:
+            _log.warning("alerts by channel %s are sent later: %s", channel, reason(error))
+            self._rest(channel, self._now())
+        finally:
+            with self._mutex:
+                del self._threads[channel]
+            self._news.set()
+
+    def _deliver(self, number: int) -> bool:
+        """One delivery; False: the channel is to be left alone for a while."""
+        with self._mutex:  # before it is SENDING: whoever finds it so asks whether it is in hand
+            self._mine.add(number)
+        try:
+            with self._database.write() as connection:
+                taken = self._sending.take(connection, number, self._now())
+            if taken is None:
+                return True
+            answer, error = self._sent(taken)
+            answered_at = self._now()
+            self._write(taken, answer, error, answered_at)
+        finally:
+            with self._mutex:
+                self._mine.discard(number)
+        if answer in {Answer.REFUSED, Answer.DOUBT}:
+            self._rest(taken.by, answered_at)
+            return False
+        return True
+
+    def _rest(self, channel: str, since: float) -> None:
+        """Leave a channel alone for a while."""
+        with self._mutex:
+            self._rests[channel] = since + REST_S
+
+    def _write(self, taken: Taken, answer: Answer, error: str, answered_at: float) -> None:
+        """Until it is written, or somebody else has it: what was sent and is forgotten is sent again."""
+        while True:
+            try:
+                with self._database.write() as connection:
+                    state = self._sending.answer(connection, taken.id, answer, error, answered_at)
+            except (LatchworkError, sa.exc.SQLAlchemyError) as trouble:
+                _log.warning("how alert delivery %d ended is written later: %s", taken.id, reason(trouble))
+                if self._clock.wait(self._stopping, _AGAIN_S):
+                    return
+                continue
+            if state in {DeliveryState.FAILED, DeliveryState.UNSURE}:
+                _log.error("alert delivery %d by channel %s is %s: %s", taken.id, taken.by, state, error)
+            return
+
+    def _sent(self, taken: Taken) -> tuple[Answer, str]:
+        """Send it; how that ended."""
+        if taken.channel is None:
+            return Answer.REFUSED, f"there is no channel {taken.by!r}; an administrator can make it"
+        if not taken.channel.enabled:
+            return Answer.REJECTED, "the channel is switched off"
+        used: list[str] = []
+        try:
+            options, used = self._options(taken)
+            message = self._message(taken, getattr(options, "link", ""))
+        except (LatchworkError, OSError) as error:  # a secret that is missing, a log store that is away
+            return Answer.REFUSED, line(error)
+        except Exception as error:
+            _log.exception("alert delivery %d cannot be made into a message", taken.id)
+            return Answer.REJECTED, f"it cannot be made into a message: {Mask(used).text(reason(error))}"
+        mask = Mask(used)
+        try:
+            return Answer.SENT, line(
+                mask.text(call_user(self._ways[taken.channel.kind], message, options, self._now()))
+            )
+        except NotSent as error:
+            return error.answer, line(mask.text(str(error)))
+        except ValueError as error:
+            return Answer.REJECTED, line(mask.text(str(error)))
+        except Exception as error:
+            _log.exception("alert delivery %d broke", taken.id)
+            return Answer.DOUBT, line(mask.text(reason(error)))
+
+    def _options(self, taken: Taken) -> tuple[Any, list[str]]:
+        row = taken.channel
+        return filled(checked_channel(row.name, row.kind, row.options), self._secret)
+
+    def _secret(self, name: str) -> str:
+        return self._secrets.get(name, CHANNELS)
+
+    def _message(self, taken: Taken, link: str) -> Message:
+        row = taken.alert
+        told = Told(row.id, taken.id, taken.round, row.kind, row.at, row.instance, row.task, row.details)
+        return with_rows(message_of(told, self._installation, link), told, self._logs)

@@ -1,0 +1,95 @@
+"""JSON by POST: an answer of 200 to 299 is an acceptance; a redirect is followed nowhere.
+
+X-Latchwork-Delivery: 17.1                 the same for each sending of a delivery
+X-Latchwork-Timestamp: 1764000000
+X-Latchwork-Signature: sha256=<hex>        HMAC-SHA256 of "<timestamp>.<body>", if the channel has a key
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+from urllib.parse import urlsplit
+
+from latchwork.words import reason
+from latchwork_workflows.alerts.channels import WebhookOptions, check_url
+from latchwork_workflows.alerts.messages import Message, line
+from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of
+from latchwork_workflows.state.alerting import Answer
+
+#: So much of an answer is read.
+_MOST_ANSWER = 2_000
+_LATER = frozenset({408, 409, 425, 429})
+
+
+def send(message: Message, options: WebhookOptions, at: float) -> str:
+    """Send it; empty.
+
+    Raises:
+        NotSent: it was not accepted, or nobody knows.
+        ValueError: the address, once its secrets are in place, is none.
+    """
+    check_url(options.url)
+    body = json.dumps({**message.body, "text": message.text, "subject": message.subject}, ensure_ascii=True).encode()
+    deadline = Deadline(options.timeout_s)
+    with deadline.running():
+        try:
+            connection = _connected(options, deadline)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NotSent(Answer.REFUSED, f"it cannot be reached: {reason(error)}") from error
+        try:
+            return _sent(connection, message, options, body, at)
+        except (OSError, http.client.HTTPException) as error:
+            is_late = deadline.is_over or isinstance(error, TimeoutError)  # the socket's own time may end first
+            late = f"it did not answer within {options.timeout_s:g} s" if is_late else reason(error)
+            raise NotSent(Answer.DOUBT, f"nobody knows whether it was accepted: {late}") from error
+        finally:
+            connection.close()
+
+
+def _connected(options: WebhookOptions, deadline: Deadline) -> http.client.HTTPConnection:
+    parts = urlsplit(options.url)
+    host = parts.hostname or ""
+    made: http.client.HTTPConnection
+    if parts.scheme == "https":
+        tls = tls_of(options.ca_file)
+        made = http.client.HTTPSConnection(host, parts.port, timeout=options.timeout_s, context=tls)
+    else:
+        made = http.client.HTTPConnection(host, parts.port, timeout=options.timeout_s)
+    made.connect()
+    deadline.watch(made.sock)
+    return made
+
+
+def _sent(
+    connection: http.client.HTTPConnection, message: Message, options: WebhookOptions, body: bytes, at: float
+) -> str:
+    parts = urlsplit(options.url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection.request("POST", path, body, {**options.headers, **_headers(message, options, body, at)})
+    answer = connection.getresponse()
+    said = line(answer.read(_MOST_ANSWER).decode("utf-8", "replace"))
+    if 200 <= answer.status < 300:
+        return ""
+    if 300 <= answer.status < 400:
+        where = line(answer.headers.get("Location", "nowhere"))
+        raise NotSent(Answer.REJECTED, f"it answered {answer.status}, a redirect to {where}: give the channel that")
+    again = answer.status >= 500 or answer.status in _LATER
+    raise NotSent(Answer.REFUSED if again else Answer.REJECTED, f"it answered {answer.status}: {said}")
+
+
+def _headers(message: Message, options: WebhookOptions, body: bytes, at: float) -> dict[str, str]:
+    moment = str(int(at))
+    made = {
+        "Content-Type": "application/json",
+        "User-Agent": "latchwork",
+        "Connection": "close",
+        "X-Latchwork-Delivery": message.id.strip("<>").partition("@")[0],
+        "X-Latchwork-Timestamp": moment,
+    }
+    if options.signing_key:
+        signed = hmac.new(options.signing_key.encode(), f"{moment}.".encode() + body, hashlib.sha256)
+        made["X-Latchwork-Signature"] = f"sha256={signed.hexdigest()}"
+    return made

@@ -1,0 +1,75 @@
+"""Lineage: which workflows start others or wait for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from latchwork_workflows.api import models as m
+from latchwork_workflows.desk.lineage import lineage
+from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.web import Problem, Who
+
+router = APIRouter(prefix="/api/v1", tags=["lineage"])
+_Word = Annotated[str, Query(max_length=100)]
+
+
+class LineageWorkflow(m.Document):
+    """A workflow: `project.name`; one that is only named, and not there, has no version."""
+
+    workflow: str
+    version: int | None
+    online: bool
+
+
+class LineageLink(m.Document):
+    """That a task of a workflow starts another (`sub_process`), or waits for its runs (`dependent`)."""
+
+    workflow: str
+    task: str
+    kind: Literal["sub_process", "dependent"]
+    other: str
+    window: str
+    other_task: str
+
+
+class LineageDocument(m.Document):
+    """Workflows that name others or are named, and what is between them; `alone` counts those that are neither."""
+
+    workflows: list[LineageWorkflow]
+    links: list[LineageLink]
+    alone: int
+
+
+@router.get("/lineage")
+def get_lineage(
+    *,
+    request: Request,
+    who: Who,
+    project: _Word = "",
+    workflow: Annotated[str, Query(max_length=100, description="a name; needs project: all above and below it")] = "",
+) -> LineageDocument:
+    """Who depends on whom: of everything, of a project and its neighbours, or around one workflow."""
+    if workflow and not project:
+        why = "give the project of the workflow too"
+        raise Problem(422, f"project: {why}", errors=[("project", why)])
+    found = lineage(parts_of(request), who, project=project.replace("\x00", ""), workflow=workflow.replace("\x00", ""))
+    return LineageDocument(
+        workflows=[
+            LineageWorkflow(workflow=name, version=row.version if row else None, online=bool(row and row.online))
+            for name, row in found.workflows.items()
+        ],
+        links=[
+            LineageLink(
+                workflow=each.workflow,
+                task=each.other.task,
+                kind="dependent" if each.other.kind == "dependent" else "sub_process",
+                other=each.other.workflow,
+                window=each.other.window,
+                other_task=each.other.of_task,
+            )
+            for each in found.links
+        ],
+        alone=found.alone,
+    )

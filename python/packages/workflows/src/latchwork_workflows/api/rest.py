@@ -1,0 +1,110 @@
+"""Workers, live events, and how the server itself is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from latchwork_workflows.api import models as m
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.views import overview
+from latchwork_workflows.desk.instances import find
+from latchwork_workflows.desk.limiting.holding import SlotTask, at_work
+from latchwork_workflows.desk.parts import WorkerSeen, need_any, parts_of
+from latchwork_workflows.web import Identity, Problem, Who, may_still
+
+router = APIRouter()
+_TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
+
+
+class WorkerTask(m.Document):
+    """A task that a worker has now; ``since`` is null for the moment before its master has heard of it."""
+
+    task: int
+    name: str
+    workflow: str
+    run: int
+    since: float | None
+
+
+class WorkerRow(m.Document):
+    """A worker that lives, and what it runs: as far as one may see that."""
+
+    name: str
+    host: str
+    groups: list[str]
+    slots: int
+    busy: int
+    types: list[str]
+    version: str
+    state: str
+    running: list[WorkerTask]
+
+
+@router.get("/api/v1/workers", tags=["workers"])
+def list_workers(request: Request, who: Who) -> list[WorkerRow]:
+    """The workers that live, and what they run. Needs a role in some project."""
+    need_any(who)
+    parts = parts_of(request)
+    found = parts.workers()
+    if found is None:
+        raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})
+    with parts.database.read() as connection:
+        running = at_work(connection, who, found)
+    return [WorkerRow(**_plain(each, running[each.name])) for each in found]
+
+
+def _plain(seen: WorkerSeen, running: Sequence[SlotTask]) -> dict[str, Any]:
+    row = {name: getattr(seen, name) for name in WorkerRow.model_fields if name != "running"}
+    fields = WorkerTask.model_fields
+    tasks = [WorkerTask(**{name: getattr(each, name) for name in fields}) for each in running if each.task]
+    return {**row, "groups": list(seen.groups), "types": list(seen.types), "running": tasks}
+
+
+@router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
+async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern=_TOPIC)] = "all") -> StreamingResponse:
+    """A stream with an event ``change`` whenever something changed: of a run, or anything. What, is asked for then."""
+    parts, live = parts_of(request), request.app.state.site.live
+
+    def look(now: Identity) -> None:
+        if topic != "all":
+            find(parts, now, int(topic.partition(":")[2]))
+
+    await run_in_threadpool(look, who)
+    stream = await live.opened(live.changes(topic), who.name, lambda: may_still(request, look))
+    return StreamingResponse(stream, media_type="text/event-stream")
+
+
+@router.get("/healthz", tags=["server"])
+def healthz(request: Request) -> Response:
+    """Whether this server answers, and reaches its database. Needs no account, and tells nothing else."""
+    try:
+        with parts_of(request).database.read() as connection:
+            overview.lag(connection)
+    except DatabaseUnavailable:
+        return JSONResponse({"ok": False, "database": False}, 503)
+    return JSONResponse({"ok": True, "database": True})
+
+
+@router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+def metrics(request: Request, who: Who) -> PlainTextResponse:
+    """What waits and runs, for Prometheus: with a token of an account that has a role in some project."""
+    need_any(who)
+    parts = parts_of(request)
+    with parts.database.read() as connection:
+        lag, active = overview.lag(connection), overview.active_count(connection)
+    workers = parts.workers()
+    figures = {
+        "latchwork_workflows_active_instances": active,
+        "latchwork_workflows_open_commands": lag.waiting,
+        "latchwork_workflows_shards": lag.shards,
+        "latchwork_workflows_shards_without_owner": lag.unowned,
+        "latchwork_workflows_workers": len(workers) if workers is not None else 0,
+    }
+    lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in figures.items()]
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,186 @@
+"""Code bundles: the Python of a workflow as one zip, named by the sha256 of its bytes; a version pins its bundle.
+
+A bundle is the same for the same files, whoever packs it. Workers fetch it from the log store, and use nothing whose
+bytes do not have its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from latchwork.disks import replace_file
+from latchwork.errors import LatchworkError
+from latchwork.words import printable
+from latchwork_workflows.logs import LogStore
+
+#: A bundle has so many bytes at most, and so many when it is unpacked.
+MOST_BYTES, MOST_UNPACKED = 16 * 1024 * 1024, 256 * 1024 * 1024
+_LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
+_DATE = (1980, 1, 1, 0, 0, 0)
+_PLAIN, _PROGRAM = 0o644, 0o755
+
+
+class BadBundle(LatchworkError):
+    """A bundle is missing, is not what its name says, or cannot be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Code that was packed.
+
+    Attributes:
+        sha256: its name.
+        data: its bytes.
+    """
+
+    sha256: str
+    data: bytes
+
+    @property
+    def file(self) -> str:
+        """What the log store calls it."""
+        return file_of(self.sha256)
+
+
+def file_of(sha256: str) -> str:
+    """What the log store calls a bundle."""
+    return f"bundles/{sha256}"
+
+
+def pack(path: Path) -> Bundle:
+    """Pack a module, or a package: the folder that has ``__init__.py``; of another folder all that is in it.
+
+    Hidden files, caches and what builds leave are left out, and so are links that lead out of the folder.
+
+    Raises:
+        BadBundle: there is nothing, or too much.
+    """
+    path = path.resolve()
+    if not path.exists():
+        raise BadBundle(f"there is no {printable(str(path))} to make a bundle of")
+    root = path.parent if path.is_file() or (path / "__init__.py").exists() else path
+    files = [path] if path.is_file() else sorted(_files(path, root))
+    if not files:
+        raise BadBundle(f"{printable(str(path))} has no file to make a bundle of")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            name = PurePosixPath(*file.relative_to(root).parts).as_posix()
+            about = zipfile.ZipInfo(name, _DATE)
+            about.compress_type = zipfile.ZIP_DEFLATED
+            about.external_attr = (_PROGRAM if os.access(file, os.X_OK) else _PLAIN) << 16
+            archive.writestr(about, file.read_bytes())
+            if out.tell() > MOST_BYTES:
+                raise BadBundle(
+                    f"{printable(str(path))} makes a bundle of more than {MOST_BYTES // 2**20} MiB at "
+                    f"{printable(name)}; install large code on the workers, and deploy without a bundle"
+                )
+    data = out.getvalue()
+    return Bundle(hashlib.sha256(data).hexdigest(), data)
+
+
+def _files(folder: Path, root: Path) -> Iterator[Path]:
+    for each in folder.iterdir():
+        if each.name.startswith(".") or each.name in _LEFT_OUT or not each.resolve().is_relative_to(root):
+            continue
+        if each.is_dir():
+            if not each.is_symlink():
+                yield from _files(each, root)
+        elif each.is_file() and each.suffix != ".pyc":
+            yield each
+
+
+class BundleCache:
+    """Bundles that were unpacked on this machine. Thread-safe, and several processes may share a folder.
+
+    A bundle that an earlier process unpacked is compared with its zip, and the zip with its name, before the first use
+    in this process: a power cut can leave empty files, and somebody may have changed them.
+
+    Args:
+        folder: where bundles are unpacked. Its content can be deleted at any time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._verified: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def path(self, sha256: str, logs: LogStore) -> Path:
+        """Return the folder of a bundle, fetched unless it is here and intact.
+
+        Raises:
+            BadBundle: it is missing, or not what its name says.
+            OSError: it cannot be fetched now.
+        """
+        found = self._folder / sha256
+        with self._mutex:
+            if sha256 in self._verified and found.exists():
+                return found
+            if not self._is_intact(sha256):
+                data = logs.get_file(file_of(sha256))
+                if data is None:
+                    raise BadBundle(f"code bundle {sha256[:12]} is not in {logs.url}: deploy the workflow again")
+                self._unpack(Bundle(sha256, data), found)
+            self._verified.add(sha256)
+        return found
+
+    def _is_intact(self, sha256: str) -> bool:
+        """Return whether the zip has its name, and the folder has the files of the zip and no others."""
+        found = self._folder / sha256
+        try:
+            data = self._zip(sha256).read_bytes()
+            if hashlib.sha256(data).hexdigest() != sha256:
+                return False
+            for each in found.rglob("__pycache__"):  # made by Python, which would run it
+                shutil.rmtree(each)
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                expected = {found / each.filename for each in archive.infolist() if not each.is_dir()}
+                there = {each for each in found.rglob("*") if not each.is_dir() or each.is_symlink()}
+                return there == expected and all(
+                    not each.is_symlink() and each.read_bytes() == archive.read(each.relative_to(found).as_posix())
+                    for each in expected
+                )
+        except (OSError, zipfile.BadZipFile):
+            return False
+
+    def _zip(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.zip"
+
+    def _unpack(self, bundle: Bundle, path: Path) -> None:
+        if hashlib.sha256(bundle.data).hexdigest() != bundle.sha256:
+            raise BadBundle(
+                f"code bundle {bundle.sha256[:12]} was changed: its bytes have another sha256; deploy again"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=self._folder))
+        old = made.with_suffix(".old")
+        try:
+            with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+                if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
+                    raise BadBundle(f"code bundle {bundle.sha256[:12]} would unpack to more than it may")
+                for each in archive.infolist():
+                    target = Path(archive.extract(each, made))  # which leaves out '..' and roots
+                    if not each.is_dir():
+                        target.chmod(_PROGRAM if (each.external_attr >> 16) & 0o100 else _PLAIN)
+            for folder in [made, *(each for each in made.rglob("*") if each.is_dir())]:
+                folder.chmod(0o755)  # other users run it too
+            replace_file(self._zip(bundle.sha256), bundle.data, mode=0o600)
+            if path.exists() and not self._is_intact(bundle.sha256):
+                path.rename(old)
+            with suppress(OSError):  # another process was faster
+                made.rename(path)
+        except zipfile.BadZipFile as error:
+            raise BadBundle(f"code bundle {bundle.sha256[:12]} is no zip: {error}") from error
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)

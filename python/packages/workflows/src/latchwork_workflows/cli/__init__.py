@@ -1,0 +1,10 @@
+"""The commands of `latchwork workflows`, which latchwork finds by the entry point group ``latchwork.commands``."""
+
+from latchwork.cli.commands import CommandSpec
+
+__all__ = ["WORKFLOWS"]
+
+WORKFLOWS = CommandSpec(
+    "latchwork_workflows.cli.app:workflows_app",
+    "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again",
+)

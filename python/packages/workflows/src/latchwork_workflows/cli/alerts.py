@@ -1,0 +1,217 @@
+"""`latchwork workflows alerts` and `channels`: what was told to whom, and by what."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command, group
+from latchwork.cli.outcome import FAILURE, UsageError
+from latchwork.cli.text import Grid, Line, listed, say, say_json, show, told
+from latchwork.words import utc_text
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
+
+if TYPE_CHECKING:
+    from latchwork_workflows import AlertSeen, ChannelSeen
+
+_STYLES = {"sent": "green", "failed": "red", "unsure": "red", "sending": "cyan"}
+_OVER = frozenset({"sent", "failed", "unsure"})
+_NAME = Annotated[str, typer.Argument(metavar="CHANNEL", help="The name of a channel.")]
+
+
+@command(
+    "latchwork workflows alerts",
+    "latchwork workflows alerts --state failed --json",
+    "latchwork workflows alerts --run 17",
+    "latchwork workflows alerts --resend 4",
+)
+def alerts(
+    *,
+    state: Annotated[
+        str,
+        typer.Option(
+            metavar="STATE",
+            show_default=False,
+            help="With a delivery that is pending, sending, sent, failed or unsure.",
+        ),
+    ] = "",
+    run: Annotated[int | None, typer.Option(metavar="RUN", min=1, show_default=False, help="Of this run.")] = None,
+    resend: Annotated[
+        int | None,
+        typer.Option(metavar="DELIVERY", min=1, show_default=False, help="Send this delivery again; list nothing."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List what people were told, by which channel, and how that went; or have it sent again.
+
+    A delivery is sent at least once unless its channel refuses it, and at most twice: where nobody knows whether a
+    message came, it is sent once again, and is unsure if nobody knows then.
+    """
+    with client_of(home_of(home, database)) as client:
+        if resend is not None:
+            client.resend(resend)
+            told(f"delivery {resend} is sent again", {"delivery": resend}, as_json=as_json)
+            return
+        found = client.alerts(state=state, run=run, most=limit)
+    if as_json:
+        say_json({"alerts": [_plain(each) for each in found]})
+    elif found:
+        show(Grid([row for each in found for row in _rows(each)], right=("alert", "delivery", "run", "tries")))
+    else:
+        say("no alerts")
+
+
+@command("latchwork workflows channels list", "latchwork workflows channels list --json")
+def channels_list(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+    """List the channels, the secrets that each needs, and the workflows that name it."""
+    with client_of(home_of(home, database)) as client:
+        found = client.channels()
+    empty = "no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
+    listed("channels", found, _channel_row, plain=_plain_channel, empty=empty, as_json=as_json)
+
+
+@command(
+    "latchwork workflows channels set ops --kind smtp -o host=mail.example.org -o sender=flows@example.org "
+    "-o to=ops@example.org -o user=flows -o 'password=${secret:MAIL}'",
+    "latchwork workflows channels set chat --kind webhook -o 'url=https://hooks.example.org/${secret:HOOK}'",
+    "latchwork workflows channels set chat --kind webhook -o url=https://hooks.example.org --disabled",
+)
+def channels_set(
+    name: _NAME,
+    *,
+    kind: Annotated[str, typer.Option(metavar="KIND", help="smtp, webhook or apprise.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--option",
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="An option of its kind; repeated for a list (to) and for headers (headers.X-Team=ops).",
+        ),
+    ] = None,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but send nothing by it.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make a channel, or another one of its name. Secrets are named, ${secret:NAME}, and never kept.
+
+    Masters find them where workers do: LATCHWORK_CHANNEL_SECRET_<NAME>, or a file of --secrets-dir.
+    """
+    options = _options(option or [], kind)
+    with client_of(home_of(home, database)) as client:
+        is_new = client.set_channel(name, kind, options, enabled=not disabled)
+    what = "made" if is_new else "changed"
+    told(f"channel {name} is {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
+
+
+@command("latchwork workflows channels rm ops")
+def channels_rm(name: _NAME, *, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+    """Delete a channel. What it is to tell waits for another of its name, and is given up at last."""
+    with client_of(home_of(home, database)) as client:
+        client.remove_channel(name)
+    told(f"channel {name} is gone", {"channel": name}, as_json=as_json)
+
+
+@command("latchwork workflows channels test ops")
+def channels_test(
+    name: _NAME,
+    *,
+    timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a master to send it.")] = 60.0,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Have a test sent by a master, and say how that went: exit code 1 unless it was accepted."""
+    with client_of(home_of(home, database)) as client:
+        number = client.test_channel(name)
+        until = time.monotonic() + timeout_s
+        while True:
+            seen = client.alert(number)
+            row = seen.deliveries[0]
+            if row.state in _OVER or row.error or time.monotonic() >= until:
+                break
+            time.sleep(0.2)
+    if as_json:
+        say_json(_plain(seen))
+    else:
+        why = row.error or ("" if row.state == "sent" else "no master has sent it yet")
+        show(Line(f"channel {name}: {row.state}{': ' + why if why else ''}", _STYLES.get(row.state, "red")))
+    if row.state != "sent":
+        raise typer.Exit(FAILURE)
+
+
+def _options(given: list[str], kind: str) -> dict[str, Any]:
+    """``-o a=1 -o to=x -o to=y -o headers.X=z`` as values: numbers where they are numbers."""
+    found: dict[str, Any] = {}
+    for each in given:
+        name, equal, value = each.partition("=")
+        if not equal:
+            raise UsageError(f"{each!r:.60} is no NAME=VALUE")
+        outer, dot, inner = name.partition(".")
+        if dot:
+            found.setdefault(outer, {})[inner] = value
+        elif name == "to" and kind == "smtp":
+            found.setdefault(name, []).append(value)
+        else:
+            found[name] = value
+    return found
+
+
+def _rows(seen: AlertSeen) -> list[dict[str, str]]:
+    row = seen.row
+    of = f"{row.project}.{row.name}" if row.project else ""
+    about = {
+        "alert": str(row.id),
+        "when": utc_text(row.at),
+        "what": f"{row.kind} {row.task}".strip(),
+        "workflow": of,
+        "run": str(row.instance or ""),
+    }
+    return [
+        {
+            **about,
+            "channel": each.channel,
+            "delivery": str(each.id),
+            "state": each.state,
+            "tries": str(each.tries + each.doubts),
+            "error": each.error or "",
+        }
+        for each in seen.deliveries
+    ]
+
+
+def _plain(seen: AlertSeen) -> dict[str, Any]:
+    row = {name: getattr(seen.row, name) for name in ("id", "instance", "project", "name", "kind", "task", "at")}
+    columns = ("id", "channel", "state", "tries", "doubts", "round", "next_at", "changed_at", "error")
+    made = [{name: getattr(each, name) for name in columns} for each in seen.deliveries]
+    return {**row, "details": dict(seen.row.details), "deliveries": made}
+
+
+def _plain_channel(found: ChannelSeen) -> dict[str, Any]:
+    row = {name: getattr(found.row, name) for name in ("name", "kind", "options", "enabled", "changed_at", "by")}
+    return {**row, "secrets": found.secrets, "workflows": found.workflows}
+
+
+def _channel_row(found: ChannelSeen) -> dict[str, str]:
+    return {
+        "channel": found.row.name,
+        "kind": found.row.kind if found.row.enabled else f"{found.row.kind}, off",
+        "secrets": ", ".join(found.secrets),
+        "workflows": ", ".join(found.workflows),
+    }
+
+
+channels_app = group(
+    "Channels by which workflows tell people: mail, webhooks, and what Apprise knows.",
+    list=channels_list,
+    set=channels_set,
+    rm=channels_rm,
+    test=channels_test,
+)

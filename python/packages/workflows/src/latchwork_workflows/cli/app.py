@@ -1,0 +1,66 @@
+"""The commands of `latchwork workflows` put together."""
+
+from __future__ import annotations
+
+from latchwork.cli.options import group
+from latchwork_workflows.cli import (
+    alerts,
+    care,
+    define,
+    grants,
+    groups,
+    limits,
+    many,
+    nodes,
+    operate,
+    serving,
+    settings,
+    users,
+    watch,
+)
+
+workflows_app = group(
+    "Workflows: graphs of tasks that run by the clock or by command, are seen, paused, mended and run again.\n\n"
+    "`latchwork workflows serve` is all that is needed on one machine; the other commands find it by its folder.",
+    serve=serving.serve,
+    init=nodes.init,
+    api=serving.api,
+    master=nodes.master,
+    worker=nodes.worker,
+    validate=define.validate,
+    apply=define.apply,
+    deploy=define.deploy,
+    list=define.list_,
+    show=watch.show_,
+    schedule=define.schedule,
+    online=define.online,
+    offline=define.offline,
+    start=operate.start,
+    backfill=many.backfill,
+    backfills=many.backfills,
+    runs=watch.runs,
+    logs=watch.logs,
+    why=watch.why,
+    pause=operate.pause,
+    resume=operate.resume,
+    stop=operate.stop,
+    recover=operate.recover,
+    rerun=operate.rerun,
+    **{"force-success": operate.force_success, "force-start": operate.force_start},
+    workers=watch.workers,
+    alerts=alerts.alerts,
+    limits=limits.limits,
+    doctor=care.doctor,
+    export=care.export,
+    **{"import": care.import_},
+    upgrade=nodes.upgrade,
+    **{"stop-backfill": many.stop_backfill, "adopt-store": nodes.adopt_store},
+)
+workflows_app.add_typer(alerts.channels_app, name="channels")
+workflows_app.add_typer(nodes.secrets_app, name="secrets")
+workflows_app.add_typer(users.users_app, name="users")
+workflows_app.add_typer(settings.connections_app, name="connections")
+workflows_app.add_typer(settings.environments_app, name="environments")
+workflows_app.add_typer(settings.parameters_app, name="parameters")
+workflows_app.add_typer(groups.groups_app, name="groups")
+workflows_app.add_typer(grants.grants_app, name="grants")

@@ -1,0 +1,319 @@
+"""`latchwork workflows apply`, `deploy`, `validate`, `list`, `show`, `schedule`: what workflows there are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import FAILURE, USAGE, UsageError
+from latchwork.cli.target import import_module
+from latchwork.cli.text import Line, listed, say, say_json, show, told
+from latchwork.words import counted, utc_text
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from latchwork_workflows import Home, Problem, Workflow, WorkflowClient
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="It may not be started. Without it a workflow that is there stays as it is.")
+]
+
+
+@command("latchwork workflows validate nightly.yaml", "cat nightly.yaml | latchwork workflows validate - --json")
+def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None:
+    """Name every problem of a definition, each by its place; exit code 1 if there are any.
+
+    Opens no database: what has to be stored for the project is named, and `apply` refuses what is not.
+    """
+    home_of(home)
+    from latchwork_workflows.definitions import needs_of, problems_of
+    from latchwork_workflows.types import TaskTypes
+
+    text, types = text_of(file), TaskTypes()
+    problems = problems_of(text, types)
+    needs = [] if problems else needs_of(text, types)
+    if as_json:
+        say_json({"problems": [each._asdict() for each in problems], "needs": [each._asdict() for each in needs]})
+    elif needs:
+        say("valid, if this is stored for its project:")
+        for each in needs:
+            show(Line(str(each), "yellow"))
+    elif not problems:
+        say("valid")
+    else:
+        _say_problems(problems)
+    if problems:
+        raise typer.Exit(FAILURE)
+
+
+@command("latchwork workflows apply nightly.yaml", "latchwork workflows apply nightly.yaml --offline")
+def apply(
+    file: File,
+    *,
+    offline: Offline = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Write a definition: a new version if it differs from the newest of its name.
+
+    A new or changed schedule begins with its next time: nothing before that is made up for.
+    """
+    where = home_of(home, database, store)
+    text = text_of(file)
+    with client_of(where) as client:
+        from latchwork_workflows.definitions import read
+
+        _refuse(client.validate(text))
+        plain = read(text)
+        version = client.apply(plain, online=False if offline else None)
+    name = f"{plain.get('project', 'default')}.{plain['name']}"
+    word = "is new" if version.is_new else "was there already"
+    document = {"workflow": name, "version": version.number, "is_new": version.is_new, "online": version.is_online}
+    state = "" if version.is_online else "; it is offline"
+    told(f"{name}: version {version.number} {word}{state}", document, as_json=as_json)
+
+
+@command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
+def deploy(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE|MODULE", help="A Python file, or a module, with functions of @workflow.")
+    ],
+    *,
+    no_bundle: Annotated[
+        bool, typer.Option("--no-bundle", help="Its code is installed on the workers; nothing is packed.")
+    ] = False,
+    offline: Offline = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    logs: LogsUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Write all workflows of a module, with its code as a bundle that the version keeps.
+
+    The bundle is the file, or the package that the module is in. Workers fetch it, and run its functions.
+    """
+    where = home_of(home, database, store, logs)
+    from latchwork_workflows import DefinitionInvalid
+
+    if not no_bundle and not where.has_logs:
+        raise UsageError(
+            "the code is kept in the log store of the workers, and nobody said where that is; give --logs, or "
+            "--no-bundle for code that is installed on the workers"
+        )
+    module = _module(target)
+    with client_of(where) as client:
+        try:
+            rows = client.deploy(module, bundle=not no_bundle, online=False if offline else None)
+        except DefinitionInvalid as error:
+            _refuse(error.problems)
+            raise
+    if as_json:
+        say_json({"workflows": [_deployed(each, version) for each, version in rows]})
+        return
+    for each, version in rows:
+        word = "is new" if version.is_new else "was there already"
+        state = "" if version.is_online else "; it is offline"
+        say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}{state}")
+
+
+def _deployed(workflow: Workflow, version: Any) -> dict[str, Any]:
+    return {
+        "workflow": workflow.definition.key,
+        "version": version.number,
+        "is_new": version.is_new,
+        "online": version.is_online,
+    }
+
+
+def _module(target: str) -> ModuleType:
+    path = Path(target)
+    if path.suffix == ".py" or path.exists():
+        if not path.is_file():
+            raise UsageError(f"{target} is no file; give a Python file, or the name of a module")
+        sys.path.insert(0, str(path.resolve().parent))
+        return import_module(path.stem)
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(f"there is no file {target}; give a Python file, or the name of a module")
+    return import_module(target)
+
+
+@command("latchwork workflows list", "latchwork workflows list --contains nightly --json")
+def list_(
+    *,
+    contains: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose name has this text.")] = "",
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List the workflows, with their newest versions, schedules, and whether they may be started."""
+    with client_of(home_of(home, database)) as client:
+        rows = client.workflows(contains)
+    empty = "no workflows; write one with `latchwork workflows apply`, or `deploy`"
+    listed("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {
+        "workflow": f"{row.project}.{row.name}",
+        "version": row.version,
+        "online": bool(row.online),
+        "cron": row.cron,
+        "tz": row.tz,
+        "scheduled": bool(row.scheduled) if row.cron else False,
+        "changed_at": row.changed_at,
+    }
+
+
+def _shown(row: Any) -> dict[str, str]:
+    schedule = f"{row.cron} {row.tz}" + ("" if row.scheduled else " (off)") if row.cron else "-"
+    return {
+        "workflow": f"{row.project}.{row.name}",
+        "version": str(row.version),
+        "state": "online" if row.online else "offline",
+        "schedule": schedule,
+        "changed": utc_text(row.changed_at),
+    }
+
+
+@command(
+    "latchwork workflows schedule nightly",
+    "latchwork workflows schedule nightly --off",
+    "latchwork workflows schedule --count 3",
+)
+def schedule(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", show_default=False, help="project.name.  [unless given: all that have one]"),
+    ] = None,
+    *,
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", show_default=False, help="Let it start runs, or not.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, max=100, help="How many of the next fire times to show.")] = 5,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show when workflows start next by themselves, or switch a schedule. Switched on, it begins with its next time."""
+    if on is not None and name is None:
+        raise UsageError("name the workflow whose schedule is to be switched")
+    with client_of(home_of(home, database, store)) as client:
+        if on is not None and name is not None:
+            client.set_schedule(name, enabled=on)
+        if name is not None:
+            client.workflow(name)  # says whether there is one
+        rows = [each for each in client.workflows() if each.cron]
+        wanted = None if name is None else name if "." in name else f"default.{name}"
+        rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
+        last = client.last_fires(rows)
+        found = [
+            {**_row(each), "next": _next(client, each, count), "last": _last(last.get(each.code))} for each in rows
+        ]
+    if as_json:
+        say_json({"schedules": found})
+    elif not found:
+        say("no schedules")
+    for each in found if not as_json else ():
+        state = "" if each["scheduled"] and each["online"] else " (off)" if each["online"] else " (offline)"
+        show(Line(f"{each['workflow']}: {each['cron']} {each['tz']}{state}", "bold"))
+        for at in each["next"]:
+            say(f"  {utc_text(at)}")
+        if each["last"] is not None:
+            _say_last(each["last"])
+
+
+@command("latchwork workflows online nightly")
+def online(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let a workflow be started again. Its schedule begins with its next time."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=True)
+
+
+@command("latchwork workflows offline nightly")
+def offline(
+    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """Let nobody start a workflow, and its schedule neither; runs that are there go on."""
+    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=False)
+
+
+def _set_online(name: str, where: Home, *, as_json: bool, is_online: bool) -> None:
+    with client_of(where) as client:
+        client.set_online(name, online=is_online)
+    told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
+
+
+def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:
+    return client.next_fires(row, count) if row.scheduled and row.online else []
+
+
+def _last(row: Any) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {"at": row.fire_time, "run": row.instance, "state": row.state, "error": row.error}
+
+
+def _say_last(last: Mapping[str, Any]) -> None:
+    at = f"  last: {utc_text(last['at'])}"
+    if last["error"]:
+        show(Line(f"{at}, not started: {last['error']}", "red"))
+    elif last["run"] is not None:
+        say(f"{at}, run {last['run']}" + (f": {last['state']}" if last["state"] else ""))
+    else:
+        say(at)
+
+
+def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
+    """A workflow as it is written, or drawn."""
+    with client_of(home) as client:
+        found = client.workflow(name)
+    if svg:
+        from latchwork.drawing import Edge, Graph, Node, to_svg
+
+        tasks = found.definition.tasks
+        edges = [Edge(before, each.name) for each in tasks for before in each.after]
+        say(to_svg(Graph([Node(each.name) for each in tasks], edges, found.definition.key)))
+        return
+    if as_json:
+        plain = found.definition.model_dump(mode="json", exclude_defaults=True)
+        say_json({"version": found.number, "online": bool(found.row.online), "definition": plain})
+        return
+    from latchwork_workflows.definitions import write
+
+    state = "online" if found.row.online else "offline"
+    show(Line(f"# {found.definition.key}, version {found.number}, {state}", "bold"))
+    for line in write(found.definition).splitlines():
+        say(line)
+
+
+def text_of(file: str) -> str:
+    """What is in a file, or comes by a pipe."""
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        _say_problems(problems)
+        raise typer.Exit(USAGE)
+
+
+def _say_problems(problems: list[Problem]) -> None:
+    for each in problems:
+        show(Line(str(each), "red"))

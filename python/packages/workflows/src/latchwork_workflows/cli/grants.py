@@ -1,0 +1,98 @@
+"""`latchwork workflows grants`: which projects may use the workflows of which."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from latchwork.cli.options import Json, command, group
+from latchwork.cli.outcome import UsageError
+from latchwork.cli.text import listed, told
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
+
+#: As people write the grantee that stands for all projects.
+_ALL = "all"
+Project = Annotated[str, typer.Argument(metavar="PROJECT", help="Whose workflows are used.")]
+Grantee = Annotated[
+    str, typer.Argument(metavar="GRANTEE", help="The project whose tasks use them; all stands for every project.")
+]
+
+
+@command("latchwork workflows grants list", "latchwork workflows grants list billing --json")
+def list_grants(
+    project: Annotated[
+        str, typer.Argument(metavar="PROJECT", show_default=False, help="Whose grants.  [unless given: all]")
+    ] = "",
+    *,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List which projects may use the workflows of which."""
+    with client_of(home_of(home, database)) as client:
+        found = client.grants(project)
+    listed(
+        "grants",
+        found,
+        lambda each: {"project": each.project, "used by": each.grantee or _ALL, "role": each.role.word},
+        plain=lambda each: {"project": each.project, "grantee": each.grantee, "role": each.role.word},
+        empty="no project may use another",
+        as_json=as_json,
+    )
+
+
+@command(
+    "latchwork workflows grants set billing reports viewer",
+    "latchwork workflows grants set shared all operator",
+)
+def set_grant(
+    project: Project,
+    grantee: Grantee,
+    role: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROLE",
+            help="viewer (its tasks may wait for runs, and get their outputs) or operator (they also start workflows).",
+        ),
+    ],
+    *,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Let the tasks of a project use the workflows of another."""
+    if role not in {"viewer", "operator"}:
+        raise UsageError(f"ROLE is viewer or operator, not {role!r}")
+    with client_of(home_of(home, database)) as client:
+        client.set_grant(project, _named(grantee), role)
+    document = {"project": project, "grantee": _named(grantee), "role": role}
+    told(f"project {grantee} is {role} of project {project}", document, as_json=as_json)
+
+
+@command("latchwork workflows grants rm billing reports")
+def remove_grant(
+    project: Project,
+    grantee: Grantee,
+    *,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Let a project use another no more: its tasks that do so fail from now on."""
+    with client_of(home_of(home, database)) as client:
+        client.remove_grant(project, _named(grantee))
+    document = {"project": project, "grantee": _named(grantee), "removed": True}
+    told(f"project {grantee} may not use project {project} any more", document, as_json=as_json)
+
+
+def _named(grantee: str) -> str:
+    return "" if grantee == _ALL else grantee
+
+
+grants_app = group(
+    "Which projects may use the workflows of which, in sub-processes and dependents.",
+    list=list_grants,
+    set=set_grant,
+    rm=remove_grant,
+)

@@ -1,0 +1,199 @@
+"""`latchwork workflows backfill`, `backfills` and `stop-backfill`: one workflow for many dates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import FAILURE, UsageError
+from latchwork.cli.text import Line, listed, say, say_json, show, told
+from latchwork.records import MOST_WHOLE
+from latchwork.words import counted, utc_text
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.operate import DryRun, NoCache, Params, PriorityWord, params_of
+
+if TYPE_CHECKING:
+    from latchwork_workflows import BackfillSeen, DateRange
+
+_STYLES = {"success": "green", "failure": "red", "held": "red", "running": "cyan"}
+
+
+@command(
+    "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30",
+    "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30 --parallel 4 --order desc --wait",
+    "latchwork workflows backfill nightly --from 2026-11-01 --to 2026-11-30 --dependents",
+    "latchwork workflows backfill nightly --dates 2026-11-01,2026-11-05 -p region=eu --stop-on-failure",
+)
+def backfill(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")],
+    *,
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="DATE", show_default=False, help="The first date.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", metavar="DATE", show_default=False, help="The last date.")] = None,
+    dates: Annotated[
+        str | None,
+        typer.Option(metavar="DATE,...", show_default=False, help="These dates, instead of --from and --to."),
+    ] = None,
+    parallel: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at a time.")] = 1,
+    order: Annotated[str, typer.Option(metavar="ORDER", help="asc, the oldest date first, or desc.")] = "asc",
+    stop_on_failure: Annotated[
+        bool, typer.Option("--stop-on-failure", help="Start no other date while one has failed.")
+    ] = False,
+    param: Params = None,
+    priority: PriorityWord = None,
+    dry_run: DryRun = False,
+    no_cache: NoCache = False,
+    dependents: Annotated[
+        bool, typer.Option("--dependents", help="Workflows that wait for runs of this one get a backfill too.")
+    ] = False,
+    all_dependents: Annotated[
+        bool, typer.Option("--all-dependents", help="The same, with those that wait for these, and so on.")
+    ] = False,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", show_default=False, help="The same key and the same backfill again are one."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless all succeeded.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Run a workflow for each of these dates: at each time that its schedule fires on them, or once for each."""
+    params = params_of(param or [])
+    level = "all" if all_dependents else "direct" if dependents else "none"
+    chosen = _dates(first, last, dates)
+    with client_of(home_of(home, database, store)) as client:
+        asked = client.backfill(
+            name,
+            chosen,
+            parallel=parallel,
+            order=order,
+            stop_on_failure=stop_on_failure,
+            params=params,
+            priority=priority,
+            dry_run=dry_run,
+            no_cache=no_cache,
+            dependents=level,
+            unique_key=unique_key,
+        )
+        found = client.find_backfill(asked.id())
+        line = f"backfill {found.id} of {found.workflow} is started: {counted(found.dates, 'run')}"
+        behind = client.behind(name, level)
+        if behind:
+            line += f"; backfills of {', '.join(behind)} follow"
+        if not wait:
+            told(line, _plain(found), as_json=as_json)
+            return
+        if not as_json:
+            say(line)
+        found = client.wait_backfill(found.id)
+    if as_json:
+        say_json(_plain(found))
+    else:
+        text = f"backfill {found.id}: {found.state.value}, {_counts(found)}"
+        show(Line(text, _STYLES.get(found.state.value, "")))
+    if found.state.value != "success":
+        raise typer.Exit(FAILURE)
+
+
+@command("latchwork workflows backfills", "latchwork workflows backfills nightly --json")
+def backfills(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
+    ] = None,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List backfills and how far they are, the newest first."""
+    with client_of(home_of(home, database)) as client:
+        found = client.backfills(name, most=limit)
+    right = ("backfill", "version", "runs", "parallel")
+    listed("backfills", found, _row, plain=_plain, right=right, empty="no backfills", as_json=as_json)
+
+
+@command("latchwork workflows stop-backfill 3")
+def stop_backfill(
+    number: Annotated[
+        int,
+        typer.Argument(
+            metavar="BACKFILL", min=1, max=MOST_WHOLE, help="The number of a backfill, as backfills prints it."
+        ),
+    ],
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Until none of its runs goes on.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Start no more dates of a backfill, and stop those at work."""
+    with client_of(home_of(home, database, store)) as client:
+        client.done_row(client.stop_backfill(number))
+        found = client.wait_backfill(number) if wait else client.find_backfill(number)
+    told(f"backfill {number}: {found.state.value}, {_counts(found)}", _plain(found), as_json=as_json)
+
+
+def _dates(first: str | None, last: str | None, dates: str | None) -> DateRange | Sequence[date]:
+    from latchwork_workflows import DateRange
+
+    if dates is not None and first is None and last is None:
+        return [_date(each.strip()) for each in dates.split(",") if each.strip()]
+    if dates is not None or first is None or last is None:
+        raise UsageError("give --from and --to, or --dates, and not both")
+    try:
+        return DateRange(_date(first), _date(last))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r:.40} is no date; write it as 2026-11-22") from None
+
+
+def _counts(found: BackfillSeen) -> str:
+    words = {"submitted": "not started"}
+    return ", ".join(f"{count} {words.get(state, state)}" for state, count in sorted(found.counts.items()))
+
+
+def _row(found: BackfillSeen) -> dict[str, str]:
+    return {
+        "backfill": str(found.id),
+        "workflow": found.workflow,
+        "version": str(found.version),
+        "state": found.state.value,
+        "runs": str(found.dates),
+        "parallel": str(found.parallel),
+        "started": utc_text(found.created_at),
+        "how far": _counts(found),
+        "by": found.by,
+    }
+
+
+def _plain(found: BackfillSeen) -> dict[str, Any]:
+    return {
+        "backfill": found.id,
+        "workflow": found.workflow,
+        "version": found.version,
+        "state": found.state.value,
+        "parallel": found.parallel,
+        "order": found.order,
+        "stop_on_failure": found.stop_on_failure,
+        "runs": found.dates,
+        "counts": dict(found.counts),
+        "created_at": found.created_at,
+        "ended_at": found.ended_at,
+        "by": found.by,
+        "cause": found.cause,
+    }

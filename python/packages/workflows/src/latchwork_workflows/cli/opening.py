@@ -1,0 +1,139 @@
+"""The options that commands about workflows share, and what they open by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latchwork.cli.outcome import UsageError, quiet_logs
+from latchwork.errors import LatchworkError
+from latchwork.store import Store, connect
+
+if TYPE_CHECKING:
+    from latchwork_workflows import Home, WorkflowClient
+    from latchwork_workflows.database import Database
+
+HomeDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        envvar="LATCHWORK_WORKFLOWS_HOME",
+        show_default=False,
+        help="The folder of database, store, logs and secrets.  [unless given: ~/.local/share/latchwork/workflows]",
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar="LATCHWORK_WORKFLOWS_DATABASE",
+        show_default=False,
+        help="The database: sqlite:///file or postgresql+psycopg://user@host/name.  [unless given: in --home]",
+    ),
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        envvar="LATCHWORK_WORKFLOWS_STORE",
+        show_default=False,
+        help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.  [unless given: in --home]",
+    ),
+]
+LogsUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--logs",
+        metavar="URL",
+        envvar="LATCHWORK_WORKFLOWS_LOGS",
+        show_default=False,
+        help="Logs and code bundles: a folder, or s3://bucket/path and its like.  [unless given: in --home]",
+    ),
+]
+
+_LIBRARIES = (
+    *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart", "anyio"),
+    *("fsspec", "msgspec"),
+)
+
+
+def home_of(home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None) -> Home:
+    """Where things are, by what was given.
+
+    Raises:
+        LatchworkError: the extra is not installed.
+    """
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise LatchworkError(f'workflows need {", ".join(missing)}; run: pip install "latchwork[workflows]"')
+    from latchwork_workflows import Home
+
+    quiet_logs()
+    return Home.of(home, database=database, store=store, logs=logs)
+
+
+@contextmanager
+def opened_database(home: Home) -> Iterator[Database]:
+    """The database, which has to be there.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    from latchwork_workflows.database import Database
+
+    path = home.database.removeprefix("sqlite:///")
+    if path != home.database and not Path(path).exists():
+        raise UsageError(
+            f"there is no database {path}; start `latchwork workflows serve` once, or make one with `init`; or give "
+            "--home or --database"
+        )
+    database = Database(home.database)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def opened_store(home: Home) -> Iterator[Store]:
+    """The store of the workflows."""
+    with connect(home.store) as store:
+        yield store
+
+
+@contextmanager
+def client_of(home: Home) -> Iterator[WorkflowClient]:
+    """A client on the database; of the store, and of the logs, as far as they can be opened."""
+    from latchwork_workflows import WorkflowClient, installation_of
+    from latchwork_workflows.logs import open_logs
+
+    with ExitStack() as stack:
+        database = stack.enter_context(opened_database(home))
+        found = installation_of(database)
+        try:
+            store = stack.enter_context(opened_store(home)) if home.may_have_store else None
+            if store is not None and not _is_of(store, found.id, home):
+                store = None
+        except LatchworkError:
+            store = None  # masters find what is asked all the same, some seconds later
+        logs = open_logs(home.logs) if home.has_logs else None
+        client = WorkflowClient.local(database, store, logs=logs)
+        yield stack.enter_context(client)
+
+
+def _is_of(store: Store, owner: str, home: Home) -> bool:
+    """Whether a store is the one of the database: what nobody named may be that of other workflows on this machine."""
+    if home.is_told_store or home.is_local:
+        return True
+    from latchwork_workflows import Keys
+
+    there = store.get(f"@workflows/{Keys().id}")
+    return there is not None and there.value == owner.encode()

@@ -1,0 +1,162 @@
+"""`latchwork workflows users`: who may use the pages and the API, for whom the database is open, without a browser."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command, group
+from latchwork.cli.outcome import UsageError
+from latchwork.cli.text import listed, told
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, home_of, opened_database
+
+if TYPE_CHECKING:
+    from latchwork_workflows.database import Account, DatabaseAccounts
+    from latchwork_workflows.web import Role
+
+#: What takes a role away.
+_NO_ROLE = "none"
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the account.")]
+
+
+@command("latchwork workflows users list", "latchwork workflows users list --json")
+def list_users(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
+    """List the accounts of the pages and the API, and what each may do in which project."""
+    with _accounts(home, database) as accounts:
+        rows = accounts.accounts()
+    empty = "no users; make one with `latchwork workflows users set NAME --role admin --password`"
+    listed("users", rows, _row, plain=_plain, empty=empty, as_json=as_json)
+
+
+def _plain(each: Account) -> dict[str, Any]:
+    roles = {project: role.word for project, role in sorted(each.roles.items())}
+    return {"user": each.name, "enabled": each.enabled, "has_password": each.has_password, "roles": roles}
+
+
+def _row(each: Account) -> dict[str, str]:
+    roles = [f"{role.word} of {project or 'all'}" for project, role in sorted(each.roles.items())]
+    return {
+        "user": each.name,
+        "state": "on" if each.enabled else "off",
+        "password": "yes" if each.has_password else "no",
+        "roles": ", ".join(roles) or "-",
+    }
+
+
+@command(
+    "latchwork workflows users set ann --role admin --password",
+    "latchwork workflows users set bob --role operator --project billing",
+    "echo -n 'correct horse' | latchwork workflows users set ann --password",
+    "latchwork workflows users set bob --off",
+)
+def set_user(
+    name: Name,
+    *,
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", show_default=False, help="viewer, operator, editor or admin; none takes it away."),
+    ] = None,
+    project: Annotated[
+        str,
+        typer.Option(
+            "--project", metavar="PROJECT", show_default=False, help="Where the role counts.  [unless given: in all]"
+        ),
+    ] = "",
+    password: Annotated[
+        bool, typer.Option("--password", help="Ask for a password without an echo, or read it from a pipe.")
+    ] = False,
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", show_default=False, help="Let anybody in with it, or not.")
+    ] = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Make an account, or change one. It may do nothing without a role. A new password ends sessions and tokens."""
+    _check_names(name, project)
+    wanted = _role_of(role)
+    given = _asked(name) if password else None
+    with _accounts(home, database) as accounts:
+        is_new = all(each.name != name for each in accounts.accounts())
+        by = getpass.getuser()
+        try:
+            if is_new:
+                accounts.create(name, given, by=by)
+            elif given is not None:
+                accounts.set_password(name, given, by=by)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if role is not None:
+            accounts.set_role(name, project, wanted, by=by)
+        if on is not None:
+            accounts.set_enabled(name, on, by=by)
+        (found,) = (each for each in accounts.accounts() if each.name == name)
+    line = f"user {name} is {'made' if is_new else 'changed'}: {_row(found)['roles']}"
+    told(line, {"is_new": is_new, **_plain(found)}, as_json=as_json)
+
+
+@command("latchwork workflows users link ann", "latchwork workflows users link ann --at https://flows.example.org")
+def link_user(
+    name: Name,
+    *,
+    at: Annotated[
+        str, typer.Option("--at", metavar="ADDRESS", help="Of the pages, as a browser reaches them.")
+    ] = "http://127.0.0.1:8770",
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Print an address that signs a browser in as an account, once, within an hour. Whoever has it can use it."""
+    if not at.startswith(("http://", "https://")):
+        raise UsageError(f"--at is the address of the pages, http://... or https://..., not {at!r}")
+    with _accounts(home, database) as accounts:
+        if any(each.name == name and not each.enabled for each in accounts.accounts()):
+            raise UsageError(f"user {name} is off; `latchwork workflows users set {name} --on` lets it in again")
+        link = f"{at.rstrip('/')}/sign-in?link={accounts.new_link(name, by=getpass.getuser())}"
+    told(link, {"user": name, "link": link}, as_json=as_json)
+
+
+def _check_names(name: str, project: str) -> None:
+    from latchwork_workflows.definitions import NAME_PATTERN
+
+    for what, each in (("NAME", name), ("--project", project or "default")):
+        if re.fullmatch(NAME_PATTERN, each) is None:
+            raise UsageError(f"{what} {each!r} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+
+
+def _role_of(word: str | None) -> Role | None:
+    from latchwork_workflows.web import Role
+
+    if word is None or word == _NO_ROLE:
+        return None
+    try:
+        return Role.of(word)
+    except ValueError as error:
+        raise UsageError(f"--role: {error}, and {_NO_ROLE}") from None
+
+
+def _asked(name: str) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(f"password of {name}", hide_input=True, confirmation_prompt=True))
+    return sys.stdin.read().removesuffix("\n")
+
+
+@contextmanager
+def _accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccounts]:
+    """The accounts of a database that is there, and of this version."""
+    with opened_database(home_of(home, database)) as opened:
+        from latchwork_workflows import installation_of
+        from latchwork_workflows.database import DatabaseAccounts
+
+        installation_of(opened)
+        yield DatabaseAccounts(opened)
+
+
+users_app = group("Accounts of the pages and the API.", list=list_users, set=set_user, link=link_user)

@@ -1,0 +1,307 @@
+"""`latchwork workflows runs`, `show`, `logs`, `why`, `workers`: what happens, and what happened."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latchwork.cli.options import Json, command
+from latchwork.cli.outcome import UsageError
+from latchwork.cli.text import Grid, Line, listed, say, say_json, show
+from latchwork.records import MOST_WHOLE
+from latchwork.words import printable, utc_text
+from latchwork_workflows.cli.define import show_definition
+from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from latchwork_workflows import RunSeen, SlotTask, WorkflowClient
+    from latchwork_workflows.desk import WorkerSeen
+
+Run = Annotated[
+    int, typer.Argument(metavar="RUN", min=1, max=MOST_WHOLE, help="The number of a run, as start and runs print it.")
+]
+#: So many tasks of a worker are named.
+_MOST_NAMED = 5
+STYLES = {"success": "green", "failure": "red", "killed": "red", "running": "cyan", "forced_success": "green"}
+
+
+@command("latchwork workflows runs", "latchwork workflows runs nightly --state failure --json")
+def runs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Of this workflow.  [unless given: all]")
+    ] = None,
+    *,
+    state: Annotated[
+        str, typer.Option(metavar="STATE", help="Only those in this state, such as running or failure.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, the newest first."""
+    with client_of(home_of(home, database)) as client:
+        rows = client.instances(name, state=state, most=limit)
+    right = ("run", "version", "took_s")
+    listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
+
+
+def _run_json(row: Any) -> dict[str, Any]:
+    return {
+        "run": row.id,
+        "workflow": f"{row.project}.{row.name}",
+        "version": row.version,
+        "state": row.state,
+        "schedule_time": row.schedule_time,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "by": row.by,
+    }
+
+
+def _run_row(row: Any) -> dict[str, str]:
+    return {
+        "run": str(row.id),
+        "workflow": f"{row.project}.{row.name}",
+        "version": str(row.version),
+        "state": row.state,
+        "for": utc_text(row.schedule_time),
+        "started": "-" if row.started_at is None else utc_text(row.started_at),
+        "took_s": _took(row.started_at, row.ended_at),
+        "by": row.by,
+    }
+
+
+def _took(started: float | None, ended: float | None) -> str:
+    return "-" if started is None else f"{(ended or time.time()) - started:.1f}"
+
+
+@command(
+    "latchwork workflows show 12",
+    "latchwork workflows show nightly",
+    "latchwork workflows show nightly --svg > dag.svg",
+)
+def show_(
+    what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the number of a run.")],
+    *,
+    svg: Annotated[bool, typer.Option("--svg", help="Draw the tasks of a workflow, as SVG.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show a workflow as it is written or drawn, or a run with its tasks and their attempts."""
+    where = home_of(home, database)
+    if not what.isdecimal():
+        show_definition(what, svg=svg, home=where, as_json=as_json)
+        return
+    number = _number(what)
+    with client_of(where) as client:
+        found = client.instance(number)
+        tasks, attempts = client.tasks(found.id, found.run), client.attempts(found.id)
+    if as_json:
+        say_json({**plain(found), "attempts": [_attempt_json(each) for each in attempts]})
+        return
+    style = STYLES.get(found.state.value, "")
+    line = f"run {found.id} of {found.workflow}, version {found.version}: {found.state.value}"
+    show(Line(line, style))
+    say(f"for {utc_text(found.schedule_time)}, took {_took(found.started_at, found.ended_at)} s")
+    newest = {each.task: each for each in reversed(attempts)}
+    show(Grid([_task_row(each, newest.get(each.id)) for each in tasks], right=("attempt", "took_s", "exit")))
+    for each in attempts:
+        if each.error and each.run == found.run:
+            show(Line(f"{each.name}, attempt {each.n}: {each.error.splitlines()[0]}", "red"))
+
+
+def _task_row(task: Any, attempt: Any) -> dict[str, str]:
+    row = {"task": task.name, "state": task.state, "attempt": str(task.n or "-")}
+    if attempt is None:
+        return {**row, "worker": "", "started": "", "took_s": "", "exit": "", "log": ""}
+    return {
+        **row,
+        "worker": attempt.worker,
+        "started": utc_text(attempt.started_at),
+        "took_s": _took(attempt.started_at, attempt.ended_at),
+        "exit": "" if attempt.exit_code is None else str(attempt.exit_code),
+        "log": f"{attempt.task}.{attempt.n}.{attempt.claim}",
+    }
+
+
+def _attempt_json(row: Any) -> dict[str, Any]:
+    return {
+        "attempt": f"{row.task}.{row.n}.{row.claim}",
+        "task": row.name,
+        "run": row.run,
+        "n": row.n,
+        "kind": row.kind,
+        "worker": row.worker,
+        "host": row.host,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "outcome": row.outcome,
+        "exit_code": row.exit_code,
+        "error": row.error,
+        "cached_from": row.cached_from,
+    }
+
+
+@command(
+    "latchwork workflows logs 12 load", "latchwork workflows logs 12 load --follow", "latchwork workflows logs 57.1.903"
+)
+def logs(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|ATTEMPT", help="A run, with a task; or an attempt, as show has it.")
+    ],
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run; its newest attempt.")
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    logs: LogsUrl = None,
+) -> None:
+    """Print what an attempt of a task wrote."""
+    with client_of(home_of(home, database, None, logs)) as client:
+        attempt = _attempt_of(client, run, task)
+        if follow:
+            for data in client.follow(attempt):
+                _write(data)
+            return
+        offset = 0
+        while True:
+            part = client.log(attempt, offset)
+            if not part.data:
+                return
+            _write(part.data)
+            offset = part.next
+
+
+def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
+    if task is None:
+        if run.count(".") == 2 and run.replace(".", "").isdecimal():
+            return run
+        raise UsageError("give a run and a task, such as `logs 12 load`, or an attempt, as `show` has it")
+    if not run.isdecimal():
+        raise UsageError(f"{run!r} is no number of a run; `latchwork workflows runs` has them")
+    found = [each for each in client.attempts(_number(run)) if each.name == task]
+    if not found:
+        raise UsageError(f"run {run} has no attempt of a task {task!r} yet; `latchwork workflows show {run}` has all")
+    return f"{found[0].task}.{found[0].n}.{found[0].claim}"
+
+
+def check_task(run: int, task: str, there: Iterable[str]) -> None:
+    """Refuse a task that a run has not, and name some that it has.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    names = list(there)
+    if task not in names:
+        raise UsageError(f"run {run} has no task {task!r}; it has {', '.join(names[:20]) or 'none yet'}")
+
+
+def _number(text: str) -> int:
+    if len(text) > len(str(MOST_WHOLE)) or int(text) > MOST_WHOLE:
+        raise UsageError(f"there is no run {text[:40]}; `latchwork workflows runs` has them")
+    return int(text)
+
+
+def _write(data: bytes) -> None:
+    """As it stands where no person looks; harmless in a terminal."""
+    if sys.stdout.isatty():
+        for line in data.decode("utf-8", "replace").splitlines():
+            say(printable(line))
+        return
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+@command("latchwork workflows why 12", "latchwork workflows why 12 load --json")
+def why(
+    run: Run,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run.  [unless given: all]")
+    ] = None,
+    *,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
+    with client_of(home_of(home, database, store)) as client:
+        cause, reasons = client.causes(run)
+    if task is not None:
+        check_task(run, task, reasons)
+    found = {name: each for name, each in reasons.items() if task in {None, name}}
+    if as_json:
+        say_json({"run": run, "cause": [{"task": each.task, "why": each.text} for each in cause], "tasks": found})
+        return
+    for each in cause if task is None else ():
+        if not each.task:
+            say(f"run {run}: {each.text}")
+    for name, text in found.items():
+        say(f"{name}: {text}" if task is None else text)
+    if not found and not cause:
+        say(f"run {run} has not begun: no master has taken it yet")
+
+
+@command("latchwork workflows workers", "latchwork workflows workers --json")
+def workers(
+    *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+) -> None:
+    """List the workers that live, whose tasks they take, and what they run now."""
+    with client_of(home_of(home, database, store)) as client:
+        found = _at_work(client)
+    empty = "no workers; start one with `latchwork workflows worker`"
+    listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
+
+
+def _at_work(client: WorkflowClient) -> list[tuple[WorkerSeen, Sequence[SlotTask]]]:
+    found = client.workers()
+    running = client.at_work(found)
+    return [(each, running[each.name]) for each in found]
+
+
+def _worker_json(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, Any]:
+    seen, running = row
+    tasks = [each._asdict() for each in running if each.task is not None]
+    return {**{name: each for name, each in seen._asdict().items() if name != "attempts"}, "running": tasks}
+
+
+def _worker_row(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, str]:
+    seen, running = row
+    named = [f"{each.name} of {each.run}" for each in running if each.task is not None]
+    more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
+    return {
+        "worker": seen.name,
+        "host": seen.host,
+        "groups": " ".join(seen.groups),
+        "busy": str(seen.busy),
+        "slots": str(seen.slots or "?"),
+        "runs": ", ".join(named[:_MOST_NAMED]) + more,
+        "state": seen.state,
+        "version": seen.version,
+        "types": " ".join(seen.types),
+    }
+
+
+def plain(found: RunSeen) -> dict[str, Any]:
+    """A run for programs."""
+    return {
+        "run": found.id,
+        "workflow": found.workflow,
+        "version": found.version,
+        "state": found.state.value,
+        "times_run": found.run,
+        "schedule_time": found.schedule_time,
+        "started_at": found.started_at,
+        "ended_at": found.ended_at,
+        "by": found.by,
+        "tasks": dict(found.tasks),
+    }

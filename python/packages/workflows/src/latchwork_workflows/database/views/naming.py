@@ -1,0 +1,59 @@
+"""What the newest versions of workflows name: read once for each, as a version never changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.database.tables import definition, definition_version
+from latchwork_workflows.definitions.lineage import NAMING, Named, named_by
+from latchwork_workflows.definitions.model import Definition
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+
+
+class Known:
+    """What the newest version of each workflow names. Safe to share: a version never changes, so it is read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[int, tuple[int, tuple[Named, ...]]] = {}
+
+    def of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[Named, ...]]:
+        """By code, for these rows of workflows."""
+        with self._lock:
+            found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
+        missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
+        bodies = _bodies(connection, missing)
+        new = {code: (version, _named(bodies.get((code, version)))) for code, version in missing.items()}
+        with self._lock:
+            self._found.update(new)
+        return {code: names for code, (_, names) in {**found, **new}.items()}
+
+
+def _named(body: str | None) -> tuple[Named, ...]:
+    if body is None:
+        return ()
+    try:
+        return named_by(Definition.model_validate_json(body))
+    except ValueError:  # of a later version of latchwork
+        return ()
+
+
+def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[int, int], str]:
+    """What these versions say, by code and version; of those alone whose text has a type that names other workflows."""
+    found: dict[tuple[int, int], str] = {}
+    codes = sorted(wanted)
+    names = sa.or_(*(definition_version.c.body.contains(f'"{each}"', autoescape=True) for each in NAMING))
+    columns = (definition_version.c.code, definition_version.c.version, definition_version.c.body)
+    newest = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    for start in range(0, len(codes), 400):
+        some = sa.select(*columns).join(definition, newest).where(definition.c.code.in_(codes[start : start + 400]))
+        found.update({(row.code, row.version): row.body for row in connection.execute(some.where(names))})
+    return found

@@ -1,0 +1,55 @@
+"""Workflows of a Python module, with their code as a bundle that their versions keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from latchwork_workflows.bundles import BadBundle, pack
+from latchwork_workflows.definitions.builder import Workflow
+from latchwork_workflows.definitions.model import Definition
+from latchwork_workflows.logs import LogStore
+
+
+def workflows_of(module: ModuleType) -> list[Workflow]:
+    """The workflows among the names of a module, in their order, each once."""
+    found = {id(each): each for each in vars(module).values() if isinstance(each, Workflow)}
+    return list(found.values())
+
+
+def code_of(module: ModuleType) -> Path:
+    """What to pack: the file of a module, or the package that it is in.
+
+    Raises:
+        BadBundle: it has no file.
+    """
+    if module.__file__ is None:
+        raise BadBundle(f"module {module.__name__} has no file to make a bundle of; deploy without a bundle")
+    path = Path(module.__file__)
+    depth = module.__name__.count(".") + (path.name == "__init__.py")
+    if depth == 0:
+        return path
+    return path.parents[depth - 1]
+
+
+def packed(module: ModuleType, logs: LogStore) -> str:
+    """Keep the code of a module in the log store; the sha256 that names it.
+
+    Raises:
+        BadBundle: it has none, or too much.
+        OSError: it cannot be kept.
+    """
+    bundle = pack(code_of(module))
+    logs.put_file(bundle.file, bundle.data)
+    return bundle.sha256
+
+
+def bundled(definition: Definition, module: ModuleType, sha256: str) -> Definition:
+    """The definition with the bundle named in all Python tasks whose functions are in it."""
+    root = module.__name__.partition(".")[0]
+    tasks = []
+    for each in definition.tasks:
+        function = each.params.get("function", "")
+        is_ours = each.type == "python" and str(function).partition(":")[0].partition(".")[0] == root
+        tasks.append(each.model_copy(update={"params": {**each.params, "bundle": sha256}}) if is_ours else each)
+    return definition.model_copy(update={"tasks": tuple(tasks)})

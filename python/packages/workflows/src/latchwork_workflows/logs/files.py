@@ -1,0 +1,156 @@
+"""Logs in a folder: of this machine, or one that all mount.
+
+Files:  <code>/<instance>/<task>/<n>.<claim>.log.part    a log that is written
+        <code>/<instance>/<task>/<n>.<claim>.log         one that has ended: renamed, so nothing in it can claim that
+
+Tasks may be able to write here: below the folder no link is followed, and nothing is read but plain files, or a task
+would have the pages show it what their server may read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from latchwork.disks import replace_file
+from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+
+_PART = ".part"
+#: Of logs and bundles: for the user and the group of the worker, and no other user of the machine.
+_MODE = 0o640
+_NO_FILE = "where it should be is a link, a pipe or the like, which nobody of ours has put there"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class FileLogs(LogStore):
+    """Logs below a folder, which is made when it is first written. Safe to share between threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self.url = self._folder.as_uri()
+
+    def __repr__(self) -> str:
+        return f"<FileLogs {self._folder}>"
+
+    def create(self, ref: str) -> LogFile:
+        """Begin a log."""
+        path = self._folder / check_ref(ref)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _File(path)
+
+    def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
+        """A part of a log."""
+        fd, ended = self._open(ref)
+        try:
+            offset = max(0, offset)
+            size = os.fstat(fd).st_size
+            data = os.pread(fd, max(0, min(limit, size - offset)), offset)
+        finally:
+            os.close(fd)
+        return LogPart(data, offset + len(data), ended and offset + len(data) >= size)
+
+    def size(self, ref: str) -> int:
+        """How many bytes it has."""
+        fd, _ = self._open(ref)
+        try:
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
+    def _open(self, ref: str) -> tuple[int, bool]:
+        folder, _, name = check_ref(ref).rpartition("/")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            inside = self._inside(folder)
+            try:
+                for each, ended in ((name, True), (name + _PART, False), (name, True)):  # it may end in between
+                    with suppress(FileNotFoundError):
+                        return _plain(each, inside), ended
+            finally:
+                os.close(inside)
+        raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
+
+    def _inside(self, folder: str) -> int:
+        """Open a folder below ours. Raises OSError, also where one of them is a link."""
+        found = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in folder.split("/"):
+            above = found
+            try:
+                found = os.open(part, _FOLDER, dir_fd=above)
+            finally:
+                os.close(above)
+        return found
+
+    def remove(self, code: int, instance: int) -> None:
+        """Delete all logs of an instance."""
+        with suppress(FileNotFoundError, NotADirectoryError):  # what is a link there is none of ours
+            inside = self._inside(str(int(code)))
+            name = str(int(instance))
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+                    shutil.rmtree(f"/proc/self/fd/{inside}/{name}")
+                else:
+                    os.unlink(name, dir_fd=inside)
+            finally:
+                os.close(inside)
+
+    def put_file(self, name: str, data: bytes) -> None:
+        """Keep a file."""
+        path = self._folder / check_file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data, mode=_MODE)
+
+    def get_file(self, name: str) -> bytes | None:
+        """A file."""
+        try:
+            return (self._folder / check_file(name)).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def remove_file(self, name: str) -> None:
+        """Delete a file."""
+        (self._folder / check_file(name)).unlink(missing_ok=True)
+
+
+class _File(LogFile):
+    """One log of a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(_part_of(path), flags, _MODE)
+
+    def append(self, data: bytes) -> int:
+        """Add bytes; a full disk may take some of them."""
+        return os.write(self._fd, data)
+
+    def end(self) -> None:
+        """Give it the name of one that has ended."""
+        _part_of(self._path).rename(self._path)
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _plain(name: str, inside: int) -> int:
+    """Open a plain file. Raises OSError where it is none: a pipe would have its reader wait for ever."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, or a socket
+            raise OSError(error.errno, _NO_FILE) from None
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, _NO_FILE)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + _PART)

@@ -1,0 +1,208 @@
+"""The log of one attempt as its worker keeps it: gathered, masked, bounded, and never a reason for a task to wait.
+
+While the log store takes nothing, some is kept, and the rest counted; once it takes something again, a mark says how
+much is missing. A task that floods its log is heard to its end: beginning and end are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from latchwork.clock import SYSTEM_CLOCK, Clock
+from latchwork.words import counted, reason
+from latchwork_workflows.logs.masking import Mask
+from latchwork_workflows.logs.places import LogFile, LogStore
+
+_log = logging.getLogger(__name__)
+
+#: So much is kept while the log store takes nothing.
+KEPT_BYTES = 1_000_000
+#: A log has so many bytes at most, unless its worker says otherwise, and of the rest the last so many.
+MOST_BYTES, TAIL_BYTES = 100_000_000, 65_536
+#: Seconds after which a log store that took nothing is tried again.
+AGAIN_S = 1.0
+#: The last so many bytes are at hand, for messages.
+_LAST = 2_000
+
+
+class Health:
+    """Whether a log store takes what is written. Safe to share between threads.
+
+    Args:
+        on_change: called when that changes, in the thread that found out; quick.
+    """
+
+    def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
+        self._mutex = threading.Lock()
+        self._on_change = on_change
+        self.error = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the last write was taken."""
+        return not self.error
+
+    def note(self, error: OSError | None) -> None:
+        """A write was taken, or was not."""
+        text = "" if error is None else reason(error)
+        with self._mutex:
+            changed = bool(text) != bool(self.error)
+            self.error = text
+        if changed:
+            if error is None:
+                _log.info("the log store takes what is written again")
+            else:
+                _log.error("the log store takes nothing: %s; no task is claimed until it does", text)
+            self._on_change()
+
+
+class AttemptLog:
+    """What an attempt prints, on its way to the log store. One thread only.
+
+    Args:
+        logs: the log store.
+        ref: where in it.
+        mask: what hides secrets.
+        health: told how writes go.
+        most_bytes: of what is kept.
+        clock: the machine's.
+    """
+
+    def __init__(
+        self,
+        logs: LogStore,
+        ref: str,
+        *,
+        mask: Mask | None = None,
+        health: Health | None = None,
+        most_bytes: int = MOST_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.ref = ref
+        self.mask = mask or Mask()
+        self._logs = logs
+        self._health = health or Health()
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._file: LogFile | None = None
+        self._waiting = bytearray()
+        self._since: float | None = None
+        self._not_before = 0.0
+        self._missing = 0
+        self._why = ""
+        self._taken = 0
+        self._tail = bytearray()
+        self._beyond = 0
+        self._last = b""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, as far as it is at hand; without secrets."""
+        lines = [line for line in self._last.decode("utf-8", "replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+    def write(self, data: bytes) -> None:
+        """Take what the task printed."""
+        self._keep(self.mask.feed(data))
+
+    def note(self, text: str) -> None:
+        """A line of the worker's own."""
+        self._put(f"[latchwork] {self.mask.text(text)}\n".encode("utf-8", "backslashreplace"))
+
+    def _keep(self, data: bytes) -> None:
+        if not data:
+            return
+        self._last = (self._last + data)[-_LAST:]
+        room = max(0, self._most_bytes - self._taken)
+        if room:
+            self._taken += len(data[:room])
+            self._put(data[:room])
+        if len(data) > room:
+            self._beyond += len(data) - room
+            self._tail = (self._tail + data[room:])[-TAIL_BYTES:]
+
+    def _put(self, data: bytes) -> None:
+        room = max(0, KEPT_BYTES - len(self._waiting)) if self._missing or self._not_before else len(data)
+        self._waiting += data[:room]
+        self._missing += len(data) - len(data[:room])
+        if self._since is None:
+            self._since = self._clock.now()
+        if len(self._waiting) >= self._logs.chunk_bytes:
+            self.flush()
+
+    @property
+    def due_s(self) -> float | None:
+        """Seconds until ``flush`` is due; None when there is nothing to write."""
+        if self._since is None:
+            return None
+        return max(0.0, max(self._since + self._logs.every_s, self._not_before) - self._clock.now())
+
+    def flush(self) -> bool:
+        """Write what has gathered, unless that was tried a moment ago; whether nothing is left."""
+        if self._since is None:
+            return True
+        if self._clock.now() < self._not_before:
+            return False
+        return self._write_all()
+
+    def _write_all(self) -> bool:
+        try:
+            if self._file is None:
+                self._file = self._logs.create(self.ref)
+            while self._waiting:
+                took = self._file.append(bytes(self._waiting))
+                del self._waiting[:took]
+            if self._missing:
+                self._mark()
+        except OSError as error:
+            self._not_before = self._clock.now() + AGAIN_S
+            self._why = reason(error)
+            self._health.note(error)
+            return False
+        if self._not_before:
+            self._not_before = 0.0
+        self._health.note(None)
+        self._since = None
+        return True
+
+    def _mark(self) -> None:
+        if self._file is not None:
+            text = f"\n[latchwork] {counted(self._missing, 'byte')} missing here: {self._why}\n".encode()
+            while text:
+                text = text[self._file.append(text) :]
+            self._missing = 0
+
+    def end(self, last: str = "") -> bool:
+        """Write the rest, and tell readers that nothing more comes; whether all of it was written.
+
+        Args:
+            last: a line of the worker's own behind it all.
+        """
+        self._keep(self.mask.flush())
+        if self._beyond > len(self._tail):
+            most = counted(self._most_bytes, "byte")
+            left_out = counted(self._beyond - len(self._tail), "byte")
+            self._put(f"\n[latchwork] the log has more than {most}: {left_out} left out, its end follows\n".encode())
+        self._put(bytes(self._tail))
+        self._tail.clear()
+        if last:
+            self.note(last)
+        is_whole = self._write_all() if self._since is not None else True
+        try:
+            if self._file is not None:
+                self._file.end()
+        except OSError as error:
+            self._health.note(error)
+            is_whole = False
+        if not is_whole:
+            _log.warning("log %s is not whole: %s", self.ref, self._why)
+        self.close()
+        return is_whole
+
+    def close(self) -> None:
+        """Let go of the file, ended or not. Twice is fine."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -1,0 +1,145 @@
+"""Logs in an object store, by fsspec: objects cannot grow, so a log is many of them.
+
+Objects:  <code>/<instance>/<task>/<n>.<claim>.log/<start:016>    the bytes from there on
+          <code>/<instance>/<task>/<n>.<claim>.log/end            empty: nothing more comes
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from latchwork_workflows.logs.places import PART_BYTES, LogFile, LogMissing, LogPart, LogStore, check_file, check_ref
+
+_END = "end"
+
+
+@contextmanager
+def _os_errors(url: str) -> Iterator[None]:
+    """Whatever a client library raises is an OSError: trouble of the log store, which passes."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"log store {url}: {type(error).__name__}: {error}") from error
+
+
+class SegmentLogs(LogStore):
+    """Logs below a URL of fsspec. Safe to share between threads.
+
+    Args:
+        fs: the file system; its lists must not be cached.
+        root: where in it.
+        url: for people, without passwords.
+    """
+
+    every_s = 2.0
+
+    def __init__(self, fs: Any, root: str, url: str) -> None:
+        self._fs = fs
+        self._root = root.rstrip("/")
+        self.url = url
+
+    def __repr__(self) -> str:
+        return f"<SegmentLogs {self.url}>"
+
+    def create(self, ref: str) -> LogFile:
+        """Begin a log."""
+        return _Segments(self, check_ref(ref))
+
+    def read(self, ref: str, offset: int = 0, limit: int = PART_BYTES) -> LogPart:
+        """A part of a log: of one object, so that a reader of the whole fetches each once."""
+        starts, sizes, ended = self._segments(ref)
+        offset = max(0, offset)
+        at = bisect_right(starts, offset) - 1
+        total = starts[-1] + sizes[-1] if starts else 0
+        if at < 0 or offset >= total:
+            return LogPart(b"", max(offset, 0), ended)
+        begin = offset - starts[at]
+        end = min(sizes[at], begin + limit)
+        with _os_errors(self.url):
+            found = self._fs.cat_file(self._segment(ref, starts[at]), start=begin, end=end)
+        after = offset + len(found)
+        return LogPart(bytes(found), after, ended and after >= total)
+
+    def size(self, ref: str) -> int:
+        """How many bytes it has."""
+        starts, sizes, _ = self._segments(ref)
+        return starts[-1] + sizes[-1] if starts else 0
+
+    def _segments(self, ref: str) -> tuple[list[int], list[int], bool]:
+        folder = f"{self._root}/{check_ref(ref)}"
+        found: dict[str, Any] = {}
+        with suppress(FileNotFoundError), _os_errors(self.url):
+            entries = self._fs.ls(folder, detail=True)
+            found = {each["name"].rstrip("/").rpartition("/")[2]: each["size"] for each in entries}
+        if not found:
+            raise LogMissing(f"log {ref} is not in {self.url}: nothing was written yet, or it was removed")
+        names = sorted(name for name in found if name.isdigit())
+        return [int(name) for name in names], [int(found[name]) for name in names], _END in found
+
+    def _segment(self, ref: str, start: int) -> str:
+        return f"{self._root}/{ref}/{start:016d}"
+
+    def put_segment(self, ref: str, start: int, data: bytes) -> None:
+        """Write one object of a log."""
+        self._put(self._segment(ref, start), data)
+
+    def put_end(self, ref: str) -> None:
+        """Write its last one."""
+        self._put(f"{self._root}/{ref}/{_END}", b"")
+
+    def _put(self, path: str, data: bytes) -> None:
+        with _os_errors(self.url):
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(path, data)
+
+    def remove(self, code: int, instance: int) -> None:
+        """Delete all logs of an instance."""
+        folder = f"{self._root}/{int(code)}/{int(instance)}"
+        with _os_errors(self.url):
+            if self._fs.exists(folder):
+                self._fs.rm(folder, recursive=True)
+
+    def put_file(self, name: str, data: bytes) -> None:
+        """Keep a file."""
+        self._put(f"{self._root}/{check_file(name)}", data)
+
+    def get_file(self, name: str) -> bytes | None:
+        """A file."""
+        path = f"{self._root}/{check_file(name)}"
+        with suppress(FileNotFoundError), _os_errors(self.url):
+            return bytes(self._fs.cat_file(path))
+        return None
+
+    def remove_file(self, name: str) -> None:
+        """Delete a file."""
+        path = f"{self._root}/{check_file(name)}"
+        with _os_errors(self.url):
+            if self._fs.exists(path):
+                self._fs.rm_file(path)
+
+
+class _Segments(LogFile):
+    """One log of an object store."""
+
+    def __init__(self, logs: SegmentLogs, ref: str) -> None:
+        self._logs = logs
+        self._ref = ref
+        self._size = 0
+
+    def append(self, data: bytes) -> int:
+        """Add an object. One that was written, though its answer was lost, is written again with what came since."""
+        self._logs.put_segment(self._ref, self._size, data)
+        self._size += len(data)
+        return len(data)
+
+    def end(self) -> None:
+        """Add the last one."""
+        self._logs.put_end(self._ref)
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,369 @@
+"""What follows for tasks that the master holds itself, in the transaction in which it was asked.
+
+Children are made, asked and listened to here; dependents look, switches choose, maps are expanded and gathered. What
+happens to an instance may ask something of another: that is a list that is worked through, not a stack, so that nesting
+costs neither threads nor depth of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from latchwork_workflows.database import attempts, families
+from latchwork_workflows.database.attempts import AttemptRow
+from latchwork_workflows.database.commands import CommandType, ask
+from latchwork_workflows.database.history import told as told_people
+from latchwork_workflows.database.policies import grants
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.definitions.model import PRIORITIES
+from latchwork_workflows.definitions.templates import fill
+from latchwork_workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
+from latchwork_workflows.definitions.values import gathered, items_of, values_of
+from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.master.blame import why_of
+from latchwork_workflows.master.orders import Wanted
+from latchwork_workflows.master.parcels import Choice, run_of
+from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.state import (
+    DONE,
+    FAILED,
+    Call,
+    ChildForced,
+    ChildPaused,
+    Chose,
+    Ended,
+    Event,
+    Expanded,
+    Instance,
+    InstanceState,
+    Outcome,
+    Recover,
+    Rerun,
+    SeenFailed,
+    Start,
+    Task,
+    TaskState,
+    base_of,
+    element,
+    index_of,
+)
+from latchwork_workflows.state.children import MOST_DEPTH, asked, told
+from latchwork_workflows.state.conditions import Condition, Other, verdict
+from latchwork_workflows.state.dependents import of_run, of_spans
+from latchwork_workflows.state.records import OVER
+from latchwork_workflows.state.windows import spans
+from latchwork_workflows.types.logical import DependentParams, SubProcessParams
+
+_log = logging.getLogger(__name__)
+
+#: So many bytes of JSON do the outputs have that a held task gathers.
+MOST_OUTPUT = 262_144
+_OUTCOMES = {
+    TaskState.SUCCESS: "success",
+    TaskState.FAILURE: "failure",
+    TaskState.KILLED: "killed",
+    TaskState.PAUSED: "paused",
+}
+Outputs = Mapping[str, Mapping[str, Any]]
+
+
+class Writer(Protocol):
+    """What writes instances."""
+
+    def stored(self, instance: int) -> Stored | None:
+        """An instance as it is now; None: it is not of this shard."""
+        ...
+
+    def step(self, instance: int, events: Iterable[Event], outputs: Outputs) -> None:
+        """Advance an instance, without what follows for others."""
+        ...
+
+    def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
+        """A new instance."""
+        ...
+
+    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
+        """Whether a run that is a part of others waits for its turn."""
+        ...
+
+    def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """Do something, and give an error that follows from it alone to ``failed``."""
+        ...
+
+    def of_run(self, instance: int, do: Callable[[], object]) -> None:
+        """Do something for a run; an error that follows from it ends the run."""
+        ...
+
+
+class Holding:
+    """What follows in one transaction. For one thread."""
+
+    def __init__(self, connection: sa.Connection, shard: int, plans: Plans, now: float, writer: Writer) -> None:
+        self._connection = connection
+        self._shard = shard
+        self._plans = plans
+        self._now = now
+        self._writer = writer
+        self.todo: list[tuple[int, Call | None]] = []
+        self._why: dict[tuple[int, str], str] = {}
+        self._over: set[int] = set()
+        self._ended: dict[int, set[str]] = {}
+        self._kinds: dict[str, Callable[[Stored, str, Task], None]] = {
+            "open": self._open,
+            "look": self._look,
+            "expand": self._expand,
+            "gather": self._gather,
+        }
+
+    # What was written
+
+    def saved(self, before: Stored, made: Stored, after: Instance) -> None:
+        """An instance was written: what it asks is to be done, and who waits for it may be told."""
+        self.todo.extend((made.id, call) for call in after.calls if call.kind != "choose")
+        was = before.known.tasks if before.known.run == after.run else {}
+        rows: list[AttemptRow] = []
+        for name, task in after.tasks.items():
+            old = was.get(name, Task())
+            if old == task:
+                continue
+            if task.state in DONE | FAILED:
+                self._ended.setdefault(made.code, set()).add(name)
+            if task.held and (not old.held or old.n != task.n):
+                rows.append(AttemptRow(made.ids[name], task.n, 0, "", "", self._now))
+            elif old.held and not task.held:
+                why = self._why.pop((made.id, name), "")
+                outcome = _OUTCOMES.get(task.state, "failure")
+                rows.append(
+                    AttemptRow(made.ids[name], old.n, 0, "", "", self._now, "", self._now, outcome, error=why[:4000])
+                )
+        attempts.save(self._connection, rows, self._now)
+        if after.state in OVER:
+            self._over.add(made.code)
+            if made.parent is not None:
+                self.todo.append((made.id, None))
+
+    def abandoned(self, stored: Stored) -> None:
+        """An instance was ended by a defect: its children end, and it waits for nobody."""
+        families.forget_all(self._connection, stored.id)
+        for name, task in stored.known.tasks.items():
+            if task.held or task.state is TaskState.PAUSED:
+                self.todo.append((stored.id, Call("stop", name)))
+
+    def follow(self) -> None:
+        """All that follows, and what follows from that."""
+        while self.todo:
+            instance, call = self.todo.pop(0)
+            self._writer.of_run(instance, partial(self._follow_one, instance, call))
+
+    def _follow_one(self, instance: int, call: Call | None) -> None:
+        stored = self._writer.stored(instance)
+        if stored is None:
+            return
+        if call is None:
+            self._tell_parent(stored)
+        elif call.kind == "forget":
+            families.forget(self._connection, stored.ids[call.task])
+        elif call.kind in self._kinds:
+            task = stored.known.tasks[call.task]
+            if task.held:
+                do = partial(self._kinds[call.kind], stored, call.task, task)
+                self._writer.prepared(do, partial(self._cannot, stored, call.task, task))
+        else:
+            self._ask_child(stored, call)
+
+    def finish(self) -> set[int]:
+        """Who waits for what has ended gets a command; the shards that have one."""
+        found = families.who_waits(self._connection, self._over, self._ended)
+        for shard, code in found:
+            ask(self._connection, CommandType.WAKE, shard_id=shard, args={"code": code})
+        return {shard for shard, _ in found}
+
+    def _cannot(self, stored: Stored, name: str, task: Task, error: Exception) -> None:
+        self._fail(stored, name, task, why_of(error))
+
+    def _fail(self, stored: Stored, name: str, task: Task, why: str) -> None:
+        self._why[stored.id, name] = why
+        self._writer.step(stored.id, [Ended(name, task.n, Outcome.FATAL, stored.known.run)], {})
+
+    def _succeed(self, stored: Stored, name: str, task: Task, outputs: Mapping[str, Any]) -> None:
+        size = len(json.dumps(outputs))
+        if size > MOST_OUTPUT:
+            self._fail(stored, name, task, f"its outputs take {size:,} bytes; at most {MOST_OUTPUT:,}: hand on places")
+            return
+        ended = Ended(name, task.n, Outcome.SUCCESS, stored.known.run)
+        self._writer.step(stored.id, [ended], {name: outputs})
+
+    # Children
+
+    def _open(self, stored: Stored, name: str, task: Task) -> None:
+        """The child is made, unless there is one: that is adopted, and what failed in it is recovered."""
+        child = families.child_of(self._connection, stored.ids[name])
+        if child is None:
+            self._new_child(stored, name, task)
+            return
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        given = SubProcessParams.model_validate(version.tasks[base_of(name)].params)
+        grants.resolve(self._connection, version.definition.project, given.workflow, "sub_process")
+        self._ask_child(stored, Call("open", name))
+
+    def _new_child(self, stored: Stored, name: str, task: Task) -> None:
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        spec = version.tasks[base_of(name)]
+        given = SubProcessParams.model_validate(spec.params)
+        run = run_of(self._connection, version, stored)
+        values = values_of(run, spec, task.n, stored.outputs, index=index_of(name))
+        params = fill(given.params, values, run.moment)
+        code, number, is_online, project = grants.resolve(
+            self._connection, version.definition.project, given.workflow, spec.type
+        )
+        if not is_online:
+            raise ValueError(f"{given.workflow} is offline; set it online, then recover this run")
+        if stored.depth >= MOST_DEPTH:
+            raise ValueError(f"{MOST_DEPTH} runs are inside of each other here; does a workflow start itself?")
+        takes = self._plans.get(self._connection, code, number).definition.params
+        unknown = sorted(params.keys() - takes.keys())
+        if unknown:
+            raise ValueError(f"{given.workflow} has no parameter {unknown[0]!r}; it has {', '.join(takes) or 'none'}")
+        waits = self._writer.turn(code, number, above=self._with_above(stored))
+        made = self._writer.make(
+            Wanted(code, number, Start(waits=waits), stored.schedule_time, params, PRIORITIES[stored.priority]),
+            f"run {stored.id}",
+            parent_task=stored.ids[name],
+            parent_run=stored.known.run,
+            depth=stored.depth + 1,
+        )
+        self._note_use(stored, name, project=project, kind="start", workflow=given.workflow, run=made)
+
+    def _note_use(self, stored: Stored, name: str, *, project: str, kind: str, workflow: str, run: int) -> None:
+        """Tell the audit of another project who used a workflow of it: who started the outermost run."""
+        user = self._plans.get(self._connection, stored.code, stored.version).definition
+        if user.project != project:
+            by = families.person_of(self._connection, self._with_above(stored)[-1])
+            details = {"workflow": workflow, "from": user.key, "task": name, "from_run": stored.id}
+            told_people(self._connection, kind, by=by, project=project, instance=run, details=details)
+
+    def _ask_child(self, stored: Stored, call: Call) -> None:
+        number = families.child_of(self._connection, stored.ids[call.task])
+        child = self._writer.stored(number) if number is not None else None
+        if child is None:
+            return
+        event = asked(call.kind, child.known.state)
+        if call.kind == "pause" and child.known.state is InstanceState.SERIAL_WAIT:  # it does not begin meanwhile
+            task = stored.known.tasks[call.task]
+            self._writer.step(stored.id, [ChildPaused(call.task, task.n, stored.known.run)], {})
+        elif isinstance(event, (Recover, Rerun)):
+            waits = self._writer.turn(child.code, child.version, above=self._with_above(stored), but=child.id)
+            self._writer.step(child.id, [replace(event, waits=waits)], {})
+        elif event is not None:
+            self._writer.step(child.id, [event], {})
+        elif child.known.state in OVER:
+            self.todo.append((child.id, None))
+
+    def _with_above(self, stored: Stored) -> list[int]:
+        return [stored.id, *families.above(self._connection, stored.parent)]
+
+    def _tell_parent(self, child: Stored) -> None:
+        """A child is over: its parent goes on in the same transaction."""
+        place = families.parent_of(self._connection, child.parent or 0)
+        parent = self._writer.stored(place.instance) if place is not None else None
+        if place is None or parent is None:
+            return
+        task, run = parent.known.tasks[place.name], parent.known.run
+        event = told(child.known.state, place.name, task.n, run)
+        if not task.held:
+            if task.state in FAILED and event is not None and getattr(event, "outcome", None) is Outcome.SUCCESS:
+                self._writer.step(parent.id, [ChildForced(place.name, run)], {})
+        elif isinstance(event, Ended) and event.outcome is Outcome.SUCCESS:
+            self._writer.prepared(
+                lambda: self._succeed(parent, place.name, task, self._outputs_of(child)),
+                partial(self._cannot, parent, place.name, task),
+            )
+        elif event is not None:
+            if isinstance(event, Ended):
+                self._why[parent.id, place.name] = f"run {child.id}, its child, is {child.known.state.value}"
+            self._writer.step(parent.id, [event], {})
+
+    def _outputs_of(self, child: Stored) -> dict[str, Any]:
+        """Of all its tasks; those of later ones over those of earlier ones."""
+        plan = self._plans.get(self._connection, child.code, child.version).plan
+        return {name: value for each in plan.rules for name, value in child.outputs.get(each, {}).items()}
+
+    # Dependents
+
+    def _look(self, stored: Stored, name: str, task: Task) -> None:
+        """Whether it has what it waits for. Who waits is written before: what ends from now on tells us, or nearly."""
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        condition = DependentParams.model_validate(version.tasks[name].params).on.condition()
+        moment = run_of(self._connection, version, stored).moment
+        without = self._with_above(stored)
+        outputs: dict[str, Any] = {}
+        used: set[tuple[str, str, int]] = set()
+
+        def leaf(each: Condition) -> bool | None:
+            if not isinstance(each, Other):
+                return None
+            try:
+                code, _, _, project = grants.resolve(
+                    self._connection, version.definition.project, each.workflow, "dependent"
+                )
+            except UnknownWorkflow:
+                return None  # it may come
+            families.wait(self._connection, stored.ids[name], stored.id, self._shard, [(code, each.task)])
+            found = [families.newest(self._connection, code, span, without) for span in spans(each.window, moment)]
+            said = of_spans(None if run is None else of_run(run.state, each.task, run.tasks) for run in found)
+            if said:
+                used.update((project, each.workflow, run.id) for run in found if run is not None)
+                for run in found:
+                    for of, values in run.outputs.items() if run is not None else ():
+                        outputs.update(values if each.task in {"", "*", of} else {})
+            return said
+
+        said = verdict(condition, leaf)
+        if said:
+            for project, workflow, number in sorted(used):
+                self._note_use(stored, name, project=project, kind="use outputs", workflow=workflow, run=number)
+            self._succeed(stored, name, task, outputs)
+        elif said is False:
+            self._why[stored.id, name] = "what it waits for has failed"
+            self._writer.step(stored.id, [SeenFailed(name, task.n, stored.known.run)], {})
+
+    # Switches and maps
+
+    def chose(self, stored: Stored, name: str, n: int, choice: Choice) -> None:
+        """A switch was decided, or cannot be: its expressions were evaluated before this transaction."""
+        if choice.why:
+            self._why[stored.id, name] = choice.why
+            event: Event = Ended(name, n, Outcome.FATAL, stored.known.run)
+        else:
+            event = Chose(name, n, choice.heads, stored.known.run)
+        self._writer.step(stored.id, [event], {})
+
+    def _expand(self, stored: Stored, name: str, task: Task) -> None:
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        run = run_of(self._connection, version, stored)
+        count = len(items_of(run, version.tasks[name], task.n, stored.outputs))
+        others = sum(base_of(each) != name for each in stored.known.tasks)
+        if count > MOST_ITEMS or count + others > MOST_TASKS:
+            raise ValueError(
+                f"it has {count:,} items; a map has at most {MOST_ITEMS:,}, and a run {MOST_TASKS:,} tasks"
+            )
+        if count:
+            self._writer.step(stored.id, [Expanded(name, task.n, count, stored.known.run)], {})
+        else:
+            self._succeed(stored, name, task, {})
+
+    def _gather(self, stored: Stored, name: str, task: Task) -> None:
+        """Lists of what its elements have put out, in the order of the items."""
+        items = (element(name, index) for index in range(MOST_ITEMS))
+        there = [each for each in items if stored.known.tasks.get(each, _NONE).state is not TaskState.SKIPPED]
+        self._succeed(stored, name, task, gathered(stored.outputs.get(each, {}) for each in there))
+
+
+_NONE = Task(TaskState.SKIPPED)

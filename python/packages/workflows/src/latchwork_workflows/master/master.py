@@ -1,0 +1,283 @@
+"""A master: a node that owns a share of the shards, and advances what is in them.
+
+Shards are the items of a job: who owns which, failover, drain and rolling restarts come with the job manager. A node
+that has been without its database for a while gives its shards to others that may have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Iterable
+from functools import partial
+from typing import Self
+
+from latchwork.errors import Closed, LatchworkError, OwnershipLost
+from latchwork.interrupts import mutex
+from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
+from latchwork.store import Store
+from latchwork.tasks.node import NodeHealth
+from latchwork_workflows.alerts.sender import POLL_S, Sender
+from latchwork_workflows.database import Database
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.errors import NotOwner, StoreMismatch
+from latchwork_workflows.installation import join_store
+from latchwork_workflows.keys import Keys, Order, shard_name, workflows_store
+from latchwork_workflows.logs import LogStore
+from latchwork_workflows.master import chores
+from latchwork_workflows.master.shard import POLL_S as SHARD_POLL_S
+from latchwork_workflows.master.shard import ShardRun, Tools
+from latchwork_workflows.secrets import Secrets
+
+_log = logging.getLogger(__name__)
+
+#: The masters' job.
+SHARDS_JOB = "workflow-shards"
+#: The job of one of them, which deletes what is too old.
+CHORES_JOB = "workflow-chores"
+#: The job of one of them, which sends alerts.
+ALERTS_JOB = "workflow-alerts"
+#: Seconds between two passes of chores, and before the first one.
+CHORES_EVERY_S, CHORES_FIRST_S = 600.0, 60.0
+#: Seconds without the database after which a node gives its shards away.
+WITHOUT_S = 10.0
+_LOOK_S = 2.0
+#: A transaction of so many seconds waits for an answer that never comes: the server ends each statement after five.
+STUCK_S = 120.0
+_MISMATCH_S = 10.0
+#: Seconds between two transactions of chores: others write in between.
+_CHORES_PAUSE_S = 0.02
+
+
+class Master:
+    """A node that advances instances: ``with Master(database, store) as master: ...``. Safe to share between threads.
+
+    Construction does no I/O. Database and store stay the caller's.
+
+    Args:
+        database: with the tables of this version.
+        store: the one that belongs to it; its root, or a namespace that all nodes use.
+        node_id: unique among the living masters; default the host's name with six characters more.
+        order: by what workers take tasks: ``instance``, or ``submitted``; the same on all nodes.
+        lock_ttl_s: seconds that the shards of a dead node stay its own.
+        poll_s: seconds after which the database is asked for commands, whatever was heard.
+        name: the key below which all is stored.
+        observers: of the job manager.
+        logs: the log store of the workers; without, runs that are too old stay.
+        keep: how long things are kept.
+        chores_every_s: seconds between two looks for what is too old.
+        secrets: of this machine, for channels of alerts; by default those of its environment.
+        alerts_every_s: seconds between two looks for alerts that are to be sent.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        *,
+        node_id: str | None = None,
+        order: Order = "instance",
+        lock_ttl_s: float = 10.0,
+        poll_s: float = SHARD_POLL_S,
+        name: str = "default",
+        observers: Iterable[Observer] = (),
+        logs: LogStore | None = None,
+        keep: chores.Retention | None = None,
+        chores_every_s: float = CHORES_EVERY_S,
+        secrets: Secrets | None = None,
+        alerts_every_s: float = POLL_S,
+    ) -> None:
+        self.node_id = node_id or f"{socket.gethostname()[:80]}-{uuid.uuid4().hex[:6]}"
+        self._store = store = workflows_store(store)
+        self._lock_ttl_s = lock_ttl_s
+        self._observers = tuple(observers)
+        self._logs = logs
+        self._keep = keep
+        self._chores_every_s = chores_every_s
+        self._secrets = secrets or Secrets()
+        self._alerts_every_s = alerts_every_s
+        self._tools = Tools(database, store, Keys(name), self.node_id, order, poll_s=poll_s, told=self._told)
+        self._mutex = mutex()
+        self._closing = threading.Event()
+        self._answered_at = 0.0
+        self._asker: threading.Thread | None = None
+        self._manager: JobManager | None = None
+        self._thread: threading.Thread | None = None
+        self._shards = 0
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Master {self.node_id!r}>"
+
+    def start(self) -> Self:
+        """Join the other masters.
+
+        Raises:
+            StoreMismatch: store and database do not belong together.
+            SchemaTooNew, LatchworkError: the database is of another version, or was never initialized.
+            Unavailable: store or database is out of reach.
+            Closed: it was started before.
+        """
+        with self._mutex:
+            if self._thread is not None or self._closing.is_set():
+                raise Closed(f"master {self.node_id} was started before; make another one")
+            self._thread = threading.Thread(target=self._watch, name=f"latchwork-master-{self.node_id}", daemon=True)
+        self._shards = join_store(self._tools.database, self._store, self._tools.keys).shards
+        self._told(True)
+        self._manager = self._made()
+        self._thread.start()
+        return self
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Give the shards to others, after the turns under way. Idempotent.
+
+        A second call with a shorter timeout shortens the first one.
+
+        Args:
+            timeout_s: Seconds to wait for turns. None is the ``close_timeout_s`` of job nodes.
+        """
+        self._closing.set()
+        self._leave(timeout_s)
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join()
+        self._leave(timeout_s)  # the cluster, which the thread may have joined again
+
+    def health(self) -> NodeHealth:
+        """Return whether it is in the cluster: not while it has no database. Does no I/O."""
+        manager = self._manager
+        if manager is None:
+            without = "it has no database, and others have its shards"
+            reason = without if self._thread is not None and not self._closing.is_set() else "it does not run"
+            return NodeHealth(False, (reason,), 0.0, False)
+        found = manager.health()
+        return NodeHealth(found.ok, found.reasons, found.session_remaining_s, False)
+
+    def _made(self) -> JobManager:
+        shards = Job(
+            SHARDS_JOB,
+            work_pool=[shard_name(each) for each in range(self._shards)],
+            run=self._run,
+            schedule=FixedDelay(0.5),
+            initial_delay_s=0.0,
+            threads=Threads.per_item(),
+        )
+        tidies = Job(
+            CHORES_JOB,
+            work_pool=["chores"],
+            run=self._do_chores,
+            schedule=FixedDelay(self._chores_every_s),
+            initial_delay_s=min(CHORES_FIRST_S, self._chores_every_s),
+        )
+        sends = Job(
+            ALERTS_JOB,
+            work_pool=["alerts"],
+            run=self._send_alerts,
+            schedule=FixedDelay(1.0),
+            initial_delay_s=0.0,
+            threads=Threads.per_item(),
+        )
+        return JobManager(
+            self._store,
+            self.node_id,
+            [shards, tidies, sends],
+            namespace=self._tools.keys.cluster,
+            lock_ttl_s=self._lock_ttl_s,
+            observers=self._observers,
+        ).start()
+
+    def _leave(self, timeout_s: float | None = None) -> None:
+        manager = self._manager
+        if manager is not None:
+            manager.close(timeout_s)
+            self._manager = None
+
+    # In threads of the job manager
+
+    def _run(self, context: JobContext) -> None:
+        for item in context.work_share:
+            run = ShardRun(self._tools, int(item), context.fence(item), context.remaining_s)
+            forget = context.on_stop(run.stop)
+            try:
+                run.run()
+            except (NotOwner, OwnershipLost) as error:
+                _log.info("shard %s is left to others: %s", item, error)
+            except StoreMismatch as error:
+                _log.error("%s", error)
+                context.wait_stop(_MISMATCH_S)
+                raise
+            finally:
+                forget()
+
+    def _do_chores(self, context: JobContext) -> None:
+        pause = partial(context.wait_stop, _CHORES_PAUSE_S)
+        try:
+            chores.Chores(self._tools.database, self._logs, self._keep, pause=pause).run()
+        except chores.PASSING as error:
+            _log.warning("what is too old is deleted later: %s", error)
+
+    def _send_alerts(self, context: JobContext) -> None:
+        for item in context.work_share:
+            sender = Sender(
+                self._tools.database,
+                self._secrets,
+                token=context.fence(item).token,
+                logs=self._logs,
+                remaining_s=context.remaining_s,
+                poll_s=self._alerts_every_s,
+            )
+            forget = context.on_stop(sender.stop)
+            try:
+                sender.run()
+            except NotOwner as error:
+                _log.info("%s", error)
+            except chores.PASSING as error:
+                _log.warning("alerts are sent later: %s", error)
+            finally:
+                forget()
+
+    def _told(self, answers: bool) -> None:
+        if answers:
+            self._answered_at = self._store.clock.now()
+
+    # The thread
+
+    def _watch(self) -> None:
+        clock = self._store.clock
+        while not clock.wait(self._closing, _LOOK_S):
+            self._tools.database.cut(STUCK_S)
+            without_s = clock.now() - self._answered_at
+            if without_s > 2 * _LOOK_S and self._asks():
+                without_s = 0.0
+            try:
+                if without_s >= WITHOUT_S and self._manager is not None:
+                    _log.warning("master %s is without its database for %.0f s; others get its shards", self, without_s)
+                    self._tools.database.cut()
+                    self._leave()
+                elif without_s < WITHOUT_S and self._manager is None:
+                    self._manager = self._made()
+                    _log.info("master %s has its database again", self.node_id)
+            except LatchworkError as error:
+                _log.warning("master %s is not back yet: %s", self.node_id, error)
+
+    def _asks(self) -> bool:
+        """Whether the database answers. Asked in a thread of its own: an answer may never come."""
+        if self._asker is None or not self._asker.is_alive():
+            name = f"latchwork-master-asks-{self.node_id}"
+            self._asker = threading.Thread(target=self._ask, name=name, daemon=True)
+            self._asker.start()
+        self._asker.join(_LOOK_S)
+        return self._store.clock.now() - self._answered_at <= 2 * _LOOK_S
+
+    def _ask(self) -> None:
+        try:
+            self._tools.database.ask()
+        except DatabaseUnavailable:
+            return
+        self._told(True)

@@ -1,0 +1,182 @@
+"""Commands as events: what a row of the database asks an instance to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from latchwork.checks import is_number
+from latchwork.records import MOST_MOMENT_S
+from latchwork_workflows.database.consuming import CommandRow
+from latchwork_workflows.definitions.model import PRIORITIES, Priority
+from latchwork_workflows.definitions.moments import MOST_MOMENTS, MOST_PARALLEL
+from latchwork_workflows.state import (
+    Event,
+    ForceStart,
+    ForceSuccess,
+    Pause,
+    Recover,
+    Rerun,
+    Resume,
+    Scope,
+    Start,
+    Stop,
+    Wake,
+)
+
+#: Commands that make an instance.
+STARTS = frozenset({"start", "timer"})
+
+
+#: Commands about backfills; a wake is one if it names one.
+BACKFILLS = frozenset({"backfill", "backfill_stop"})
+
+
+class Malformed(ValueError):
+    """A command that nobody of ours wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An instance that is to be made.
+
+    Attributes:
+        code: of the workflow.
+        version: of the workflow.
+        event: how it begins.
+        schedule_time: seconds since the epoch.
+        params: values for ``${name}``.
+        priority: None: as the definition says.
+    """
+
+    code: int
+    version: int
+    event: Start
+    schedule_time: float
+    params: Mapping[str, Any]
+    priority: Priority | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """A backfill that is to be made.
+
+    Attributes:
+        code: of the workflow.
+        version: of the workflow.
+        moments: of its instances, in seconds since the epoch; each once.
+        parallel: so many at a time.
+        direction: ``asc`` or ``desc``.
+        stop_on_failure: no other starts while one has failed.
+        params: values for ``${name}``, of all.
+        priority: None: as the definition says.
+        dry: every task succeeds without running.
+        fresh: every task runs, whatever is known of its outputs.
+    """
+
+    code: int
+    version: int
+    moments: tuple[float, ...]
+    parallel: int
+    direction: str
+    stop_on_failure: bool
+    params: Mapping[str, Any]
+    priority: Priority | None
+    dry: bool
+    fresh: bool
+
+
+def dates_of(row: CommandRow) -> Dates:
+    """What a backfill asks for.
+
+    Raises:
+        Malformed: it does not say.
+    """
+    args = row.args
+    start = start_of(row)
+    moments, parallel, direction = args.get("moments"), args.get("parallel"), args.get("order")
+    good = isinstance(moments, list) and 0 < len(moments) <= MOST_MOMENTS and direction in {"asc", "desc"}
+    good = good and all(_is_time(each) for each in moments or ())
+    if not good or len(set(moments or ())) < len(moments or ()):
+        raise Malformed(f"command {row.id} names no moments, or no order")
+    if type(parallel) is not int or not 1 <= parallel <= MOST_PARALLEL:
+        raise Malformed(f"command {row.id}: parallel is {parallel!r:.40}")
+    return Dates(
+        start.code,
+        start.version,
+        tuple(float(each) for each in cast("list[float]", moments)),
+        parallel,
+        cast("str", direction),
+        args.get("stop_on_failure") is True,
+        start.params,
+        start.priority,
+        start.event.dry,
+        start.event.fresh,
+    )
+
+
+def start_of(row: CommandRow) -> Wanted:
+    """What a start asks for.
+
+    Raises:
+        Malformed: it does not say.
+    """
+    args = row.args
+    code, version, priority = args.get("code"), args.get("version"), args.get("priority")
+    params, at = args.get("params") or {}, args.get("schedule_time")
+    at = row.created_at if at is None else at
+    good = type(code) is int and type(version) is int and isinstance(params, dict) and _is_time(at)
+    if not good or priority not in {None, *PRIORITIES}:
+        raise Malformed(f"command {row.id} is no start: {dict(args)!r:.200}")
+    event = Start(
+        _names(row, "start_from"), _scope(row), dry=args.get("dry") is True, fresh=args.get("no_cache") is True
+    )
+    return Wanted(cast("int", code), cast("int", version), event, float(at), params, priority)
+
+
+def event_of(row: CommandRow) -> Event:
+    """What a command asks an instance that is there to do.
+
+    Raises:
+        Malformed: it does not say, or there is none of its name.
+    """
+    if row.type == "recover":
+        return Recover(_names(row, "start_from"))
+    if row.type == "rerun":
+        return Rerun(fresh=row.args.get("no_cache") is True)
+    if row.type in {"force_success", "force_start"}:
+        task = row.args.get("task")
+        if not isinstance(task, str):
+            raise Malformed(f"command {row.id} names no task")
+        return ForceSuccess(task) if row.type == "force_success" else ForceStart(task)
+    made = _PLAIN.get(row.type)
+    if made is None:
+        raise Malformed(f"command {row.id} is {row.type!r:.40}, which this version does not know")
+    return made()
+
+
+_PLAIN: dict[str, Callable[[], Event]] = {
+    "pause": Pause,
+    "resume": Resume,
+    "stop": Stop,
+    "wake": Wake,
+}
+
+
+def _is_time(value: object) -> bool:
+    return is_number(value, 0) and value <= MOST_MOMENT_S
+
+
+def _names(row: CommandRow, field: str) -> tuple[str, ...]:
+    found = row.args.get(field) or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise Malformed(f"command {row.id}: {field} is no list of names")
+    return tuple(found)
+
+
+def _scope(row: CommandRow) -> Scope:
+    try:
+        return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
+    except ValueError:
+        raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None

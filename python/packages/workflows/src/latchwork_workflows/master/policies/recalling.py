@@ -1,0 +1,146 @@
+"""Outputs that are known already: a task that would be queued has them at once, in the transaction that would queue it.
+
+Who may look, and what is kept, follows from the version alone. A key is reckoned when a task would be queued, and again
+when it is given to a worker, who sends it back with the result: what is kept is kept by what the worker was given, even
+if a parameter of the project was changed in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork_workflows.database.attempts import AttemptRow
+from latchwork_workflows.database.policies import caches
+from latchwork_workflows.database.policies.caches import Known
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.database.tables import event
+from latchwork_workflows.exchange import Result
+from latchwork_workflows.master.parcels import run_of
+from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.state import Ended, Instance, Outcome, TaskState, advance, base_of, index_of
+
+_log = logging.getLogger(__name__)
+Outputs = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class Recalled:
+    """What an instance is, once the tasks whose outputs are known have them.
+
+    Attributes:
+        after: the instance.
+        outputs: of those tasks, by name.
+        hits: whose outputs they are, with the number of the attempt.
+    """
+
+    after: Instance
+    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    hits: dict[str, tuple[int, Known]] = field(default_factory=dict)
+
+    def rows(self, ids: Mapping[str, int], now: float) -> list[AttemptRow]:
+        """The history of attempts that did not run."""
+        return [
+            AttemptRow(ids[name], n, 0, "", "", now, "", now, Outcome.SUCCESS.value, cached_from=known.instance)
+            for name, (n, known) in self.hits.items()
+        ]
+
+    def tell(self, connection: sa.Connection, instance: int, now: float) -> None:
+        """The timeline has them too."""
+        rows = [
+            {
+                "at": now,
+                "instance": instance,
+                "task": name,
+                "kind": "cached",
+                "details": {"n": n, "run": known.instance},
+            }
+            for name, (n, known) in self.hits.items()
+        ]
+        if rows:
+            connection.execute(sa.insert(event), rows)
+
+
+class Recalling:
+    """What is known in one transaction, and what is to be. For one thread."""
+
+    def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
+        self._connection = connection
+        self._plans = plans
+        self._now = now
+        #: What is to be kept, by key. Written at the end of the transaction: so rows are locked in one order.
+        self.made: dict[str, Known] = {}
+
+    def note(self, stored: Stored, name: str, result: Result) -> None:
+        """A task has succeeded: its outputs are kept, if they may be."""
+        if result.cache_key is None or result.outcome is not Outcome.SUCCESS:
+            return
+        try:
+            spec = self._plans.get(self._connection, stored.code, stored.version).tasks[base_of(name)]
+        except (KeyError, ValueError):
+            return
+        if spec.cache_s is not None:
+            known = Known(stored.id, self._now, self._now + spec.cache_s, result.outputs)
+            self.made[result.cache_key] = known
+
+    def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> Recalled:
+        """The instance, after tasks that would be queued now have the outputs that are known.
+
+        Args:
+            stored: the instance before.
+            version: that it has.
+            after: the instance as it would be.
+            outputs: of its tasks that have ended, by name.
+        """
+        found = Recalled(after)
+        if after.fresh or not version.may_recall:
+            return found
+        while hits := self._hits(stored, version, found, outputs):
+            for name, known in hits.items():
+                found.outputs[name] = known.outputs
+                found.hits[name] = found.after.tasks[name].n, known
+            events = [Ended(name, found.after.tasks[name].n, Outcome.SUCCESS, found.after.run) for name in hits]
+            was = found.after
+            made = advance(version.plan, was, events, self._now)
+            found.after = replace(made, facts=(*was.facts, *made.facts), calls=(*was.calls, *made.calls))
+        return found
+
+    def _hits(self, stored: Stored, version: Version, found: Recalled, outputs: Outputs) -> dict[str, Known]:
+        now, after = self._now, found.after
+        keys = self._keys(stored, version, after, {**outputs, **found.outputs})
+        known = caches.find(self._connection, keys.values())
+        hits = {name: known[key] for name, key in keys.items() if key in known}
+        return {
+            name: each
+            for name, each in hits.items()
+            if each.made_at > now - (version.tasks[base_of(name)].cache_s or 0.0)
+        }
+
+    def _keys(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> dict[str, str]:
+        """Of the tasks that would be queued now; not of those that somebody starts by force."""
+        was = stored.known.tasks if stored.known.run == after.run else {}
+        new = [
+            name
+            for name, task in after.tasks.items()
+            if task.state is TaskState.SUBMITTED
+            and version.tasks[base_of(name)].cache_s is not None
+            and (name not in was or was[name].n != task.n)
+            and (task.forced_after is None or task.n <= task.forced_after)
+        ]
+        keys: dict[str, str] = {}
+        if not new:
+            return keys
+        try:
+            run = run_of(self._connection, version, stored)
+        except ValueError:
+            return keys  # which is told when it is put
+        for name in new:
+            spec, n = version.tasks[base_of(name)], after.tasks[name].n
+            key = self._plans.cache_key(run, spec, n, outputs, index=index_of(name))
+            if key is not None:
+                keys[name] = key
+        return keys

@@ -1,0 +1,507 @@
+"""A shard while a node owns it: look, write, do, again and again. One thread, which alone writes the shard's rows.
+
+What is in memory is what the last transaction wrote. After any doubt it is read again, under the guard.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.clock import Clock
+from latchwork.errors import LockLost, OwnershipLost
+from latchwork.store import Mirror, Store
+from latchwork.types import Fence
+from latchwork.words import reason
+from latchwork_workflows.database import Database, Shard, attempts, consuming, runs, schedules
+from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.errors import NotOwner, StoreMismatch
+from latchwork_workflows.keys import Keys, Order
+from latchwork_workflows.master.blame import NeedsCare, is_of_run, why_of
+from latchwork_workflows.master.book import Attempt, Book
+from latchwork_workflows.master.inputs import Looking, Lull, Seen, missing, replaced, told
+from latchwork_workflows.master.mending import mend
+from latchwork_workflows.master.parcels import Parcels
+from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.master.policies.group_sizes import GroupSizes
+from latchwork_workflows.master.sending import PASSING, Parcel, Place, Sending
+from latchwork_workflows.master.taking_turns import next_turns
+from latchwork_workflows.master.writing import Writing, Written
+from latchwork_workflows.owning import Owning
+from latchwork_workflows.state import Ended, Event, Outcome, Removed
+
+_log = logging.getLogger(__name__)
+
+#: Seconds after which the database is asked for commands, whatever was heard.
+POLL_S = 5.0
+#: So many items are put in one turn.
+MOST_PUTS = 200
+#: Seconds between two notes of what the store has been told.
+_NOTE_S = 5.0
+#: Seconds until a turn that did not get through is tried again.
+_AGAIN_S = 0.5
+#: After one of these a turn is done again carefully: the database is asked run by run which of them it refuses.
+_MAY_BE_OF_A_RUN = (NeedsCare, sa.exc.SQLAlchemyError)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all shards of a node share.
+
+    Attributes:
+        database: where their rows are.
+        store: of the process.
+        keys: of the installation.
+        node: what the node is called.
+        order: by what tasks are taken.
+        plans: the versions that are known.
+        poll_s: seconds after which commands are looked for, whatever was heard.
+        told: called after each turn with whether the database answered.
+        now: seconds since the epoch.
+    """
+
+    database: Database
+    store: Store
+    keys: Keys
+    node: str
+    order: Order = "instance"
+    plans: Plans = field(default_factory=Plans)
+    poll_s: float = POLL_S
+    told: Callable[[bool], None] = lambda _answers: None
+    now: Callable[[], float] = time.time
+
+
+class ShardRun:
+    """One hold of one shard. ``run`` returns when it is told to stop, or the shard is another's.
+
+    Args:
+        tools: of the node.
+        shard: which.
+        fence: proof that we own it.
+        remaining_s: seconds for which that is certain.
+    """
+
+    def __init__(self, tools: Tools, shard: int, fence: Fence, remaining_s: Callable[[], float]) -> None:
+        self._tools = tools
+        self._id = shard
+        self._guard = Shard(shard, fence.token)
+        self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
+        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending.check_owner)
+        self._prefix = tools.keys.shard(shard)
+        self._clock: Clock = tools.store.clock
+        self._news = threading.Event()
+        self._stopping = False
+        self._book = Book()
+        self._claims: dict[str, int] = {}
+        self._cancelled: set[str] = set()
+        self._removed: dict[str, Attempt] = {}
+        self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
+        self._marked = 0
+        self._noted_at = -1e18
+        self._abandoned: dict[str, Place] = {}
+        self._pokes: set[int] = set()
+        self._parcels = Parcels(tools.database, tools.plans, shard)
+        self._sizes = GroupSizes(shard, self._sending)
+        self._looking, self._lull = Looking(self._prefix), Lull()
+        self._fires: list[tuple[schedules.ScheduleRow, float]] = []
+        self._broken: set[schedules.ScheduleRow] = set()
+        self._next_fire: float | None = None
+        self._turns: list[int] = []
+        self._polled_at = -1e18
+        self._poke = -1
+        self._is_known = self._is_careful = False
+        self._is_busy = self._mends = False
+        self.turns = 0
+
+    def stop(self) -> None:
+        """End after the present turn. From any thread."""
+        self._stopping = True
+        self._news.set()
+
+    def run(self) -> None:
+        """Own the shard, and advance its instances until told to stop.
+
+        Raises:
+            NotOwner, LockLost: another has it.
+            StoreMismatch: store and database are not of one moment.
+        """
+        try:
+            with self._tools.store.mirror(self._prefix, wait=False) as mirror:
+                mirror.on_change(lambda _changes: self._news.set())
+                self._live(mirror)
+            self._give_up()
+        finally:
+            self._sending.close()
+
+    def _give_up(self) -> None:
+        with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
+            self._guard.give_up(connection)
+
+    def _live(self, mirror: Mirror) -> None:
+        while not self._stopping:
+            self._news.clear()
+            try:
+                wait_s = self._turn(mirror)
+            except (NotOwner, StoreMismatch, OwnershipLost, LockLost):
+                raise
+            except PASSING as error:
+                self._doubt(error)
+                wait_s = _AGAIN_S
+            except Exception as error:
+                if self._is_careful or not (isinstance(error, _MAY_BE_OF_A_RUN) or is_of_run(error)):
+                    raise
+                self._doubt(error)
+                self._is_careful = True  # once more, one run after the other
+                wait_s = 0.0
+            if wait_s > 0.0 and not self._stopping:
+                self._clock.wait(self._news, wait_s)
+
+    def _doubt(self, error: Exception) -> None:
+        """Nothing in memory counts any more."""
+        if isinstance(error, DatabaseUnavailable):
+            self._tools.told(False)
+        _log.warning("shard %d reads all again: %s", self._id, error)
+        self._is_known = False
+
+    def _turn(self, mirror: Mirror) -> float:
+        """Look, write, do; seconds until the next turn."""
+        if not self._is_known:
+            self._own(mirror)
+        now = self._book.at(self._tools.now())
+        found = self._looking.look(mirror.snapshot().values())
+        is_asked = self._is_polled(found, now)
+        written = self._write(found, now, is_asked=is_asked)
+        if written is not None:
+            self._took(written)
+        self._do()
+        if self._mends and self._is_known:
+            self._mend()
+        self._is_careful = False
+        if written is not None and (written.fired or written.more):
+            self._polled_at = -1e18
+        self.turns += 1
+        is_more = found.is_full or (written is not None and written.more)
+        return 0.0 if is_more or self._is_busy or self._mends else self._wait_s(now)
+
+    # Knowing
+
+    def _own(self, mirror: Mirror) -> None:
+        """Be the owner in the database, and read what is going on."""
+        mirror.ready(10.0)
+        found = self._owning.look()
+        with self._transaction() as connection:
+            former = self._guard.former(connection)
+            self._owning.take(connection, self._tools.node, *found)
+            writing = self._writing(connection, Book())
+            known = self._read(connection, writing)
+            owners = former, self._tools.node
+            writing.tell_takeover(known, token=self._guard.token, owners=owners)
+            writing.finish()
+        self._book = Book(known)
+        self._took(writing.written)
+        self._claims, self._cancelled, self._removed = {}, set(), {}
+        self._sizes.forget()
+        self._looking.forget()
+        self._is_known = True
+        self._polled_at = -1e18
+
+    def _read(self, connection: sa.Connection, writing: Writing) -> list[Stored]:
+        """What goes on; carefully, those that cannot be read have ended."""
+        ids = runs.active(connection, self._id)
+        if not self._is_careful:
+            return list(runs.load(connection, ids).values())
+        return [stored for each in ids if (stored := writing.check(each)) is not None]
+
+    def _transaction(self) -> Any:
+        return self._tools.database.write()
+
+    def _writing(
+        self, connection: sa.Connection, book: Book, *, now: float | None = None, is_careful: bool = False
+    ) -> Writing:
+        tools = self._tools
+        return Writing(
+            connection,
+            self._id,
+            book,
+            plans=tools.plans,
+            order=tools.order,
+            now=tools.now() if now is None else now,
+            is_careful=is_careful or self._is_careful,
+        )
+
+    def _is_polled(self, found: Seen, now: float) -> bool:
+        """Whether to ask the database for commands and schedules."""
+        elapsed = self._clock.now() - self._polled_at
+        if found.poke == self._poke and elapsed < self._tools.poll_s and not self._is_due(now):
+            return False
+        self._poke = found.poke
+        self._polled_at = self._clock.now()
+        return True
+
+    def _is_due(self, now: float) -> bool:
+        return self._next_fire is not None and self._next_fire <= now
+
+    # Writing
+
+    def _write(self, found: Seen, now: float, *, is_asked: bool) -> Written | None:
+        """One transaction, if there is anything to write."""
+        lost = self._lost(found)
+        what = told(self._book, found, lost, self._claims)
+        due = self._book.due(now)
+        has_commands = is_asked and self._ask(now)
+        removed, self._removed = self._removed, {}
+        if not (what.events or what.ended or what.claimed or due or has_commands or removed):
+            if found.strange:
+                self._tidy[1].extend(found.strange)
+            return None
+        if not (due or has_commands or removed) and self._lull.lasts(what, self._clock.now()):
+            return None
+        for attempt in removed.values():
+            stored = self._book.instances.get(attempt.instance)
+            if stored is not None:
+                what.tell(attempt, Removed(attempt.name, attempt.n, stored.known.run))
+        with self._transaction() as connection:
+            seq = self._guard.guard(connection)
+            self._note(connection)
+            writing = self._writing(connection, self._book, now=now)
+            writing.take_in(what)
+            writing.wake(each for each in due if each not in what.events)
+            if has_commands:
+                writing.fire((row, at) for row, at in self._fires if at <= now)
+                writing.do_commands()
+                writing.begin(self._turns)
+            writing.finish()
+            if not self._is_careful:
+                self._parcels.read(connection, writing.written.instances.values())
+        for attempt, each in what.claimed:
+            self._claims[attempt.x] = each.claim
+        for x in writing.written.ended:
+            self._claims.pop(x, None)
+        self._lull.end()
+        self._looking.took(writing.written.ended)
+        # What was seen before a doubt is seen again.
+        ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
+        self._tidy = (ended, list(dict.fromkeys([*self._tidy[1], *found.strange])), seq)
+        return writing.written
+
+    def _note(self, connection: sa.Connection) -> None:
+        """What the store has for certain, so that a store of before is known by what it has not."""
+        if self._marked and self._clock.now() - self._noted_at > _NOTE_S:
+            self._guard.note(connection, self._marked)
+            self._noted_at = self._clock.now()
+
+    def _lost(self, found: Seen) -> dict[Attempt, bool]:
+        """Attempts that ran, of which nothing is there, and whether their workers died."""
+        result: dict[Attempt, bool] = {}
+
+        def look(attempt: Attempt) -> None:
+            died = self._sending.has_died(self._place(attempt))
+            if died is not None:
+                result[attempt] = died
+
+        def heard(attempt: Attempt) -> None:
+            result[attempt] = not found.running[attempt.x].running.given_back
+
+        asks = [(each, look) for each in missing(self._book, found)]
+        asks += [(each, heard) for each in replaced(self._book, found, self._claims)]
+        self._each_run((each.instance, partial(ask, each)) for each, ask in asks)
+        return {each: died for each, died in result.items() if each.instance in self._book.instances}
+
+    def _each_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
+        """Do something for each of these runs; an error that follows from one ends that one."""
+        errors: dict[int, Exception] = {}
+        for instance, do in todo:
+            try:
+                do()
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                errors[instance] = error
+        if errors:
+            self._write_carefully(lambda writing: writing.end_all(errors))
+
+    def _write_carefully(self, do: Callable[[Writing], object]) -> None:
+        """A transaction for runs that something is wrong with."""
+        with self._transaction() as connection:
+            self._guard.guard(connection)
+            writing = self._writing(connection, self._book, is_careful=True)
+            do(writing)
+            writing.finish()
+        self._took(writing.written)
+
+    def _ask(self, now: float) -> bool:
+        """Whether there are commands, or schedules that have to start something."""
+        with self._tools.database.read() as connection:
+            rows = schedules.rows(connection, self._id)
+            has_commands = consuming.is_any_open(connection, self._id)
+            self._sizes.look(connection)
+            waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
+            self._turns = next_turns(connection, self._tools.plans, waiting)
+        self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_of(each, now)]
+        self._next_fire = min((at for _, at in self._fires), default=None)
+        self._tools.told(True)
+        return has_commands or bool(self._turns) or self._is_due(now)
+
+    def _next_of(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
+        """The next fire time of a schedule, if it has one that can be computed, and that started what it should."""
+        if row in self._broken:
+            return []
+        try:
+            at = row.next_fire(now)
+        except Exception as error:
+            _log.error("the schedule of %s.%s has no fire time: %s", row.project, row.name, reason(error))
+            self._broken.add(row)
+            return []
+        return [] if at is None else [(row, at)]
+
+    def _took(self, written: Written) -> None:
+        """What was committed is what we know."""
+        self._tools.told(True)
+        for each in written.instances.values():
+            self._book.put(each)
+        if len(self._claims) > 2 * len(self._book.running) + 1000:
+            self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
+        self._cancelled &= self._book.running.keys()
+        self._abandoned.update(written.abandoned)
+        if written.mends:
+            self._mends, self._is_known = True, False
+        self._pokes |= written.pokes
+        self._broken |= {row for row, _ in self._fires if row.code in written.broken}
+
+    # Doing
+
+    def _do(self) -> None:
+        """What follows in the store. Whatever does not get through is done in the next turn."""
+        self._is_busy = False
+        pokes, self._pokes = self._pokes, set()
+        self._sending.poke(pokes)
+        self._sizes.tell()
+        self._put()  # first: somebody waits for it, and for nothing else here
+        ended, strange, seq = self._tidy
+        if ended or strange:
+            self._sending.tidy(ended, strange, seq)
+            self._marked = seq
+            self._tidy = ([], [], seq)
+        self._each_run((each, partial(self._settle, each)) for each in list(self._book.to_settle))
+        while self._abandoned:
+            self._abandon(*next(iter(self._abandoned.items())))
+        self._choose()
+
+    def _abandon(self, x: str, place: Place) -> None:
+        """Take back what an ended run has queued, and have workers end what they have of it."""
+        try:
+            if not self._sending.take_back({x: place}):
+                self._sending.cancel({x: place})
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            _log.error("attempt %s of a run that has ended is left to its worker: %s", x, reason(error))
+        del self._abandoned[x]
+
+    def _put(self) -> None:
+        waiting = list(self._book.to_put.values())[:MOST_PUTS]
+        if not waiting:
+            return
+        self._is_busy = len(self._book.to_put) > MOST_PUTS
+        made, failed = self._parcels.make(self._book, waiting)
+        done, refused = self._sent(made)
+        for x in done:
+            self._book.to_put.pop(x, None)
+        failed += [(each, refused[each.x]) for each in waiting if each.x in refused]
+        if failed:
+            self._write_carefully(partial(self._fail, failed))
+            self._is_busy = True
+
+    def _choose(self) -> None:
+        """Decide switches, and write their choices. What is not written is in the next book again."""
+        waiting = list(self._book.to_choose.values())
+        if not waiting:
+            return
+        choices = self._parcels.choose(self._book, waiting)
+        for attempt in choices:
+            self._book.to_choose.pop((attempt.instance, attempt.name), None)
+        made = {attempt: choice for attempt, choice in choices.items() if choice is not None}
+        self._is_busy |= bool(made or self._book.to_choose)
+        if made:
+            with self._transaction() as connection:
+                self._guard.guard(connection)
+                writing = self._writing(connection, self._book)
+                writing.choose(made)
+                writing.finish()
+            self._took(writing.written)
+
+    def _sent(self, made: list[Parcel]) -> tuple[list[str], dict[str, str]]:
+        """Put items; the attempts that need not be looked at again, and why others can never be put."""
+        try:
+            return self._sending.put(made), {}
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+        done: list[str] = []
+        refused: dict[str, str] = {}
+        for each in made:
+            try:
+                done += self._sending.put([each])
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                refused[each.place.item.x] = why_of(error)
+        return done, refused
+
+    def _fail(self, failed: Iterable[tuple[Attempt, str]], writing: Writing) -> None:
+        for attempt, why in failed:
+            run = self._book.instances[attempt.instance].known.run
+            event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
+            writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
+
+    def _mend(self) -> None:
+        """Drop what nobody waits for; of tasks that are gone the first shard drops what is left."""
+
+        def is_ours(tasks: Iterable[int]) -> set[int]:
+            with self._tools.database.read() as connection:
+                gone = attempts.gone_tasks(connection, tasks) if self._id == 0 else set()
+                return gone | attempts.known_tasks(connection, self._id, tasks).keys()
+
+        mend(self._sending, self._book, self._id, is_ours)
+        self._mends = False
+
+    def _settle(self, instance: int) -> None:
+        """Take back and cancel what an instance has in hands."""
+        stored = self._book.instances[instance]
+        known = stored.known
+        names = {name: self._attempt(instance, name) for name in (*known.to_remove, *known.to_kill)}
+        back = {names[name].x: self._place(names[name]) for name in known.to_remove}
+        for x in self._sending.take_back(back):
+            self._removed[x] = next(each for each in names.values() if each.x == x)
+            self._is_busy = True
+        ends = {names[name].x: self._place(names[name]) for name in known.to_kill}
+        new = {x: place for x, place in ends.items() if x not in self._cancelled}
+        self._cancelled.update(self._sending.cancel(new))
+
+    def _attempt(self, instance: int, name: str) -> Attempt:
+        stored = self._book.instances[instance]
+        return Attempt(instance, name, stored.ids[name], stored.known.tasks[name].n)
+
+    def _place(self, attempt: Attempt) -> Place:
+        stored = self._book.instances[attempt.instance]
+        return Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
+
+    def _wait_s(self, now: float) -> float:
+        """Seconds until somebody waits for something."""
+        until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._lull.left_s(self._clock.now())]
+        if self._book.next_wake is not None:
+            until.append(self._book.next_wake - now)
+        if self._next_fire is not None:
+            until.append(self._next_fire - now)
+        if self._book.to_settle or self._book.to_put:
+            until.append(1.0)
+        return max(0.001, min(until))

@@ -1,0 +1,163 @@
+"""Who may go: workflows of which so many runs go at a time, and projects with a limit; in the shard's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import sqlalchemy as sa
+
+from latchwork_workflows.database.commands import CommandType, ask
+from latchwork_workflows.database.history import told
+from latchwork_workflows.database.policies import limits, serials
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.master.blame import is_of_run
+from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.state.records import OVER, InstanceState
+from latchwork_workflows.state.serial import GOING, Other, Turn, places, verdict
+
+#: Commands by which a run that is over goes on.
+_AGAIN = frozenset({"recover", "rerun"})
+
+
+class Turns:
+    """Who may go, in one transaction. For one thread.
+
+    Attributes:
+        pokes: shards that have something to do because of us.
+    """
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._limited: dict[str, bool] = {}
+        self.pokes: set[int] = set()
+
+    def is_limited(self, project: str) -> bool:
+        """Whether tasks of a project need a slot of it."""
+        if project not in self._limited:
+            self._limited[project] = limits.find(self._connection, project) is not None
+        return self._limited[project]
+
+    def has_to_wait(
+        self, version: Version, *, dry: bool, is_wanted: bool = False, above: Collection[int] = (), but: int = 0
+    ) -> bool:
+        """Whether a run that is to go waits for its turn; others are asked to stop for it if the policy says so.
+
+        Args:
+            version: that it has.
+            dry: it takes no turn.
+            is_wanted: it is neither discarded nor refused, nor ends others: a date of a backfill.
+            above: the runs that it is a part of.
+            but: itself, if it is there.
+        Raises:
+            WrongState: it is discarded, or refused, or would wait for itself.
+        """
+        if dry:
+            return False
+        has_room = self._has_room(version, is_wanted=is_wanted)  # first: one that is refused ends no others
+        return self._has_no_place(version, is_wanted=is_wanted, above=above, but=but) or not has_room
+
+    def _has_no_place(self, version: Version, *, is_wanted: bool, above: Collection[int], but: int) -> bool:
+        given = version.definition
+        if places(given.serial, given.max_runs) is None:
+            return False
+        serials.lock(self._connection, version.code)
+        others = serials.others(self._connection, version.code, but=but)
+        found = verdict(given.serial, others, max_runs=given.max_runs, is_wanted=is_wanted, above=above)
+        if found.because is not None:
+            self._refuse(version, found.turn, found.because)
+        for other in found.stop:
+            ask(self._connection, CommandType.STOP, shard_id=other.shard, instance=other.id, by="serial")
+            told(self._connection, "superseded", by="", instance=other.id, project=given.project)
+            self.pokes.add(other.shard)
+        return found.turn is Turn.WAIT
+
+    def _refuse(self, version: Version, turn: Turn, other: Other) -> None:
+        key = version.definition.key
+        if turn is Turn.NEVER:
+            raise WrongState(
+                f"run {other.id} of {key} has the place that this one would wait for, and this one would be a part of "
+                f"it: that never ends; let {key} not start itself, or give it a larger max_runs"
+            )
+        if turn is Turn.DISCARD:
+            told(self._connection, "discarded", by="", instance=other.id, project=version.definition.project)
+            raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards starts meanwhile")
+
+    def _has_room(self, version: Version, *, is_wanted: bool) -> bool:
+        """Whether its project may have more tasks.
+
+        Raises:
+            WrongState: it may not, and such starts are refused.
+        """
+        project = version.definition.project
+        limit = limits.find(self._connection, project)
+        if limit is None or limit.admission == "suspend":
+            return True
+        limits.find(self._connection, project, lock=True)
+        count = limits.in_hands(self._connection, project)
+        if limit.admission == "precompute" or is_wanted:
+            return count == 0 or count + version.width <= limit.max_running_tasks
+        if count < limit.max_running_tasks:
+            return True
+        told(self._connection, "refused", by="", project=project, details={"workflow": version.definition.name})
+        raise WrongState(
+            f"project {project} has {count} tasks queued or running, and may have {limit.max_running_tasks}: starts "
+            f"are refused meanwhile; see `latchwork workflows limits {project}`"
+        )
+
+    def check_again(self, stored: Stored, version: Version, command: str) -> None:
+        """Refuse that a run goes on again while others have its place.
+
+        Raises:
+            WrongState: with one of the other runs.
+        """
+        given = version.definition
+        most = places(given.serial, given.max_runs)
+        if command not in _AGAIN or most is None or stored.parent is not None or stored.known.dry:
+            return
+        serials.lock(self._connection, stored.code)
+        going = [each for each in serials.others(self._connection, stored.code, but=stored.id) if each.state in GOING]
+        if len(going) >= most:
+            other, at_once = going[0], "one goes" if most == 1 else f"{most} go"
+            raise WrongState(
+                f"run {other.id} of {given.key} is {other.state.value}, and only {at_once} at a time; "
+                f"{command} run {stored.id} when that one is over, or stop it"
+            )
+
+    def is_next(self, stored: Stored, version: Version) -> bool:
+        """Whether it is its turn: then it has to begin in this transaction."""
+        if not self._has_room(version, is_wanted=True):
+            return False
+        serials.lock(self._connection, stored.code)
+        most = places(version.definition.serial, version.definition.max_runs)
+        return stored.id in serials.next_of(self._connection, stored.code, most)
+
+    def left(self, written: Iterable[Stored], before: Mapping[int, Stored]) -> set[int]:
+        """The shards whose runs wait for one that is over now."""
+        codes = {
+            each.code
+            for each in written
+            if each.known.state in OVER - {InstanceState.PAUSED}
+            and (each.id not in before or before[each.id].known.state is not each.known.state)
+        }
+        return self.pokes | serials.shards_waiting(self._connection, codes)
+
+
+def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored]) -> list[int]:
+    """Those of these runs whose turn it may be; it is asked once more under the lock."""
+    found: list[int] = []
+    first: dict[tuple[int, int | None], set[int]] = {}
+    for stored in waiting:
+        try:
+            given = plans.get(connection, stored.code, stored.version).definition
+            most = places(given.serial, given.max_runs)
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            most = None  # it fails when it begins
+        of = (stored.code, most)
+        if of not in first:
+            first[of] = set(serials.next_of(connection, *of))
+        if stored.id in first[of]:
+            found.append(stored.id)
+    return found

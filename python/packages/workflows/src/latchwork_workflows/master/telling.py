@@ -1,0 +1,92 @@
+"""What people are to be told of what was written, in the same transaction: of runs, of tasks, and rows by mail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import sqlalchemy as sa
+
+from latchwork_workflows.database.alerts import writing
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.state import Instance, TaskState, base_of
+from latchwork_workflows.state.alerting import told
+from latchwork_workflows.state.records import IN_HANDS, OVER
+
+_log = logging.getLogger(__name__)
+
+
+class Telling:
+    """The alerts of one transaction. For one thread."""
+
+    def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
+        self._connection = connection
+        self._plans = plans
+        self._now = now
+
+    def saved(self, before: Stored, made: Stored, after: Instance, *, why: str = "") -> None:
+        """A run was written as ``after``; ``why``: what has ended it, if that was a defect."""
+        self._facts(made, after, why)
+        if before.known.run == after.run and not after.dry:
+            self._rows(before, made, after)
+
+    def _rows(self, before: Stored, made: Stored, after: Instance) -> None:
+        """Rows of queries that have succeeded now, and are to be mailed."""
+        was = before.known.tasks
+        ended = [
+            name
+            for name, task in after.tasks.items()
+            if task.state is TaskState.SUCCESS and name in was and was[name].state in IN_HANDS
+        ]
+        version = _version(self._plans, self._connection, made) if ended else None
+        for name in ended if version is not None else ():
+            task = version.tasks[base_of(name)] if version is not None else None
+            mail = task.params.get("mail") if task is not None and task.type == "sql" else None
+            if version is not None and isinstance(mail, Mapping):
+                writing.put_rows(self._connection, version.definition, made, name, mail, now=self._now)
+
+    def _facts(self, made: Stored, after: Instance, why: str) -> None:
+        version = _version(self._plans, self._connection, made) if after.facts else None
+        if version is None:
+            return
+        for fact in told(version.plan.alerts, after.facts, dry=after.dry):
+            writing.put_fact(self._connection, version.definition, made, after, fact, now=self._now, why=why)
+
+
+def tell_takeover(
+    connection: sa.Connection,
+    plans: Plans,
+    runs: Iterable[Stored],
+    *,
+    shard: int,
+    token: int,
+    owners: tuple[str, str],
+    now: float,
+) -> None:
+    """These runs had a master that did not give them up: one alert for each workflow that tells of failovers."""
+    if owners[0] in {"", owners[1]}:
+        return
+    by_code: dict[int, list[tuple[Version, Stored]]] = {}
+    for each in runs:
+        version = _version(plans, connection, each)
+        rule = None if version is None else version.plan.alerts
+        if version is not None and rule is not None and rule.failover and _goes(each.known):
+            by_code.setdefault(each.code, []).append((version, each))
+    for found in by_code.values():
+        mine = [(version.definition, each) for version, each in found]
+        writing.put_takeover(connection, mine, shard=shard, token=token, owners=owners, now=now)
+
+
+def _goes(known: Instance) -> bool:
+    return known.state not in OVER and bool(known.tasks) and not known.dry
+
+
+def _version(plans: Plans, connection: sa.Connection, run: Stored) -> Version | None:
+    """None: this program cannot read it, so nobody knows whom to tell."""
+    try:
+        return plans.get(connection, run.code, run.version)
+    except (ValueError, UnknownWorkflow) as error:
+        _log.warning("of run %d nobody is told: version %d cannot be read: %s", run.id, run.version, error)
+        return None

@@ -1,0 +1,527 @@
+"""One transaction of a shard's master: the guard, then what happened, then what follows from it.
+
+An instance is advanced once in a turn, with all that was seen of it; commands come after that, each by itself, since a
+state may refuse one.
+
+Any other error that may follow from one run undoes the transaction (``NeedsCare``). The next turn is careful: each run,
+command, schedule and row of history has a savepoint, and an error there undoes only that and ends that run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.words import reason
+from latchwork_workflows.database import attempts, consuming, definitions, families, runs, schedules
+from latchwork_workflows.database.attempts import AttemptRow
+from latchwork_workflows.database.commands import CommandType
+from latchwork_workflows.database.consuming import CommandRow
+from latchwork_workflows.database.policies import caches
+from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.database.tables import event
+from latchwork_workflows.definitions.model import PRIORITIES
+from latchwork_workflows.definitions.specs import queue_key_of
+from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.exchange import Result
+from latchwork_workflows.keys import Order, attempt_of, log_ref
+from latchwork_workflows.master import orders
+from latchwork_workflows.master.backfilling import Backfills
+from latchwork_workflows.master.blame import NeedsCare, is_of_run, why_of
+from latchwork_workflows.master.book import Attempt, Book, stored_after
+from latchwork_workflows.master.holding import Holding
+from latchwork_workflows.master.inputs import Runs, Told, in_mind, row_of
+from latchwork_workflows.master.parcels import Choice
+from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.master.policies.recalling import Recalling
+from latchwork_workflows.master.policies.untaken import untaken
+from latchwork_workflows.master.policies.waking import Waking
+from latchwork_workflows.master.sending import Place
+from latchwork_workflows.master.taking_turns import Turns
+from latchwork_workflows.master.telling import Telling, tell_takeover
+from latchwork_workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
+from latchwork_workflows.state.records import DONE, FAILED, OVER
+
+_log = logging.getLogger(__name__)
+
+#: So many commands are done in one transaction.
+MOST_COMMANDS = 50
+
+
+@dataclass(slots=True)
+class Written:
+    """What a transaction has written; worth something once it is committed.
+
+    Attributes:
+        instances: as they are now.
+        ended: attempts whose results are in the database.
+        abandoned: attempts of instances that an error has ended, which a worker may have or take.
+        more: there may be more commands.
+        fired: schedules were written.
+        mends: somebody asks to have all read again, and what nobody waits for dropped.
+        pokes: shards that have a command of ours.
+        broken: workflows whose schedules cannot start anything.
+    """
+
+    instances: dict[int, Stored] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    abandoned: dict[str, Place] = field(default_factory=dict)
+    more: bool = False
+    fired: bool = False
+    mends: bool = False
+    pokes: set[int] = field(default_factory=set)
+    broken: set[int] = field(default_factory=set)
+
+
+class Writing:
+    """One turn's writes, in a transaction that the guard has begun. For one thread."""
+
+    def __init__(
+        self,
+        connection: sa.Connection,
+        shard: int,
+        book: Book,
+        *,
+        plans: Plans,
+        order: Order,
+        now: float,
+        is_careful: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._shard = shard
+        self._book = book
+        self._plans = plans
+        self._order = order
+        self._now = now
+        self._is_careful = is_careful  # the last turn was undone: which run it was is found out
+        self.written = Written()
+        self._holding = Holding(connection, shard, plans, now, self)
+        self._backfills = Backfills(connection, shard, plans, now, self)
+        self._turns = Turns(connection)
+        self._waking = Waking(connection, shard, now, lambda each: self.advance(each, [Wake()]))
+        self._recalling = Recalling(connection, plans, now)
+        self._telling = Telling(connection, plans, now)
+
+    def finish(self) -> None:
+        """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
+        self._holding.follow()
+        self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
+        self.written.pokes |= self._holding.finish()
+        made = self._recalling.made
+        for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
+            self.alone(partial(caches.keep, self._connection, batch), _log_left_out)
+        self.written.pokes |= self._turns.left(self.written.instances.values(), self._book.instances)
+
+    # Errors of one run
+
+    def alone(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """Do what belongs to one run, command or row; an error that follows from it alone is given to ``failed``.
+
+        Raises:
+            NeedsCare: this turn is not careful, and has to be undone.
+        """
+        if not self._is_careful:
+            with _needs_care():
+                do()
+            return
+        written, todo = self.written, list(self._holding.todo)
+        before = dict(written.instances), list(written.ended), dict(written.abandoned)
+        try:
+            with self._connection.begin_nested():
+                do()
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            written.instances, written.ended, written.abandoned = before
+            self._holding.todo = todo
+            failed(error)
+
+    def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """The same for what writes nothing before it may fail: no turn is undone for it, unless a write has failed."""
+        if self._is_careful:
+            self.alone(do, failed)
+            return
+        try:
+            do()
+        except sa.exc.SQLAlchemyError:
+            raise
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            failed(error)
+
+    def of_run(self, instance: int, do: Callable[[], object]) -> None:
+        """Do something for a run; an error that follows from it ends the run."""
+        self.alone(do, partial(self._end_this, instance))
+
+    def _end_this(self, instance: int, error: Exception) -> None:
+        stored = self.stored(instance)
+        if stored is None or stored.known.state in OVER:
+            _log.error("of run %d, which has ended, something is left out: %s", instance, reason(error), exc_info=error)
+        else:
+            self.end(stored, error)
+
+    def end(self, stored: Stored, error: Exception) -> None:
+        """End a run as a failure because of an error, which its timeline and alerts name. For careful turns."""
+        why = f"run {stored.id} cannot go on: {why_of(error)}"
+        _log.error("shard %d: %s", self._shard, why, exc_info=error)
+        done = DONE | FAILED | {TaskState.WAITING}
+        tasks = {
+            name: task if task.state in done else task.to(TaskState.KILLED) for name, task in stored.known.tasks.items()
+        }
+        known = replace(stored.known, state=InstanceState.FAILURE, tasks=tasks, warn_at=None, facts=(Fact("failure"),))
+        runs.end(self._connection, stored.id, self._now)
+        made = self.written.instances[stored.id] = stored_after(stored, known, stored.ids, {}, {})
+        for tell in (
+            partial(self._abandon, stored),
+            partial(self._holding.saved, stored, made, known),
+            partial(self._holding.abandoned, stored),
+            partial(self._telling.saved, stored, made, known, why=why),
+            partial(self.tell, stored.id, "error", details={"error": why}),
+        ):
+            self.alone(tell, _log_left_out)
+
+    def _abandon(self, stored: Stored) -> None:
+        """What workers have of it, or may take, is to be taken back or ended."""
+        for name, task in stored.known.tasks.items():
+            if task.in_hands:
+                place = Place.of(stored.queue_keys[name], stored.ids[name], task.n, self._shard)
+                self.written.abandoned[place.item.x] = place
+
+    def end_all(self, errors: Mapping[int, Exception]) -> None:
+        """End these runs, and do what follows for others."""
+        for instance, error in errors.items():
+            self._end_this(instance, error)
+
+    def tell_takeover(self, known: Iterable[Stored], *, token: int, owners: tuple[str, str]) -> None:
+        """Alerts of the failover of these runs."""
+        tell = partial(tell_takeover, shard=self._shard, token=token, owners=owners, now=self._now)
+        self.alone(partial(tell, self._connection, self._plans, known), _log_left_out)
+
+    def check(self, instance: int) -> Stored | None:
+        """A run that was read just now, if it can go on; else it is ended."""
+        stored = self.stored(instance)
+        if stored is not None:
+            self.of_run(instance, partial(Book, [stored]))
+        found = self.written.instances.get(instance, stored)
+        return None if found is None or found.known.state in OVER else found
+
+    # What was seen
+
+    def take_in(self, told: Told) -> None:
+        """Events, and the history of attempts."""
+        outputs = self._history(told)
+        for instance, events in told.events.items():
+            self.advance(instance, events, outputs=outputs)
+
+    def _history(self, told: Told) -> dict[int, dict[str, Mapping[str, Any]]]:
+        known, rest = in_mind(self._book, told)
+        known |= attempts.known_tasks(self._connection, self._shard, rest)
+        rows: list[tuple[int, AttemptRow]] = []
+        outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
+
+        def claimed(attempt: Attempt, runs_: Runs) -> None:
+            instance, code = known[attempt.task]
+            ref = log_ref(code, instance, attempt.x, runs_.claim)
+            who = runs_.running
+            row = AttemptRow(attempt.task, attempt.n, runs_.claim, who.worker, who.host, who.since, ref)
+            rows.append((instance, row))
+
+        def ended(row: int, n: int, result: Result) -> None:
+            found = self._book.find(row, n)
+            if found is not None:
+                outputs.setdefault(found.instance, {})[found.name] = result.outputs
+                self._recalling.note(self._book.instances[found.instance], found.name, result)
+            rows.append((known[row][0], row_of(row, n, result)))
+
+        for attempt, runs_ in told.claimed:
+            if attempt.task in known:
+                self.of_run(attempt.instance, partial(claimed, attempt, runs_))
+        for x, result in told.ended:
+            row, n = attempt_of(x)
+            self.written.ended.append(x)
+            if row in known:
+                self.of_run(known[row][0], partial(ended, row, n, result))
+            else:
+                _log.warning(
+                    "attempt %s of shard %d has a result, but is of no task here; it is dropped", x, self._shard
+                )
+        for attempt in told.lost:
+            end_open = partial(attempts.end_open, self._connection, attempt.task, attempt.n, self._now)
+            self.of_run(attempt.instance, end_open)
+        self._save_history(rows)
+        return outputs
+
+    def _save_history(self, rows: Iterable[tuple[int, AttemptRow]]) -> None:
+        if not self._is_careful:
+            with _needs_care():
+                attempts.save(self._connection, [row for _, row in rows], self._now)
+            return
+        for instance, row in rows:
+            self.of_run(instance, partial(attempts.save, self._connection, [row], self._now))
+
+    def wake(self, instances: Iterable[int]) -> None:
+        """Time has passed for these."""
+        for instance in instances:
+            self.advance(instance, [])
+
+    # One instance
+
+    def advance(
+        self,
+        instance: int,
+        events: Iterable[Event],
+        *,
+        outputs: Mapping[int, Mapping[str, Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """An instance with events that no state refuses, and what follows for others."""
+        self.step(instance, events, (outputs or {}).get(instance, {}))
+        self._holding.follow()
+
+    def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for this instance alone."""
+        stored = self.stored(instance)
+        if stored is None:
+            return
+
+        def do() -> None:
+            version = self._plans.get(self._connection, stored.code, stored.version)
+            self._save(stored, version, advance(version.plan, stored.known, events, self._now), outputs)
+
+        self.alone(do, partial(self.end, stored))
+
+    def stored(self, instance: int) -> Stored | None:
+        """An instance of this shard, as it is now; None: it is not there, or has ended and cannot be read."""
+        known = self.written.instances.get(instance) or self._book.instances.get(instance)
+        if known is not None:
+            return known
+        found: dict[int, Stored] = {}
+
+        def load() -> None:
+            found.update(runs.load(self._connection, [instance], shard=self._shard))
+
+        self.alone(load, partial(self._end_unread, instance))
+        return found.get(instance) or self.written.instances.get(instance)
+
+    def _end_unread(self, instance: int, error: Exception) -> None:
+        outline = runs.outline(self._connection, instance, shard=self._shard)
+        if outline is not None and outline.known.state not in OVER:
+            self.end(outline, error)
+
+    def _save(
+        self, stored: Stored, version: Version, after: Instance, outputs: Mapping[str, Mapping[str, Any]]
+    ) -> Stored:
+        if after == stored.known:
+            return stored
+        is_same_run = stored.known.run == after.run
+        ended = {
+            name: dict(each)
+            for name, each in outputs.items()
+            if is_same_run
+            and after.tasks[name].state is TaskState.SUCCESS
+            and stored.known.tasks[name] != after.tasks[name]
+        }
+        known = self._recalling.recall(stored, version, after, {**(stored.outputs if is_same_run else {}), **ended})
+        after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
+        keys = self._queue_keys(stored, version, after)
+        ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
+        history = [*untaken(stored, version.plan, after, self._now), *known.rows(ids, self._now)]
+        attempts.save(self._connection, history, self._now)
+        known.tell(self._connection, stored.id, self._now)
+        made = stored_after(stored, after, ids, keys, ended)
+        self.written.instances[stored.id] = made
+        self._holding.saved(stored, made, after)
+        self._telling.saved(stored, made, after)
+        return made
+
+    def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
+        """Of those that are submitted now. Those given back, or whose workers died, stay where they are."""
+        found = {}
+        is_same_run = stored.known.run == after.run
+        for name, task in after.tasks.items():
+            was = stored.known.tasks.get(name) if is_same_run else None
+            if task.state is TaskState.SUBMITTED and (was is None or was.n != task.n):
+                forced = task.forced_after is not None and task.n > task.forced_after
+                found[name] = queue_key_of(
+                    version.definition,
+                    version.tasks[base_of(name)],
+                    stored.id,
+                    stored.priority,
+                    now=self._now,
+                    order=self._order,
+                    forced=forced,
+                    is_limited=self._turns.is_limited(version.definition.project),
+                )
+        return found
+
+    def fail(self, instance: int, name: str, n: int, why: str, ended: Event) -> None:
+        """An attempt that could not be given to any worker has ended, with the reason."""
+        stored = self.stored(instance)
+        if stored is None:
+            return
+
+        def save() -> None:
+            row = AttemptRow(stored.ids[name], n, 0, "", "", self._now, "", self._now, "fatal", error=why[:4000])
+            attempts.save(self._connection, [row], self._now)
+
+        self.of_run(instance, save)
+        self.advance(instance, [ended])
+
+    def choose(self, choices: Mapping[Attempt, Choice]) -> None:
+        """Switches were decided."""
+        for attempt, choice in choices.items():
+            stored = self.stored(attempt.instance)
+            if stored is not None:
+                self._holding.chose(stored, attempt.name, attempt.n, choice)
+                self._holding.follow()
+
+    def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
+        """An event more, for people."""
+        row = {"at": self._now, "instance": instance, "kind": kind, "details": dict(details)}
+        self._connection.execute(sa.insert(event).values(**row))
+
+    # Commands and schedules
+
+    def fire(self, due: Iterable[tuple[schedules.ScheduleRow, float]]) -> None:
+        """Schedules whose fire times have come: a command for each."""
+        for row, at in due:
+            self.alone(partial(schedules.start, self._connection, row, at), partial(self._break, row))
+            self.written.fired = True
+
+    def _break(self, row: schedules.ScheduleRow, error: Exception) -> None:
+        _log.error("the schedule of %s.%s cannot start anything: %s", row.project, row.name, reason(error))
+        self.written.broken.add(row.code)
+
+    def do_commands(self) -> None:
+        """The open commands of the shard, in their order, each done or refused."""
+        rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
+        self.written.more = len(rows) == MOST_COMMANDS
+        for row in rows:
+            if not self._waking.is_done(row):
+                self.alone(partial(self._do_command, row), partial(self._cannot_do, row))
+        self.written.more |= self._waking.goes_on
+
+    def _do_command(self, row: CommandRow) -> None:
+        instance, error, backfill = None, None, None
+        try:
+            if row.type == CommandType.MEND.value:
+                self.written.mends = True
+            elif row.type in orders.BACKFILLS or "backfill" in row.args:
+                backfill = self._backfills.command(row)
+            else:
+                instance = self._start(row) if row.type in orders.STARTS else self._change(row)
+                self._holding.follow()
+        except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
+            error = str(refusal)
+        consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
+
+    def _cannot_do(self, row: CommandRow, error: Exception) -> None:
+        _log.error("command %d of shard %d cannot be done", row.id, self._shard, exc_info=error)
+        consuming.done(self._connection, row.id, self._now, instance=None, error=why_of(error))
+
+    def _start(self, row: CommandRow) -> int:
+        wanted = orders.start_of(row)
+        definitions.check_online(self._connection, wanted.code)
+        version = self._plans.get(self._connection, wanted.code, wanted.version)
+        waits = self._turns.has_to_wait(version, dry=wanted.event.dry)
+        made = self.make(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
+        self.tell(made, "begin", details={"command": row.id, "by": row.by})
+        return made
+
+    def make(self, wanted: orders.Wanted, by: str, **columns: Any) -> int:
+        """A new instance; ``columns`` say whose child it is. An error of what it writes has the turn undone."""
+        version = self._plans.get(self._connection, wanted.code, wanted.version)
+        after = advance(version.plan, Instance(), [wanted.event], self._now)
+        priority = wanted.priority or version.definition.priority
+        with _needs_care() if not self._is_careful else nullcontext():
+            made = runs.create(
+                self._connection,
+                self._shard,
+                wanted.code,
+                wanted.version,
+                params=dict(wanted.params),
+                schedule_time=wanted.schedule_time,
+                created_at=self._now,
+                priority=priority,
+                by=by,
+                **columns,
+            )
+            stored = Stored(
+                made,
+                wanted.code,
+                wanted.version,
+                PRIORITIES.index(priority),
+                wanted.schedule_time,
+                wanted.params,
+                Instance(),
+                parent=columns.get("parent_task"),
+                depth=columns.get("depth", 0),
+            )
+            self._save(stored, version, after, {})
+        return made
+
+    def _change(self, row: CommandRow) -> int | None:
+        if row.type == "wake" and row.instance is None:
+            self._waking.command(row)
+            return None
+        wanted = orders.event_of(row)
+        instance = row.instance or 0
+        stored = self.stored(instance)
+        if stored is None:
+            raise UnknownWorkflow(f"there is no run {instance} here that can be read")
+        families.check_alone(self._connection, instance, stored.parent, row.type)
+        version = self._plans.get(self._connection, stored.code, stored.version)
+        after = advance(version.plan, stored.known, [wanted], self._now)
+        self._turns.check_again(stored, version, row.type)
+        self._save(stored, version, after, {})
+        return instance
+
+    def begin(self, instances: Iterable[int]) -> None:
+        """Runs whose turn it was when somebody looked."""
+        for instance in instances:
+            self.of_run(instance, partial(self._begin, instance))
+            self._holding.follow()
+
+    def _begin(self, instance: int) -> None:
+        stored = self.stored(instance)
+        if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
+            return
+        try:
+            is_next = self._turns.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
+        except (ValueError, UnknownWorkflow):
+            is_next = True  # no version can start it: it fails, and not its shard
+        if is_next:
+            self.step(instance, [Begin()], {})
+
+    def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
+        """Whether a run that is a part of others waits for its turn; errors as for ``Turns.has_to_wait``."""
+        made = self._plans.get(self._connection, code, version)
+        return self._turns.has_to_wait(made, dry=False, above=above, but=but)
+
+    def has_to_wait(self, stored: Stored) -> bool:
+        """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""
+        try:
+            version = self._plans.get(self._connection, stored.code, stored.version)
+        except (ValueError, UnknownWorkflow):
+            return False
+        return self._turns.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
+
+
+@contextmanager
+def _needs_care() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_of_run(error):
+            raise
+        raise NeedsCare(reason(error)) from error
+
+
+def _log_left_out(error: Exception) -> None:
+    _log.error("something that follows is left out: %s", reason(error), exc_info=error)

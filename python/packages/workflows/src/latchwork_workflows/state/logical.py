@@ -1,0 +1,228 @@
+"""Tasks that the master holds itself: sub-processes, dependents, conditions, switches, and maps. Pure.
+
+None of them has a thread, a slot or a place among the tasks that workers may have. What has to be read or written for
+them is a ``Call``, done in the same transaction, or, for a switch, after it; its answer is an event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from latchwork_workflows.state.conditions import Condition, Ended, verdict
+from latchwork_workflows.state.records import (
+    DONE,
+    FAILED,
+    MOVING,
+    InstanceState,
+    Task,
+    TaskState,
+    base_of,
+    element,
+)
+
+if TYPE_CHECKING:
+    from latchwork_workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
+    from latchwork_workflows.state.working import Working
+
+#: Seconds after which a dependent looks again, whatever it heard: what ended while it was noted may have seen no note.
+LOOK_AGAIN_S = 30.0
+#: The same from then on, when it is told of every end: looks of all that wait add up.
+LOOK_RARELY_S = 300.0
+_FIRST = {"sub_process": "open", "dependent": "look", "switch": "choose", "map": "expand"}
+
+
+def take(work: Working, name: str, kind: str) -> bool:
+    """A logical task that is ready; True: it is done already, and others may be ready."""
+    task = work.tasks[name]
+    rule = work.plan.rule(name)
+    held = replace(task.to(TaskState.RUNNING), n=task.n + 1, held=True)
+    if kind == "conditions":
+        is_true = rule.when is None or verdict(rule.when, lambda leaf: _ended_so(work, leaf))
+        work.tasks[name] = replace(held.to(TaskState.SUCCESS), chosen=rule.branches[0 if is_true else 1])
+        return True
+    if kind == "dependent":
+        until = None if rule.timeout_s is None else work.now + rule.timeout_s
+        held = replace(held, until=until, wake_at=_next_look(work, until, LOOK_AGAIN_S))
+    work.tasks[name] = held
+    work.call(_FIRST[kind], name)
+    return False
+
+
+def _ended_so(work: Working, leaf: Condition) -> bool:
+    if not isinstance(leaf, Ended):
+        return False
+    return (work.tasks[leaf.task].state in FAILED) is leaf.failed
+
+
+def _next_look(work: Working, until: float | None, after_s: float) -> float:
+    again = work.now + after_s
+    return again if until is None else min(again, max(until, work.now))
+
+
+# What is told of them
+
+
+def apply(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> None:
+    """An event of a task that is held; of another attempt it changes nothing."""
+    kind = type(event).__name__
+    if kind == "ChildForced":
+        task = work.tasks.get(event.task)
+        if task is not None and task.state in FAILED and event.run == work.run:
+            work.put(event.task, TaskState.FORCED_SUCCESS)
+            if work.state is InstanceState.FAILURE and all(
+                work.tasks[name].state in DONE or not counts(work, name) for name in work.plan.rules
+            ):
+                work.state = InstanceState.SUCCESS
+                work.tell("success")
+        return
+    found = _held(work, event)
+    if found is None:
+        return
+    if kind == "ChildPaused" and work.state is InstanceState.READY_PAUSE:
+        work.put(event.task, TaskState.PAUSED)
+    elif kind == "SeenFailed":
+        _seen_failed(work, event.task, found)
+    elif kind == "Chose":
+        work.tasks[event.task] = replace(found.to(TaskState.SUCCESS), chosen=event.heads)  # type: ignore[union-attr]
+    elif kind == "Expanded":
+        _expand(work, event.task, event.count)  # type: ignore[union-attr]
+
+
+def _held(work: Working, event: ChildPaused | ChildForced | SeenFailed | Chose | Expanded) -> Task | None:
+    task = work.attempt(event.task, getattr(event, "n", 0), event.run)
+    return task if task is not None and task.held else None
+
+
+def _seen_failed(work: Working, name: str, task: Task) -> None:
+    """It is given up after ``wait_s``, counted from the first failure that was seen; at once without any."""
+    until = work.now + work.plan.rule(name).wait_s
+    if task.until is not None:
+        until = min(until, task.until)
+    if until <= work.now:
+        give_up(work, name)
+    else:
+        look_at = min(task.wake_at or until, _next_look(work, until, LOOK_RARELY_S))
+        work.tasks[name] = replace(task, until=until, wake_at=look_at)
+
+
+def give_up(work: Working, name: str) -> None:
+    """It has failed."""
+    task = work.tasks[name]
+    ended(work, name)
+    work.tell("failure", name, task.n)
+    work.tasks[name] = replace(task.to(TaskState.FAILURE), failures=task.failures + 1)
+
+
+def _expand(work: Working, name: str, count: int) -> None:
+    """One task for each item; those that ended well before, in a run that is recovered, are kept."""
+    there = {each for each in work.tasks if each != name and base_of(each) == name}
+    for index in range(count):
+        each = element(name, index)
+        known = work.tasks.get(each, Task())
+        if known.state in {TaskState.WAITING, TaskState.SKIPPED}:
+            work.tasks[each] = replace(known.to(TaskState.READY), cut=False)
+        there.discard(each)
+    for each in there:  # the list is shorter than it was
+        work.put(each, TaskState.SKIPPED)
+
+
+# Commands, and time
+
+
+def wake(work: Working) -> None:
+    """Something may have changed: dependents look."""
+    for name, task in work.tasks.items():
+        if task.held and work.plan.kind(name) == "dependent":
+            work.call("look", name)
+
+
+def due(work: Working, name: str) -> None:
+    """A dependent looks again, or has waited for long enough."""
+    task = work.tasks[name]
+    if task.until is not None and task.until <= work.now:
+        give_up(work, name)
+        return
+    work.tasks[name] = replace(task, wake_at=_next_look(work, task.until, LOOK_RARELY_S))
+    work.call("look", name)
+
+
+def resume(work: Working) -> None:
+    """Children that are to pause, or are paused already, go on."""
+    for name, task in work.tasks.items():
+        if task.held and work.plan.kind(name) == "sub_process":
+            work.call("resume", name)
+
+
+def is_open_map(work: Working, name: str) -> bool:
+    """Whether it is a map with an element that has not ended well.
+
+    A recovered map may be asked for the outputs of its earlier elements before its list has been read again.
+    """
+    return work.plan.kind(name) == "map" and not _states_of_elements(work, name) <= DONE
+
+
+def _states_of_elements(work: Working, name: str) -> set[TaskState]:
+    return {task.state for each, task in work.tasks.items() if each != name and base_of(each) == name}
+
+
+def ended(work: Working, name: str) -> None:
+    """What was written for a task that is held goes with it."""
+    if work.plan.kind(name) == "dependent":
+        work.call("forget", name)
+
+
+# What follows from the states
+
+
+def counts(work: Working, name: str) -> bool:
+    """Whether a failure of this task is one of the instance's."""
+    if name in work.plan.rules:
+        return name not in work.plan.handled
+    return work.tasks[base_of(name)].state not in DONE and base_of(name) not in work.plan.handled
+
+
+def room(work: Working) -> dict[str, int]:
+    """How many elements more may be with workers, or have children, of each map that has a limit."""
+    limits = {name: rule.map_parallel for name, rule in work.plan.rules.items() if rule.maps and rule.map_parallel}
+    if not limits:
+        return {}
+    for name, task in work.tasks.items():
+        base = base_of(name)
+        if base in limits and base != name and task.state in {TaskState.SUBMITTED, TaskState.RUNNING}:
+            limits[base] = (limits[base] or 0) - 1
+    return {name: limit or 0 for name, limit in limits.items()}
+
+
+def hold(work: Working) -> bool:
+    """What becomes of tasks that are held when their instance goes on, pauses or ends; whether one is over now."""
+    held = [name for name, task in work.tasks.items() if task.held]
+    is_ending = bool(work.ending) or work.state is InstanceState.READY_STOP
+    is_pausing = work.state is InstanceState.READY_PAUSE and not is_ending
+    for name in sorted(held, key=lambda each: each in work.plan.rules):  # elements before their maps
+        kind = work.plan.kind(name)
+        if kind == "map":
+            _hold_map(work, name, is_ending=is_ending, is_pausing=is_pausing)
+        elif not (is_ending or is_pausing):
+            continue
+        elif kind == "sub_process":
+            work.call("stop" if is_ending else "pause", name)
+        else:
+            ended(work, name)
+            work.put(name, TaskState.KILLED if is_ending else TaskState.PAUSED)
+    return any(not work.tasks[name].held for name in held)
+
+
+def _hold_map(work: Working, name: str, *, is_ending: bool, is_pausing: bool) -> None:
+    """A map is over with its elements."""
+    states = _states_of_elements(work, name)
+    if states & {TaskState.SUBMITTED, TaskState.RUNNING} or (not states and not is_ending):
+        return
+    if is_ending:
+        work.put(name, TaskState.KILLED)
+    elif states <= DONE:
+        work.call("gather", name)
+    elif is_pausing and states & (MOVING | {TaskState.PAUSED, TaskState.WAITING}):
+        work.put(name, TaskState.PAUSED)
+    elif not states & (MOVING | {TaskState.PAUSED, TaskState.WAITING}):
+        give_up(work, name)

@@ -1,0 +1,339 @@
+"""A whole run of a workflow in this process, for tests and the first minute: ``flow.test(day="2026-11-22")``.
+
+No database, no store, no waiting: the same rules decide (``advance``), values and parameters are filled in as for a
+worker, and the clock jumps to whatever is waited for next. Python tasks are called here, so that a debugger stops in
+them and a test replaces what they use; other tasks are started as a worker starts them, but under no supervision.
+Sub-processes are workflows that this process has built; what a dependent waits for is taken to be there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from latchwork.errors import LatchworkError
+from latchwork.user_code import call_user
+from latchwork.words import reason
+from latchwork_workflows.bundles import BundleCache
+from latchwork_workflows.definitions.built import BUILT
+from latchwork_workflows.definitions.logical import chosen, full_name
+from latchwork_workflows.definitions.model import Definition, TaskSpec, plan_of
+from latchwork_workflows.definitions.settings.naming import connections_of
+from latchwork_workflows.definitions.specs import spec_of
+from latchwork_workflows.definitions.templates import fill
+from latchwork_workflows.definitions.values import Run, gathered, items_of, values_of
+from latchwork_workflows.exchange import Spec
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.state import (
+    Call,
+    Chose,
+    Claimed,
+    Ended,
+    Event,
+    Expanded,
+    Instance,
+    InstanceState,
+    Outcome,
+    Start,
+    TaskState,
+    advance,
+    base_of,
+    element,
+    index_of,
+)
+from latchwork_workflows.state.records import OVER
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.types.logical import SubProcessParams
+from latchwork_workflows.worker import Secrets, WorkerOptions
+from latchwork_workflows.worker.attempt import Attempt
+from latchwork_workflows.worker.outputs import BadOutput, outputs_of
+from latchwork_workflows.worker.preparing import CannotRun, Preparing
+
+if TYPE_CHECKING:
+    from latchwork.primitives import QueueClaim
+
+#: Rounds after which a run is given up: more than any chain of 5,000 tasks with 1,000 retries needs is a defect.
+_MOST_ROUNDS = 100_000
+#: What a variable is called that has the URL of a stored connection, by the name of that.
+_CONNECTION = "LATCHWORK_CONNECTION_"
+#: What is answered for tasks that a master would hold.
+_ANSWERED = frozenset({"open", "look", "choose", "expand", "gather"})
+
+
+@dataclass(slots=True)
+class TaskTried:
+    """What became of one task.
+
+    Attributes:
+        state: such as ``success``.
+        attempts: how often it was run.
+        outputs: what it handed on.
+        log: what all its attempts wrote.
+        error: of the last attempt that failed.
+    """
+
+    state: str = "waiting"
+    attempts: int = 0
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class TestRun:
+    """What became of a run.
+
+    Attributes:
+        state: ``success`` or ``failure``.
+        tasks: by name, in the order of the definition.
+        took_s: seconds by the clock of the run, in which nobody waited.
+    """
+
+    __test__ = False  # pytest collects what begins with Test
+
+    state: str
+    tasks: Mapping[str, TaskTried]
+    took_s: float
+
+    @property
+    def outputs(self) -> dict[str, Mapping[str, Any]]:
+        """Of each task that succeeded, by name."""
+        return {name: each.outputs for name, each in self.tasks.items() if each.state == "success"}
+
+    def check(self) -> TestRun:
+        """Itself, if it succeeded.
+
+        Raises:
+            LatchworkError: with the first task that failed, and the end of what it wrote.
+        """
+        if self.state != "success":
+            name, task = next(((n, t) for n, t in self.tasks.items() if t.error), ("?", TaskTried()))
+            end = "\n".join(task.log.splitlines()[-20:])
+            raise LatchworkError(f"the run ended as {self.state}: task {name!r}: {task.error}\n{end}")
+        return self
+
+
+class _NoVariables(dict[str, Mapping[str, str]]):
+    """Every environment is there, and empty: a test sets the variables of its own process."""
+
+    def __missing__(self, name: str) -> Mapping[str, str]:
+        return {}
+
+
+def _connections(definition: Definition) -> dict[str, Mapping[str, str]]:
+    """Stored connections, as variables of this process have them: ``LATCHWORK_CONNECTION_SHOP`` a URL for ``shop``."""
+    named = {name: _CONNECTION + re.sub(r"[.-]", "_", name).upper() for name in connections_of(definition) or ()}
+    return {name: {"url": os.environ[each], "secret": ""} for name, each in named.items() if each in os.environ}
+
+
+class Trying:
+    """One run. One thread only."""
+
+    def __init__(
+        self, definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], folder: Path, now: float
+    ) -> None:
+        connections = _connections(definition)
+        self._run = Run(definition, 1, now, params, environments=_NoVariables(), connections=connections)
+        self._plan = plan_of(definition, order)
+        self._types = TaskTypes()
+        self._rows: dict[str, int] = {}
+        self._tried = {each.name: TaskTried() for each in definition.tasks}
+        self._outputs: dict[str, Mapping[str, Any]] = {}
+        self._folder = folder
+        self._secrets = Secrets()
+        bundles = BundleCache(folder / "bundles")
+        self._preparing = Preparing(
+            WorkerOptions(work_dir=folder), self._types, self._secrets, bundles, open_logs(folder / "logs")
+        )
+        self._now = self._began = now
+
+    def run(self) -> TestRun:
+        """The run from its start to its end."""
+        known = advance(self._plan, Instance(), [Start()], self._now)
+        for _ in range(_MOST_ROUNDS):
+            known = self._follow(known)
+            if known.state in OVER:
+                break
+            known = self._round(known)
+        for name, task in known.tasks.items():
+            self._of(name).state = task.state.value
+        return TestRun(known.state.value, self._tried, self._now - self._began)
+
+    def _of(self, name: str) -> TaskTried:
+        return self._tried.setdefault(name, TaskTried())
+
+    def _follow(self, known: Instance) -> Instance:
+        """What a master does for the tasks that it holds."""
+        while known.calls:
+            calls, known = known.calls, replace(known, calls=(), facts=())
+            for call in calls:
+                task = known.tasks[call.task]
+                if task.held and call.kind in _ANSWERED:
+                    earlier, known = known.calls, replace(known, calls=())
+                    known = advance(self._plan, known, [self._answer(call, task.n)], self._now)
+                    known = replace(known, calls=(*earlier, *known.calls))
+        return known
+
+    def _answer(self, call: Call, n: int) -> Event:
+        name = call.task
+        tried = self._of(name)
+        tried.attempts += call.kind != "gather"
+        try:
+            event, outputs = self._held(call.kind, name, n)
+        except KeyError as error:
+            tried.error = f"nothing has the name {error.args[0]!r}"
+            return Ended(name, n, Outcome.FATAL)
+        except (LatchworkError, ValueError) as error:
+            tried.error = str(error)
+            return Ended(name, n, Outcome.FATAL)
+        if isinstance(event, Ended):
+            self._outputs[name] = tried.outputs = outputs
+        return event
+
+    def _held(self, kind: str, name: str, n: int) -> tuple[Event, Mapping[str, Any]]:
+        spec = self._run.tasks[base_of(name)]
+        if kind == "choose":
+            values = values_of(self._run, spec, n, self._outputs)
+            return Chose(name, n, tuple(chosen(spec, values, self._outputs))), {}
+        if kind == "expand":
+            count = len(items_of(self._run, spec, n, self._outputs))
+            return (Expanded(name, n, count) if count else Ended(name, n, Outcome.SUCCESS)), {}
+        outputs: Mapping[str, Any] = {}  # of a dependent: nothing else runs here that it could wait for
+        if kind == "gather":
+            outputs = self._gathered(name)
+        elif kind == "open":
+            outputs = self._child(spec, name, n)
+        return Ended(name, n, Outcome.SUCCESS), outputs
+
+    def _gathered(self, name: str) -> Mapping[str, Any]:
+        count = sum(base_of(each) == name for each in self._tried) - 1
+        return gathered(self._outputs.get(element(name, index), {}) for index in range(count))
+
+    def _child(self, spec: TaskSpec, name: str, n: int) -> Mapping[str, Any]:
+        """A workflow that this process has built, tried in its turn."""
+        given = SubProcessParams.model_validate(spec.params)
+        flow = BUILT.get(full_name(given.workflow))
+        if flow is None:
+            raise LatchworkError(f"no workflow {given.workflow!r} was imported here; import its module in the test")
+        values = values_of(self._run, spec, n, self._outputs, index=index_of(name))
+        params = fill(given.params, values, self._run.moment)
+        done = try_out(flow.definition, flow.order, params, self._run.schedule_time)
+        self._now += done.took_s
+        self._of(name).log += "".join(each.log for each in done.tasks.values())
+        done.check()
+        return {key: value for each in flow.order for key, value in done.tasks[each].outputs.items()}
+
+    def _round(self, known: Instance) -> Instance:
+        submitted = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
+        for name in submitted:
+            n = known.tasks[name].n
+            known = advance(self._plan, known, [Claimed(name, n)], self._now)
+            outcome = self._attempt(name, n)
+            known = self._follow(advance(self._plan, known, [Ended(name, n, outcome)], self._now))
+            if known.state is not InstanceState.RUNNING or known.ending:
+                break
+        if not submitted or known.ending:
+            self._now = max(self._now, known.wake_at or self._now)
+            left = [name for name, task in known.tasks.items() if task.state is TaskState.SUBMITTED]
+            events = [Ended(name, known.tasks[name].n, Outcome.KILLED) for name in left if known.ending]
+            known = advance(self._plan, known, events, self._now)
+        return known
+
+    def _attempt(self, name: str, n: int) -> Outcome:
+        tried = self._of(name)
+        tried.attempts += 1
+        began = time.monotonic()
+        try:
+            row = self._rows.setdefault(name, len(self._rows) + 1)
+            of, index = self._run.tasks[base_of(name)], index_of(name)
+            spec = spec_of(self._run, of, row, n, self._outputs, place=(0, 1, 1), index=index)
+            outcome, outputs = self._called(spec, tried) if self._is_here(spec) else self._started(spec, tried)
+        except KeyError as error:
+            outcome, outputs = Outcome.FATAL, {}
+            tried.error = f"nothing has the name {error.args[0]!r}"
+        except (CannotRun, BadOutput, LatchworkError, ValueError) as error:
+            is_final = getattr(error, "is_final", False)
+            outcome, outputs = Outcome.FATAL if is_final else Outcome.FAILURE, {}
+            tried.error = str(error)
+        self._now += time.monotonic() - began
+        if outcome is Outcome.SUCCESS:
+            self._outputs[name] = tried.outputs = outputs
+        return outcome
+
+    def _is_here(self, spec: Spec) -> bool:
+        return spec.head.type == "python" and "bundle" not in spec.params
+
+    def _called(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+        """A Python task, called in this process; what it prints is its log."""
+        args = fill(spec.params.get("args", {}), spec.values, self._run.moment)
+        module, _, path = spec.params["function"].partition(":")
+        function: Any = import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+        function = getattr(function, "__wrapped__", function)
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out):
+                result = call_user(function, **args)
+        except Exception as error:
+            tried.log += out.getvalue() + traceback.format_exc()
+            tried.error = reason(error)
+            return Outcome.FAILURE, {}
+        tried.log += out.getvalue()
+        return Outcome.SUCCESS, result if isinstance(result, dict) else {} if result is None else {"result": result}
+
+    def _started(self, spec: Spec, tried: TaskTried) -> tuple[Outcome, dict[str, Any]]:
+        """A task of another type, in a process of its own."""
+        folder = self._folder / f"{spec.head.task}.{spec.head.n}"
+        attempt = Attempt(cast("QueueClaim", None), spec.head, spec.head.n)
+        made = self._preparing.prepare(attempt, spec, folder)
+        try:
+            done = subprocess.run(  # noqa: S603 - what the definition says
+                made.command.argv,
+                input=made.command.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(made.env),
+                cwd=made.folder,
+                timeout=spec.head.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            tried.log += (error.stdout or b"").decode("utf-8", "replace")
+            tried.error = f"it took longer than {spec.head.timeout_s:g} s"
+            return Outcome.FAILURE, {}
+        tried.log += done.stdout.decode("utf-8", "replace")
+        if done.returncode:
+            tried.error = f"exit code {done.returncode}"
+            return Outcome.FAILURE, {}
+        return Outcome.SUCCESS, outputs_of(made.output.read_bytes())
+
+
+def try_out(
+    definition: Definition, order: tuple[str, ...], params: Mapping[str, Any], schedule_time: float | None = None
+) -> TestRun:
+    """Run a workflow here, from its start to its end.
+
+    Raises:
+        LatchworkError: the workflow has no such parameter.
+    """
+    unknown = sorted(params.keys() - definition.params.keys())
+    if unknown:
+        has = ", ".join(definition.params) or "none"
+        raise LatchworkError(f"{definition.key} has no parameter {unknown[0]!r}; it has {has}")
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="latchwork-try-") as folder:
+        now = time.time() if schedule_time is None else schedule_time
+        return Trying(definition, order, params, Path(folder), now).run()

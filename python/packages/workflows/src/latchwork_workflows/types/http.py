@@ -1,0 +1,62 @@
+"""``http``: one request, whose answer says how the task went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import quote
+
+from pydantic import Field, StringConstraints, field_validator
+
+from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
+
+_CALL = "http.json"
+_BODY = Path(__file__).with_name("bodies") / "http_body.py"
+
+
+class HttpParams(ParamsModel):
+    """Attributes:
+    url: ``http://`` or ``https://``; values that are put into it are quoted.
+    method: of the request.
+    headers: of the request; ``Authorization: Bearer ${secret:token}`` stays out of every log.
+    body: text to send.
+    json_body: a value to send as JSON, instead of ``body``.
+    timeout_s: seconds that the server may be silent.
+    success: statuses that count as success; by default all from 200 to 299.
+    contains: text that the answer has to hold.
+    """
+
+    url: Annotated[str, StringConstraints(min_length=1, max_length=8000)]
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: str | None = None
+    json_body: Any = None
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    success: tuple[Annotated[int, Field(ge=100, le=599)], ...] = ()
+    contains: str = ""
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://", "${")):
+            raise ValueError("a URL begins with http:// or https://")
+        return url
+
+
+class Http:
+    """Sends one request. Outputs: ``status``, and ``body``: parsed where it is JSON, else its first 10,000 letters."""
+
+    name: ClassVar[str] = "http"
+    params: ClassVar[type[ParamsModel]] = HttpParams
+    quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
+    quoting: ClassVar[Mapping[str, Callable[[Any], str]]] = {"url": lambda value: quote(str(value), safe="")}
+
+    def command(self, params: HttpParams, run: RunInfo) -> Command:
+        """The body reads the request from a file, so that no token is in a command line or an environment."""
+        return Command(
+            (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+            env={"PYTHONUNBUFFERED": "1"},
+            files={_CALL: params.model_dump_json().encode()},
+        )

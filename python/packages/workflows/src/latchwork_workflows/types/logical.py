@@ -1,0 +1,195 @@
+"""Types that masters decide without a worker: ``sub_process``, ``dependent``, ``conditions``, ``switch``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from latchwork_workflows.state.conditions import All, AnyOf, Condition, Ended, Other
+from latchwork_workflows.state.records import Rule
+from latchwork_workflows.state.windows import WINDOWS, known
+from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+WorkflowName = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=201)]
+
+
+class SubProcessParams(ParamsModel):
+    """Attributes: ``workflow``, ``project.name`` or a name of ``default``; ``params``, what its run is started with."""
+
+    workflow: WorkflowName
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class Wanted(ParamsModel):
+    """One of ``all``, ``any``, or ``workflow`` with ``task`` and ``window``; text alone is a workflow."""
+
+    all: tuple[Wanted, ...] | None = None
+    any: tuple[Wanted, ...] | None = None
+    workflow: WorkflowName | None = None
+    task: str = ""
+    window: str = "today"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return {"workflow": value} if isinstance(value, str) else value
+
+    @field_validator("window")
+    @classmethod
+    def _known_window(cls, value: str) -> str:
+        if value not in WINDOWS:
+            raise ValueError(f"there is no such window; there are {known()}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Wanted:
+        _check_one(self, "workflow")
+        return self
+
+    def condition(self) -> Condition:
+        """The same for ``verdict``."""
+        if self.workflow is not None:
+            return Other(self.workflow, self.task, self.window)
+        return _nested(self)
+
+
+class Looked(ParamsModel):
+    """One of ``all``, ``any``, or ``task``, and whether it ``failed``; text alone is a task that succeeded."""
+
+    all: tuple[Looked, ...] | None = None
+    any: tuple[Looked, ...] | None = None
+    task: str | None = None
+    failed: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return {"task": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Looked:
+        _check_one(self, "task")
+        return self
+
+    def condition(self) -> Condition:
+        """The same for ``verdict``."""
+        return Ended(self.task, self.failed) if self.task is not None else _nested(self)
+
+
+def _check_one(model: Wanted | Looked, leaf: str) -> None:
+    given = [name for name in ("all", "any", leaf) if getattr(model, name) is not None]
+    if len(given) != 1:
+        raise ValueError(f"give one of 'all', 'any' and {leaf!r}")
+    if given[0] != leaf and not getattr(model, given[0]):
+        raise ValueError(f"{given[0]!r} is empty; name what it is about")
+
+
+def _nested(model: Wanted | Looked) -> Condition:
+    if model.all is not None:
+        return All(tuple(each.condition() for each in model.all))
+    return AnyOf(tuple(each.condition() for each in model.any or ()))
+
+
+class DependentParams(ParamsModel):
+    """Attributes: ``on``, what it waits for; ``on_failure``, ``fail`` or ``wait``; ``wait_s``, for how long then."""
+
+    on: Wanted
+    on_failure: Literal["fail", "wait"] = "fail"
+    wait_s: Annotated[float, Field(ge=0, le=366 * 86_400)] = 0.0
+
+    @model_validator(mode="after")
+    def _wait_is_given(self) -> DependentParams:
+        if (self.on_failure == "wait") is not (self.wait_s > 0):
+            raise ValueError("on_failure 'wait' and wait_s, the seconds of it, go together")
+        return self
+
+
+class ConditionsParams(ParamsModel):
+    """Attributes: ``when``, by default that all before succeeded; ``success`` and ``failure``, the tasks that go on."""
+
+    when: Looked | None = None
+    success: tuple[str, ...] = ()
+    failure: tuple[str, ...] = ()
+
+
+class Case(ParamsModel):
+    """Attributes: ``when``, an expression of parameters and outputs; ``then``, the tasks that go on."""
+
+    when: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+    then: tuple[str, ...]
+
+
+class SwitchParams(ParamsModel):
+    """Attributes: ``cases``, of which the first that is true is taken; ``default``, the tasks that go on if none is."""
+
+    cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=100)]
+    default: tuple[str, ...] = ()
+
+
+class _Logical:
+    """What they have in common."""
+
+    is_logical: ClassVar[bool] = True
+
+    def command(self, params: Any, run: RunInfo) -> Command:
+        """None: no worker gets one."""
+        raise ValueError(f"task {run.task} is decided by its master; {type(params).__name__} are no worker's")
+
+
+class SubProcess(_Logical):
+    """A run of another workflow, whose outputs are the task's."""
+
+    name: ClassVar[str] = "sub_process"
+    params: ClassVar[type[ParamsModel]] = SubProcessParams
+    quoted: ClassVar[frozenset[str]] = frozenset({"workflow"})
+
+
+class Dependent(_Logical):
+    """Waits for runs of other workflows."""
+
+    name: ClassVar[str] = "dependent"
+    params: ClassVar[type[ParamsModel]] = DependentParams
+    quoted: ClassVar[frozenset[str]] = frozenset({"on", "on_failure", "wait_s"})
+
+
+class Conditions(_Logical):
+    """Which branch goes on, by how tasks before ended; their failures are none of the run."""
+
+    name: ClassVar[str] = "conditions"
+    params: ClassVar[type[ParamsModel]] = ConditionsParams
+    quoted: ClassVar[frozenset[str]] = frozenset({"when", "success", "failure"})
+
+
+class Switch(_Logical):
+    """Which branch goes on, by parameters and outputs."""
+
+    name: ClassVar[str] = "switch"
+    params: ClassVar[type[ParamsModel]] = SwitchParams
+    quoted: ClassVar[frozenset[str]] = frozenset({"cases", "default"})
+
+
+def rule_of(type_: str, params: dict[str, Any], plain: Rule) -> dict[str, Any]:
+    """The fields of the rule of a logical task that follow from its parameters; ``plain`` is the rule without them."""
+    if type_ == "sub_process":
+        return {"kind": type_}
+    if type_ == "dependent":
+        return {"kind": type_, "wait_s": DependentParams.model_validate(params).wait_s}
+    if type_ == "conditions":
+        given = ConditionsParams.model_validate(params)
+        when = given.when.condition() if given.when is not None else All(tuple(Ended(each) for each in plain.after))
+        return {
+            "kind": type_,
+            "when": when,
+            "branches": (given.success, given.failure),
+            "heads": (*given.success, *given.failure),
+        }
+    if type_ == "switch":
+        return {"kind": type_, "heads": tuple(dict.fromkeys(heads_of(SwitchParams.model_validate(params))))}
+    return {}
+
+
+def heads_of(params: SwitchParams) -> list[str]:
+    """The tasks that the branches of a switch begin with."""
+    return [*(name for case in params.cases for name in case.then), *params.default]

@@ -1,0 +1,49 @@
+"""``python``: a function by module and name, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
+
+_CALL = "call.json"
+#: Started by its path: as a module it would import our packages first, a quarter of a second for each task.
+_BODY = Path(__file__).with_name("bodies") / "python_body.py"
+FunctionName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$", max_length=500)
+]
+
+
+class PythonParams(ParamsModel):
+    """Attributes:
+    function: ``module:name``, from the code bundle of the version, or installed on the workers.
+    args: its keyword arguments.
+    bundle: the bundle's sha256, as ``deploy`` wrote it; None: installed.
+    """
+
+    function: FunctionName
+    args: dict[str, Any] = Field(default_factory=dict)
+    bundle: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class Python:
+    """Calls a function with JSON values; outputs are the mapping that it returns, or the one value ``result``."""
+
+    name: ClassVar[str] = "python"
+    params: ClassVar[type[ParamsModel]] = PythonParams
+    quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
+
+    def command(self, params: PythonParams, run: RunInfo) -> Command:
+        """The body reads the call from a file, so that no argument is part of a command line that others can read."""
+        call = {"function": params.function, "args": params.args}
+        path = {"PYTHONPATH": run.bundle} if run.bundle else {}
+        return Command(
+            (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+            env={"PYTHONUNBUFFERED": "1", **path},
+            files={_CALL: json.dumps(call).encode()},
+        )

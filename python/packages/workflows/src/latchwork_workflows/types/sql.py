@@ -1,0 +1,164 @@
+"""``sql``, ``procedure``, ``connect``: statements, a stored procedure, or nothing on a database that SQLAlchemy knows.
+
+A connection is a URL without a password, or the name of one that the masters keep. Values are bound by name and never
+written into a statement, whatever they hold. The driver has to be installed where the worker's Python is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, StringConstraints, field_validator
+
+from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
+
+_CALL = "sql.json"
+#: The file that the rows to be mailed are written to.
+ROWS = "rows.csv"
+_BODY = Path(__file__).with_name("bodies") / "sql_body.py"
+Statement = Annotated[str, StringConstraints(min_length=1, max_length=200_000)]
+Procedure = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*){0,2}$", max_length=200)
+]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
+Address = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,253}$")]
+Connection = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class SqlMail(ParamsModel):
+    """Attributes:
+    channel: of mail, by which the rows of the last statement are sent: as a table, or above 64 kB as a file of CSV.
+    to: addresses instead of the channel's.
+    subject: instead of one that names workflow and task.
+    """
+
+    channel: Name
+    to: Annotated[tuple[Address, ...], Field(max_length=100)] = ()
+    subject: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+
+
+class SqlParams(ParamsModel):
+    """Attributes:
+    connection: a URL of SQLAlchemy without the password, such as ``postgresql+psycopg://etl@db/warehouse``, or the name
+        of a stored connection.
+    password: put in where the URL has none: ``${secret:warehouse}``.
+    statement: one, or several in one transaction. ``:day`` is bound to the parameter ``day``, ``:load_rows`` to the
+        output ``rows`` of ``load``.
+    parameters: values for ``:name``, besides the parameters of the workflow.
+    rows: of the last statement's rows the log shows so many.
+    mail: send all of them, up to 10 MB, when the task has succeeded; None: to nobody.
+    """
+
+    connection: Connection
+    password: str = ""
+    statement: Statement | Annotated[tuple[Statement, ...], Field(min_length=1, max_length=100)]
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    rows: Annotated[int, Field(ge=0, le=1000)] = 20
+    mail: SqlMail | None = None
+
+    @field_validator("statement")
+    @classmethod
+    def _binds(cls, statement: Any) -> Any:
+        if "${" in str(statement):
+            raise ValueError("nothing is put into a statement: write :day for what would be ${day}, and it is bound")
+        return statement
+
+
+class ProcedureParams(ParamsModel):
+    """Attributes:
+    connection: as of ``sql``.
+    password: likewise.
+    procedure: its name, with its schema if need be.
+    arguments: its arguments, in order.
+    """
+
+    connection: Connection
+    password: str = ""
+    procedure: Procedure
+    arguments: tuple[Any, ...] = ()
+
+
+class ConnectParams(ParamsModel):
+    """Attributes:
+    connection: as of ``sql``.
+    password: likewise.
+    """
+
+    connection: Connection
+    password: str = ""
+
+
+class Sql:
+    """Runs statements in one transaction. Outputs: ``rows``, how many came or were changed; ``first``, the first."""
+
+    name: ClassVar[str] = "sql"
+    params: ClassVar[type[ParamsModel]] = SqlParams
+    connects: ClassVar[bool] = True
+    quoted: ClassVar[frozenset[str]] = frozenset({"statement"})
+    ignores_variables: ClassVar[bool] = True
+
+    def command(self, params: SqlParams, run: RunInfo) -> Command:
+        """The body reads all from a file, so that no password is in a command line or an environment."""
+        statements = [params.statement] if isinstance(params.statement, str) else list(params.statement)
+        bound = {re.sub(r"[.-]", "_", name): value for name, value in run.values.items()}
+        bound.update(params.parameters)
+        return _command(run, params, statements, bound, params.rows, keeps=ROWS if params.mail is not None else "")
+
+
+class StoredProcedure:
+    """Calls a stored procedure. Output: ``first``, what it gives back by name, where the database gives something."""
+
+    name: ClassVar[str] = "procedure"
+    params: ClassVar[type[ParamsModel]] = ProcedureParams
+    connects: ClassVar[bool] = True
+    quoted: ClassVar[frozenset[str]] = frozenset({"procedure"})
+    ignores_variables: ClassVar[bool] = True
+
+    def command(self, params: ProcedureParams, run: RunInfo) -> Command:
+        """A ``CALL`` whose arguments are bound."""
+        names = [f"argument_{number}" for number, _ in enumerate(params.arguments)]
+        call = f"CALL {params.procedure}({', '.join(f':{name}' for name in names)})"
+        bound = dict(zip(names, params.arguments, strict=True))
+        return _command(run, params, [call], bound, 20)
+
+
+class Connect:
+    """Opens a connection and closes it: whether a worker gets in. Output: ``server``, what answered."""
+
+    name: ClassVar[str] = "connect"
+    params: ClassVar[type[ParamsModel]] = ConnectParams
+    connects: ClassVar[bool] = True
+    quoted: ClassVar[frozenset[str]] = frozenset()
+    ignores_variables: ClassVar[bool] = True
+
+    def command(self, params: ConnectParams, run: RunInfo) -> Command:
+        """The same body, without a statement."""
+        return _command(run, params, [], {}, 0)
+
+
+def _command(
+    run: RunInfo,
+    params: SqlParams | ProcedureParams | ConnectParams,
+    statements: list[str],
+    bound: dict[str, Any],
+    rows: int,
+    *,
+    keeps: str = "",
+) -> Command:
+    call = {
+        "url": params.connection,
+        "password": params.password,
+        "statements": statements,
+        "bound": bound,
+        "rows": rows,
+        "csv": f"{run.folder}/{keeps}" if keeps else "",
+    }
+    return Command(
+        (run.python, str(_BODY), f"{run.folder}/{_CALL}"),
+        env={"PYTHONUNBUFFERED": "1"},
+        files={_CALL: json.dumps(call).encode()},
+        keeps=keeps,
+    )

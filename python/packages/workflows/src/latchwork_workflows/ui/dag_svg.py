@@ -1,0 +1,55 @@
+"""A workflow as a drawing: its tasks in layers, coloured by state if it is a run's. Pure but for a cache of layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from markupsafe import Markup
+
+from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
+from latchwork_workflows.definitions.model import Definition
+from latchwork_workflows.web import graph_svg
+
+#: Beyond this a drawing is no help, and takes seconds: pages show the list of tasks, and draw if asked to.
+MOST_DRAWN = 300
+
+_Shape = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def dag_svg(
+    definition: Definition, states: Mapping[str, str] | None = None, links: Mapping[str, str] | None = None
+) -> Markup:
+    """The drawing.
+
+    Args:
+        definition: whose tasks are drawn.
+        states: of the tasks of a run, by name; None: this is no run.
+        links: where a task leads, by name.
+    """
+    shape: _Shape = tuple((task.name, task.after) for task in definition.tasks)
+    known = states or {}
+    nodes = [
+        Node(task.name, kind=known.get(task.name, "").replace("_", "-"), title=_title(task, known.get(task.name)))
+        for task in definition.tasks
+    ]
+    graph = Graph(nodes, _edges(shape), f"the tasks of {definition.key}")
+    return graph_svg(graph, _layout(shape), links=links)
+
+
+def _title(task: Any, state: str | None) -> str:
+    words = [f"{task.name}: {state.replace('_', ' ') if state else task.type}"]
+    if task.description:
+        words.append(task.description)
+    return "\n".join(words)
+
+
+def _edges(shape: _Shape) -> list[Edge]:
+    return [Edge(before, name) for name, after in shape for before in after]
+
+
+@lru_cache(maxsize=64)
+def _layout(shape: _Shape) -> Layout:
+    """States change, places do not: one layout for each version."""
+    return lay_out(Graph([Node(name) for name, _ in shape], _edges(shape)))

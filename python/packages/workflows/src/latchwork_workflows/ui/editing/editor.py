@@ -1,0 +1,216 @@
+"""The editor: YAML, looked at while it is written, drawn as soon as it is right; tasks from forms of their types.
+
+Nothing is written before "Apply". Without JavaScript each button is a round of the same page.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from latchwork_workflows.api.models import NamePath
+from latchwork_workflows.definitions.forms import read, write
+from latchwork_workflows.definitions.model import TaskSpec
+from latchwork_workflows.desk import definitions as desk
+from latchwork_workflows.desk.parts import Parts, parts_of
+from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork_workflows.ui.editing.places import line_of
+from latchwork_workflows.ui.frame import led, page
+from latchwork_workflows.web import Field, FormInvalid, Identity, Problem, Role, Who, fields_of, values_of
+
+router = APIRouter()
+_Text = Annotated[str, Form(max_length=4_000_000)]
+NEW = """\
+name: my-workflow
+description: What it is for.
+schedule:
+  cron: 0 3 * * *
+  tz: UTC
+params:
+  day: ${business_date}
+tasks:
+- name: first
+  type: shell
+  params:
+    script: echo "for $day"
+"""
+#: Options of a task that the form has, besides what its type takes.
+_OPTIONS = ("after", "retries", "retry_interval_s", "timeout_s", "worker_group")
+
+
+@router.get("/edit", response_class=HTMLResponse)
+def new(request: Request, who: Who) -> HTMLResponse:
+    """A workflow that is not there yet."""
+    if not who.may_somewhere(Role.EDITOR):
+        raise Problem(403, f"{who.name} is no editor of any project; ask an administrator for that role")
+    return _page(request, who, NEW, base=0)
+
+
+@router.get("/workflows/{project}/{name}/edit", response_class=HTMLResponse)
+def edit(
+    request: Request,
+    who: Who,
+    project: NamePath,
+    name: NamePath,
+    version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+) -> HTMLResponse:
+    """A version of a workflow, to be changed into a new one."""
+    shown = desk.show(parts_of(request), who, project, name, version)
+    return _page(request, who, write(shown.definition), base=shown.row.version, row=shown.row)
+
+
+@router.post("/edit/check", response_class=HTMLResponse)
+def check(request: Request, who: Who, yaml: _Text = "") -> HTMLResponse:
+    """The part of the page that says what is wrong, or draws what is right, as one types."""
+    return page(request, who, "checked.html", **_looked(parts_of(request), who, yaml))
+
+
+@router.post("/edit")
+async def send(request: Request, who: Who) -> Response:
+    """Check it, put a task in, or apply it: as the button says."""
+    sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
+    return await run_in_threadpool(_send, request, who, sent)
+
+
+def _send(request: Request, who: Identity, sent: dict[str, str]) -> Response:
+    parts = parts_of(request)
+    text = sent.get("yaml", "").replace("\r\n", "\n")
+    base = int(sent["base"]) if sent.get("base", "").isdigit() and len(sent["base"]) < 10 else None
+    action, _, kind = sent.get("do", "check").partition(":")
+    if action == "add":
+        return _added(request, who, text, base, kind, sent)
+    if action != "apply":
+        return _page(request, who, text, base)
+    try:
+        online = bool(sent.get("online")) if base == 0 else None
+        _, found = desk.apply(parts, who, text, online=online, base=base)
+    except DefinitionInvalid:
+        return _page(request, who, text, base, status=422)
+    except Problem as error:
+        return _page(request, who, text, base, status=error.status, refused=error.detail)
+    return led(f"/workflows/{found.project}/{found.name}")
+
+
+def _added(  # noqa: PLR0917 - one caller
+    request: Request, who: Identity, text: str, base: int | None, kind: str, sent: dict[str, str]
+) -> Response:
+    """A task from the form of its type, put behind the others."""
+    parts, prefix = parts_of(request), f"{kind}-"
+    if kind not in parts.types.names:
+        raise Problem(422, f"there is no task type {kind[:40]!r}")
+    try:
+        params = values_of(type_fields(parts, kind), sent, f"{prefix}p-")
+        options = values_of(_option_fields(), sent, f"{prefix}o-")
+        name = _name(sent.get(f"{prefix}name", ""))
+        task = {"name": name, "type": kind, **({"params": params} if params else {}), **options}
+        return _page(request, who, with_task(text, task), base, added=name)
+    except FormInvalid as error:
+        refused = f"the task was not put in: {error}"
+    except DefinitionInvalid as error:
+        refused = f"put the text right first: {error}"
+    return _page(request, who, text, base, status=422, refused=refused, sent=sent)
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise FormInvalid({"name": "this has to be given"})
+    return text.strip()
+
+
+def with_task(text: str, task: dict[str, Any]) -> str:
+    """The text with a task more. Comments stay if the tasks are its last part, as they are in ours.
+
+    Raises:
+        DefinitionInvalid: the text is no YAML.
+    """
+    values = read(text) if text.strip() else {"name": "my-workflow"}
+    tasks = values.get("tasks")
+    wanted = {**values, "tasks": [*(tasks if isinstance(tasks, list) else []), task]}
+    block = _dump([task])
+    for indent in ("", "  "):
+        longer = text.rstrip("\n") + "\n" + "".join(f"{indent}{line}\n" for line in block.splitlines())
+        try:
+            if tasks and read(longer) == wanted:
+                return longer
+        except DefinitionInvalid:
+            continue
+    return _dump(wanted)
+
+
+def _dump(values: object) -> str:
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    made: str = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return made
+
+
+def _looked(parts: Parts, who: Identity, text: str) -> dict[str, Any]:
+    text = text.replace("\r\n", "\n")
+    try:
+        found = desk.check(parts, who, text).definition
+    except DefinitionInvalid as error:
+        problems = [(each, line_of(text, each.path)) for each in error.problems[:100]]
+        return {"problems": problems, "total": len(error.problems), "svg": None, "body": None}
+    svg = dag_svg(found) if len(found.tasks) <= MOST_DRAWN else None
+    return {"problems": [], "total": 0, "svg": svg, "body": found}
+
+
+def _page(
+    request: Request,
+    who: Identity,
+    text: str,
+    base: int | None,
+    *,
+    row: Any = None,
+    status: int = 200,
+    refused: str = "",
+    added: str = "",
+    sent: dict[str, str] | None = None,
+) -> HTMLResponse:
+    parts = parts_of(request)
+    forms = [(name, type_fields(parts, name, sent), _option_fields(name, sent)) for name in parts.types.names]
+    values = {"text": text, "base": base, "row": row, "refused": refused, "added": added, "forms": forms}
+    return page(request, who, "editor.html", status, sent=sent or {}, **values, **_looked(parts, who, text))
+
+
+def type_fields(parts: Parts, kind: str, sent: dict[str, str] | None = None) -> list[Field]:
+    """The fields of a task type's parameters, with what was sent if the form comes back."""
+    return _filled(_fields_of(parts.types.get(kind).params), sent, f"{kind}-p-")
+
+
+def _option_fields(kind: str = "", sent: dict[str, str] | None = None) -> list[Field]:
+    return _filled(_fields_of(TaskSpec, _OPTIONS), sent, f"{kind}-o-")
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(model: type[BaseModel], names: tuple[str, ...] = ()) -> tuple[Field, ...]:
+    """The fields of a model, of these names if any are given. Once for each: its schema takes milliseconds."""
+    schema = model.model_json_schema()
+    if names:
+        schema = {**schema, "properties": {name: schema["properties"][name] for name in names}}
+    return tuple(fields_of(schema))
+
+
+def _filled(fields: tuple[Field, ...], sent: dict[str, str] | None, prefix: str) -> list[Field]:
+    """With what was sent, when the form comes back."""
+    if sent is None:
+        return list(fields)
+    return [
+        Field(
+            each.name, each.kind, each.needed, sent.get(prefix + each.name, ""), each.choices, each.help, each.optional
+        )
+        for each in fields
+    ]

@@ -1,0 +1,49 @@
+"""The first page: is all well, what failed, what runs, what comes next, and does anything wait for masters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from latchwork_workflows.database.views import catalog, overview
+from latchwork_workflows.desk.definitions import next_fire
+from latchwork_workflows.desk.parts import WorkerSeen, parts_of, seen_codes
+from latchwork_workflows.keys import groups_of
+from latchwork_workflows.ui.frame import page
+from latchwork_workflows.web import Who
+
+router = APIRouter()
+_DAY_S = 86_400.0
+
+
+@router.get("/", response_class=HTMLResponse)
+def home(request: Request, who: Who) -> HTMLResponse:
+    """How everything goes."""
+    parts, now = parts_of(request), time.time()
+    with parts.database.read() as connection:
+        codes = seen_codes(connection, who)
+        values: dict[str, Any] = {
+            "active": overview.active(connection, codes),
+            "active_count": overview.active_count(connection, codes),
+            "failed": overview.failed_since(connection, now - _DAY_S, codes),
+            "lag": overview.lag(connection),
+        }
+        schedules = catalog.schedules(connection, who.projects())
+        lanes = overview.queued_lanes(connection, [each.id for each in values["active"]])
+        is_new = not catalog.listed(connection, among=who.projects(), most=1)
+    fires = [(next_fire(each, now), each) for each in schedules if each.enabled and each.online]
+    soon = sorted(((at, each) for at, each in fires if at is not None), key=lambda pair: pair[0])[:8]
+    workers = parts.workers()
+    values |= {"workers": workers, "waits": {} if workers is None else _without_workers(lanes, workers)}
+    return page(request, who, "home.html", soon=soon, most=overview.MOST, is_new=is_new, **values)
+
+
+def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerSeen]) -> dict[int, list[str]]:
+    """The worker groups of which no worker lives and for which tasks of a run are queued, by the run."""
+    living = {group for each in workers for group in each.groups}
+    wanted = {run: {groups_of(each)[0] for each in some} for run, some in lanes.items()}
+    return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

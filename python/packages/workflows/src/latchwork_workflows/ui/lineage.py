@@ -1,0 +1,141 @@
+"""Lineage: who depends on whom, as a drawing and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+
+from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
+from latchwork_workflows.database.views import catalog
+from latchwork_workflows.desk.lineage import Lineage, Link, lineage
+from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.ui.dag_svg import MOST_DRAWN
+from latchwork_workflows.ui.frame import address, page
+from latchwork_workflows.web import BACK, BOTH, Who, graph_svg
+
+router = APIRouter()
+_MOST = 200
+_Word = Annotated[str, Query(max_length=100)]
+_Pairs = tuple[tuple[str, str], ...]
+
+
+@router.get("/lineage", response_class=HTMLResponse)
+def show(
+    *,
+    request: Request,
+    who: Who,
+    project: _Word = "",
+    workflow: _Word = "",
+    start: Annotated[int, Query(ge=0, le=10**6)] = 0,
+    draw: int = 0,
+) -> HTMLResponse:
+    """Of everything that one may see, of a project and its neighbours, or around one workflow."""
+    parts, project = parts_of(request), project.replace("\x00", "")
+    workflow = workflow.replace("\x00", "") if project else ""
+    found = lineage(parts, who, project=project, workflow=workflow)
+    with parts.database.read() as connection:
+        among = who.projects()
+        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+    focus = f"{project}.{workflow}" if workflow else ""
+    is_drawn = found.links and (len(found.workflows) <= MOST_DRAWN or bool(draw))
+    more = address("/lineage", project=project, workflow=workflow, start=start + _MOST)
+    return page(
+        request,
+        who,
+        "lineage.html",
+        found=found,
+        links=found.links[start : start + _MOST],
+        more=more if len(found.links) > start + _MOST else "",
+        svg=lineage_svg(found, focus) if is_drawn else None,
+        projects=projects,
+        project=project,
+        workflow=workflow,
+        draw_all=address("/lineage", project=project, workflow=workflow, draw=1),
+    )
+
+
+def lineage_svg(found: Lineage, focus: str = "") -> Markup:
+    """Who starts stands above what it starts, what is waited for above who waits; ``focus`` stands out."""
+    pairs = tuple(dict.fromkeys(_downwards(each) for each in found.links))
+    back = closing(tuple(found.workflows), pairs)
+    kinds = {_downwards(each): each.other.kind.replace("_", "-") for each in reversed(found.links)}
+    edges = [each for pair in pairs for each in _edge(pair, kinds, back)]
+    nodes = [Node(name, kind=_kind(name, row, focus), title=_title(name, row)) for name, row in found.workflows.items()]
+    links = {name: f"/workflows/{row.project}/{row.name}" for name, row in found.workflows.items() if row is not None}
+    graph = Graph(nodes, edges, "which workflows start others or wait for them")
+    return graph_svg(graph, _layout(tuple(found.workflows), tuple(edges)), links=links)
+
+
+def _edge(
+    pair: tuple[str, str], kinds: Mapping[tuple[str, str], str], back: Collection[tuple[str, str]]
+) -> Iterator[Edge]:
+    """Of two workflows that name each other one line, with two arrows; of one that names itself none."""
+    other = pair[::-1]
+    if pair == other or (pair in back and other in kinds and other not in back):
+        return
+    if pair in back:
+        yield Edge(*other, BACK)
+    else:
+        yield Edge(*pair, BOTH if other in kinds else kinds[pair])
+
+
+def _downwards(link: Link) -> tuple[str, str]:
+    pair = (link.workflow, link.other.workflow)
+    return pair if link.other.kind == "sub_process" else pair[::-1]
+
+
+def _kind(name: str, row: object, focus: str) -> str:
+    if row is None:
+        return "missing"
+    return "focus" if name == focus else "" if getattr(row, "online", True) else "offline"
+
+
+def _title(name: str, row: object) -> str:
+    if row is None:
+        return f"{name}: there is no such workflow"
+    return name if getattr(row, "online", True) else f"{name}: offline"
+
+
+def closing(names: Sequence[str], pairs: _Pairs) -> set[tuple[str, str]]:
+    """The pairs without which there is no circle: those that lead back to where a walk through all of them is."""
+    ways: dict[str, list[str]] = {}
+    for source, target in pairs:
+        ways.setdefault(source, []).append(target)
+    found: set[tuple[str, str]] = set()
+    done: set[str] = set()
+    for name in _first_those_nobody_leads_to(names, pairs):
+        if name not in done:
+            _walk(name, ways, done, found)
+    return found
+
+
+def _first_those_nobody_leads_to(names: Sequence[str], pairs: _Pairs) -> list[str]:
+    led_to = {target for _, target in pairs}
+    return sorted(names, key=lambda name: name in led_to)
+
+
+def _walk(name: str, ways: Mapping[str, Iterable[str]], done: set[str], found: set[tuple[str, str]]) -> None:
+    inside, stack = {name}, [(name, iter(ways.get(name, ())))]
+    while stack:
+        at, rest = stack[-1]
+        following = next(rest, None)
+        if following is None:
+            stack.pop()
+            inside.discard(at)
+            done.add(at)
+        elif following in inside:
+            found.add((at, following))
+        elif following not in done:
+            inside.add(following)
+            stack.append((following, iter(ways.get(following, ()))))
+
+
+@lru_cache(maxsize=16)
+def _layout(names: tuple[str, ...], edges: tuple[Edge, ...]) -> Layout:
+    """Places follow from names and edges, and these change when somebody applies a definition."""
+    return lay_out(Graph([Node(name) for name in names], edges))

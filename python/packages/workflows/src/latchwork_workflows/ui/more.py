@@ -1,0 +1,84 @@
+"""Schedules, workers, and what the API offers."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from latchwork_workflows.database.views import catalog, overview
+from latchwork_workflows.desk.definitions import fires, next_fire
+from latchwork_workflows.desk.limiting.holding import at_work
+from latchwork_workflows.desk.parts import need_any, parts_of
+from latchwork_workflows.ui.frame import page
+from latchwork_workflows.web import Problem, Role, Who
+
+router = APIRouter()
+#: So many tasks of a worker are named.
+_MOST_NAMED = 8
+
+
+@router.get("/schedules", response_class=HTMLResponse)
+def schedules(
+    request: Request,
+    who: Who,
+    cron: Annotated[str, Query(max_length=200)] = "",
+    tz: Annotated[str, Query(max_length=100)] = "UTC",
+) -> HTMLResponse:
+    """All schedules by when they fire next; and a field that says when an expression would."""
+    now = time.time()
+    with parts_of(request).database.read() as connection:
+        rows = catalog.schedules(connection, who.projects())
+        last = catalog.last_fires(connection, [row.code for row in rows])
+    shown = [(next_fire(row, now) if row.enabled and row.online else None, row) for row in rows]
+    shown.sort(key=lambda pair: (pair[0] is None, pair[0] or 0.0))
+    values = _preview(cron, tz)
+    may = {row.project for row in rows if who.may(Role.OPERATOR, row.project)}
+    return page(request, who, "schedules.html", rows=shown, last=last, cron=cron, tz=tz, may=may, **values)
+
+
+@router.get("/schedules/preview", response_class=HTMLResponse)
+def preview(
+    request: Request,
+    who: Who,
+    cron: Annotated[str, Query(max_length=200)] = "",
+    tz: Annotated[str, Query(max_length=100)] = "UTC",
+) -> HTMLResponse:
+    """The part of the page that changes as one types."""
+    return page(request, who, "fires.html", **_preview(cron, tz))
+
+
+def _preview(cron: str, tz: str) -> dict[str, Any]:
+    if not cron.strip():
+        return {"fires": [], "wrong": ""}
+    try:
+        return {"fires": fires(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
+    except Problem as error:
+        return {"fires": [], "wrong": error.detail}
+
+
+@router.get("/workers", response_class=HTMLResponse)
+def workers(request: Request, who: Who) -> HTMLResponse:
+    """Who works, and on what; and who has the shards. Needs a role in some project."""
+    need_any(who)
+    parts = parts_of(request)
+    seen = parts.workers()
+    with parts.database.read() as connection:
+        shards, lag = overview.shards(connection), overview.lag(connection)
+        running = at_work(connection, who, seen or ())
+    values = {"workers": seen, "running": running, "most": _MOST_NAMED, "known": parts.cluster is not None}
+    return page(request, who, "workers.html", shards=shards, lag=lag, **values)
+
+
+@router.get("/api", response_class=HTMLResponse)
+def api(request: Request, who: Who) -> HTMLResponse:
+    """The routes of the API, from its own description."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for path, methods in request.app.openapi()["paths"].items():
+        for method, each in methods.items():
+            tag = (each.get("tags") or ["server"])[0]
+            text = each.get("description", "").split("\n")[0]
+            found.setdefault(tag, []).append((method.upper(), path, text))
+    return page(request, who, "api.html", groups=found)

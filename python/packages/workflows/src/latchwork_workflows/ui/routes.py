@@ -1,0 +1,52 @@
+"""All pages, and how they are found."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from latchwork_workflows.ui import (
+    alerts,
+    attempts,
+    backfills,
+    home,
+    limiting,
+    lineage,
+    more,
+    people,
+    runs,
+    settings,
+    workflows,
+)
+from latchwork_workflows.ui.editing import editor
+from latchwork_workflows.ui.frame import PAGES as PAGES  # noqa: PLC0414 - the site needs them
+from latchwork_workflows.web import Link, Role
+
+NAVIGATION: tuple[Link, ...] = (
+    Link("/", "Home"),
+    Link("/workflows", "Workflows", also=("/edit",)),
+    Link("/runs", "Runs", also=("/tasks", "/attempts")),
+    Link("/backfills", "Backfills"),
+    Link("/schedules", "Schedules"),
+    Link("/alerts", "Alerts"),
+    Link("/lineage", "Lineage"),
+    Link("/limits", "Limits", also=("/groups",)),
+    Link("/settings", "Settings"),
+    Link("/workers", "Workers"),
+    Link("/audit", "Audit", Role.ADMIN),
+    Link("/users", "Users", Role.ADMIN),
+    Link("/api", "API"),
+)
+ui_routers: tuple[APIRouter, ...] = (
+    home.router,
+    editor.router,
+    backfills.router,
+    workflows.router,
+    runs.router,
+    attempts.router,
+    alerts.router,
+    lineage.router,
+    more.router,
+    settings.router,
+    limiting.router,
+    people.router,
+)

@@ -1,0 +1,248 @@
+"""Runs: the list, one run, one task, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse
+from starlette.responses import Response
+
+from latchwork_workflows.api.models import MOST_ID, Id
+from latchwork_workflows.database import history
+from latchwork_workflows.database.views import catalog, instances, kin
+from latchwork_workflows.desk import attempts as logs
+from latchwork_workflows.desk import causes, families
+from latchwork_workflows.desk import definitions as workflows
+from latchwork_workflows.desk import instances as desk
+from latchwork_workflows.desk.parts import Parts, parts_of, seen, seen_codes
+from latchwork_workflows.state import InstanceState, base_of, possible
+from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork_workflows.ui.frame import address, led, older, page
+from latchwork_workflows.web import Bar, Bars, Identity, Role, Who, new_secret, shares
+
+router = APIRouter()
+_MOST = 50
+_MOST_TASKS = 200
+_MOST_ROWS = 60
+_MOST_ELEMENTS = 100
+_STATES = [each.value for each in InstanceState]
+#: From left to right in a bar: what is done, what needs somebody, what is at work; the rest waits.
+_TASK_STATES = (
+    *("success", "forced_success", "skipped", "failure", "killed", "paused"),
+    *("running", "retry_wait", "submitted", "ready", "delayed", "waiting"),
+)
+#: In which a task has something to say on why it is not done.
+_OPEN = {"waiting", "delayed", "ready", "submitted", "retry_wait", "running", "paused", "failure"}
+#: What buttons ask for besides the words of the desk.
+_RERUN_FRESH = "rerun-no-cache"
+_FROM_HERE = "recover-from"
+Key = Annotated[str, Form(min_length=1, max_length=200)]
+
+
+@router.get("/runs", response_class=HTMLResponse)
+def list_runs(
+    *,
+    request: Request,
+    who: Who,
+    state: Annotated[str, Query(max_length=20)] = "",
+    project: Annotated[str, Query(max_length=100)] = "",
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+) -> HTMLResponse:
+    """Runs, the newest first."""
+    parts = parts_of(request)
+    wanted = state if state in _STATES else ""
+    with parts.database.read() as connection:
+        codes = seen_codes(connection, who, project.replace("\x00", ""))
+        rows = instances.newest(connection, codes=codes, state=wanted, before=before, most=_MOST + 1)
+        among = who.projects()
+        projects = [each for each in catalog.projects(connection) if among is None or each in among]
+    shown, more = older(rows, _MOST, "/runs", state=wanted, project=project)
+    chosen = {"state": wanted, "project": project, "before": before}
+    return page(request, who, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
+
+
+@router.get("/runs/{instance_id}", response_class=HTMLResponse)
+def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: int = 0) -> HTMLResponse:
+    """One run: what it does, what it waits for, what happened."""
+    parts, now = parts_of(request), time.time()
+    row = desk.find(parts, who, instance_id)
+    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        all_tasks = kin.plain_tasks(connection, row.id, row.run)
+        elements = kin.element_counts(connection, row.id, row.run)
+        tried = instances.attempts(connection, row.id, run=row.run, most=500)
+        events = history.of_instance(connection, row.id, most=60)
+        asked = instances.open_commands(connection, row.id)
+    place = {task.name: number for number, task in enumerate(body.tasks)}
+    all_tasks.sort(key=lambda each: place.get(each.name, 0))
+    start = max(0, min(tasks, len(all_tasks)))
+    shown = all_tasks[start : start + _MOST_TASKS]
+    why = causes.reasons(parts, who, row, body, all_tasks, _asked(all_tasks, shown))
+    states = {each.name: each.state for each in all_tasks}
+    is_drawn = len(body.tasks) <= MOST_DRAWN or bool(draw)
+    links = {each.name: f"/tasks/{each.id}" for each in all_tasks}
+    return page(
+        request,
+        who,
+        "run.html",
+        row=row,
+        body=body,
+        tasks=shown,
+        total=len(all_tasks),
+        start=start,
+        following=start + _MOST_TASKS if start + _MOST_TASKS < len(all_tasks) else 0,
+        why=why,
+        counts=Counter(sorted((each.state for each in all_tasks), key=_TASK_STATES.index)),
+        cause=causes.of_run(parts, row, all_tasks, why),
+        can_cache=any(task.cache_s is not None for task in body.tasks),
+        numbers={each.name: each.id for each in all_tasks},
+        newest={each.task: logs.name_of(each) for each in reversed(tried) if each.log_ref},
+        kinds={task.name: task.type for task in body.tasks},
+        svg=dag_svg(body, states, links) if is_drawn else None,
+        parent=families.parent(parts, who, row),
+        children=families.children(parts, who, [each.id for each in shown]),
+        elements={name: (counts, element_bar(counts)) for name, counts in elements.items()},
+        chart=_chart(tried, place, now),
+        events=events,
+        asked=asked,
+        possible=possible(InstanceState(row.state)) if who.may(Role.OPERATOR, row.project) else (),
+        key=new_secret(),
+    )
+
+
+def _asked(tasks: list[Any], shown: list[Any]) -> set[str]:
+    """Of which tasks it is said why: of those on the page, and of some that failed, wherever they are."""
+    failed = [each.name for each in tasks if each.state == "failure"][:5]
+    return {*failed, *(each.name for each in shown if each.state in _OPEN or _is_held(each))}
+
+
+def _is_held(task: Any) -> bool:
+    """Its master has it itself."""
+    return bool(task.state == "running" and task.queue_key is None)
+
+
+def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
+    """One row for each task that was tried, in the order in which they began; the last ones of very many."""
+    by_task: dict[str, list[Bar]] = {}
+    for each in sorted(tried, key=lambda one: one.started_at):
+        title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
+        kind = each.outcome or "running"
+        bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{logs.name_of(each)}")
+        by_task.setdefault(each.name, []).append(bar)
+    rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(base_of(pair[0]), 0)))
+    return Bars(rows[-_MOST_ROWS:]).svg(now)
+
+
+@router.post("/runs/{instance_id}/ask")
+def ask_run(
+    request: Request, who: Who, instance_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
+) -> Response:
+    """Ask something of a run; the page shows that it was asked, and what became of it."""
+    no_cache = action == _RERUN_FRESH
+    action = "rerun" if no_cache else action
+    desk.act(parts_of(request), who, instance_id, action, no_cache=no_cache, unique_key=f"page-{key}")
+    return led(f"/runs/{instance_id}")
+
+
+@router.get("/tasks/{task_id}", response_class=HTMLResponse)
+def show_task(
+    *,
+    request: Request,
+    who: Who,
+    task_id: Id,
+    state: Annotated[str, Query(max_length=20)] = "",
+    index: Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="after")] = None,
+) -> HTMLResponse:
+    """One task: why it is where it is, its attempts, what it gave; of a map its elements, by pages."""
+    parts = parts_of(request)
+    task = desk.find_task(parts, who, task_id)
+    row = desk.find(parts, who, task.instance)
+    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        tried = instances.attempts_of_task(connection, task_id)
+        others = kin.plain_tasks(connection, task.instance, task.run)
+        counts = kin.element_counts(connection, task.instance, task.run).get(task.name, {})
+    if task.map_index >= 0:
+        others.append(task)
+    spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)
+    states = {each.name: each for each in others}
+    after = [states[each] for each in (spec.after if spec else ()) if each in states]
+    behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
+    values: dict[str, Any] = {
+        "why": causes.reasons(parts, who, row, body, others, [task.name]).get(task.name, ""),
+        "name_of": logs.name_of,
+    }
+    values |= {"counts": counts, **_elements(parts, who, task, state if state in _TASK_STATES else "", index)}
+    values |= {
+        "children": families.children(parts, who, [task.id, *(each.id for each in values["elements"])]),
+        "awaited": families.awaited(parts, who, row, body, task.name) if task.run == row.run else [],
+        "bar": element_bar(counts),
+        "of_map": states.get(base_of(task.name)) if task.map_index >= 0 else None,
+    }
+    may_ask = who.may(Role.OPERATOR, row.project) and task.run == row.run
+    return page(
+        request,
+        who,
+        "task.html",
+        task=task,
+        row=row,
+        spec=spec,
+        tried=tried,
+        after=after,
+        behind=behind,
+        may_ask=may_ask,
+        may_recover=may_ask and task.map_index < 0 and "recover" in possible(InstanceState(row.state)),
+        key=new_secret(),
+        **values,
+    )
+
+
+def _elements(parts: Parts, who: Identity, task: Any, state: str, after: int | None) -> dict[str, Any]:
+    """A page of the elements of a map; of any other task none."""
+    rows = []
+    if task.map_index < 0:
+        rows = families.elements(parts, who, task.id, state=state, after=after, most=_MOST_ELEMENTS + 1)
+    shown = rows[:_MOST_ELEMENTS]
+    more = address(f"/tasks/{task.id}", state=state, after=shown[-1].map_index) if len(rows) > _MOST_ELEMENTS else ""
+    return {"elements": shown, "state": state, "is_part": bool(state) or after is not None, "more": more}
+
+
+def element_bar(counts: Mapping[str, int]) -> object:
+    """How far a map is, as one bar."""
+    done = sum(counts.get(each, 0) for each in ("success", "forced_success", "skipped"))
+    parts = [(each, counts.get(each, 0)) for each in _TASK_STATES]
+    return shares(parts, f"{done} of {sum(counts.values())} are done")
+
+
+@router.post("/tasks/{task_id}/ask")
+def ask_task(
+    request: Request, who: Who, task_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
+) -> Response:
+    """Ask something of a task; or of its run, that it goes on from there."""
+    if action == _FROM_HERE:
+        parts = parts_of(request)
+        task = desk.find_task(parts, who, task_id)
+        desk.act(parts, who, task.instance, "recover", start_from=[task.name], unique_key=f"page-{key}")
+        return led(f"/runs/{task.instance}")
+    desk.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
+    return led(f"/tasks/{task_id}")
+
+
+@router.get("/commands/{command_id}", response_class=HTMLResponse)
+def show_command(request: Request, who: Who, command_id: Id) -> Response:
+    """What became of a start: its run or its backfill, once there is one."""
+    parts = parts_of(request)
+    with parts.database.read() as connection:
+        command = instances.find_command(connection, command_id)
+        code = command.args.get("code") if command is not None and isinstance(command.args, dict) else None
+        found = catalog.by_code(connection, code) if isinstance(code, int) else None
+        workflow = seen(who, found, f"command {command_id}")
+    if command is not None and command.backfill is not None:
+        return led(f"/backfills/{command.backfill}")
+    if command is not None and command.instance is not None:
+        return led(f"/runs/{command.instance}")
+    return page(request, who, "command.html", command=command, workflow=workflow)

@@ -1,0 +1,167 @@
+"""Connections, environments and parameters: one page that lists them, and forms that change one each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
+from latchwork_workflows.database.settings import SettingKind
+from latchwork_workflows.database.views import catalog
+from latchwork_workflows.desk import grants
+from latchwork_workflows.desk import settings as desk
+from latchwork_workflows.desk.parts import Parts, parts_of
+from latchwork_workflows.ui.frame import address, led, page, role_of
+from latchwork_workflows.web import Identity, Problem, Role, Who
+
+router = APIRouter()
+_Kind = Literal["connection", "environment", "parameter"]
+_KINDS: tuple[SettingKind, ...] = ("connection", "environment", "parameter")
+_Word = Annotated[str, Form(max_length=200)]
+#: Of a form: more than any value may have, so that it can be told what is too large.
+_MOST_FIELD = 200_000
+
+
+@router.get("/settings", response_class=HTMLResponse)
+def settings(request: Request, who: Who, project: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
+    """All that one may see; of a project and of all, if one is chosen."""
+    return _page(request, who, project.replace("\x00", ""))
+
+
+@router.post("/settings/{kind}")
+async def change(request: Request, who: Who, kind: _Kind) -> Response:
+    """Store one; what is refused comes back as it was written."""
+    sent = {key: value for key, value in (await request.form()).multi_items() if isinstance(value, str)}
+    return await run_in_threadpool(_change, request, who, kind, sent)
+
+
+@router.post("/settings/{kind}/delete")
+def remove(*, request: Request, who: Who, kind: _Kind, name: _Word, project: _Word = "", shown: _Word = "") -> Response:
+    """Delete one."""
+    desk.remove(parts_of(request), who, kind, project, name)
+    return led(address("/settings", project=shown))
+
+
+@router.post("/settings/connection/test")
+def try_connection(request: Request, who: Who, name: _Word, project: _Word = "", within: _Word = "") -> Response:
+    """Let a worker open a connection: leads to the run."""
+    asked = desk.try_connection(parts_of(request), who, project, name, within=within)
+    return led(f"/commands/{asked.id}")
+
+
+@router.post("/grants")
+def change_grant(*, request: Request, who: Who, project: _Word, grantee: _Word = "", role: _Word = "") -> Response:
+    """Let a project use another, or no more."""
+    parts = parts_of(request)
+    if role:
+        grants.put(parts, who, project, grantee.strip(), role_of(role))
+    else:
+        grants.remove(parts, who, project, grantee)
+    return led("/settings#grants")
+
+
+def _change(request: Request, who: Identity, kind: SettingKind, sent: dict[str, str]) -> Response:
+    parts, project, name = parts_of(request), sent.get("project", ""), sent.get("name", "").strip()
+    shown = sent.get("shown", "")[:100].replace("\x00", "")
+    try:
+        _set(parts, who, kind, project[:100], name, sent)
+    except Problem as error:
+        if error.status == 403:
+            raise
+        return _page(request, who, shown, error.status, kind=kind, sent=sent, refused=error)
+    return led(address("/settings", project=shown))
+
+
+def _set(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str, sent: Mapping[str, str]) -> None:  # noqa: PLR0917 - one caller
+    if kind == "connection":
+        url, secret = sent.get("url", "").strip(), sent.get("secret", "").strip()
+        desk.set_connection(parts, who, project, name, url=url, secret=secret)
+    elif kind == "environment":
+        desk.set_environment(parts, who, project, name, variables_of(sent.get("variables", "")))
+    else:
+        desk.set_parameter(parts, who, project, name, value_of(sent.get("value", "")))
+
+
+def variables_of(text: str) -> dict[str, str]:
+    """Variables as a form has them: a line each.
+
+    Raises:
+        Problem: 422, a line is none.
+    """
+    found = {}
+    for number, line in enumerate(text[:_MOST_FIELD].replace("\r\n", "\n").split("\n"), 1):
+        name, equals, value = line.partition("=")
+        if not line.strip():
+            continue
+        if not equals:
+            message = f"line {number} is no variable; write NAME=value"
+            raise Problem(422, f"variables: {message}", errors=[("variables", message)])
+        found[name.strip()] = value
+    return found
+
+
+def value_of(text: str) -> Any:
+    """A value as a form has it: JSON, or else text."""
+    text = text.replace("\r\n", "\n")
+    try:
+        return read_json(text.encode("utf-8", "replace"))
+    except BadRecord:
+        return text
+
+
+def text_of(value: Any) -> str:
+    """A value for a form, which is read as it was: text that would be JSON is written as JSON."""
+    if isinstance(value, str) and value_of(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _page(
+    request: Request,
+    who: Identity,
+    project: str,
+    status: int = 200,
+    /,
+    *,
+    kind: str = "",
+    sent: Mapping[str, str] | None = None,
+    refused: Problem | None = None,
+) -> HTMLResponse:
+    parts = parts_of(request)
+    found = {each: [_row(one) for one in desk.listed(parts, who, each, project or None)] for each in _KINDS}
+    with parts.database.read() as connection:
+        mine, known = who.projects(), catalog.projects(connection)
+    seen = sorted({*known, *who.roles} - {""}) if mine is None else sorted(mine)
+    values: dict[str, Any] = {"found": found, "project": project, "projects": seen, "kind": kind, "sent": sent or {}}
+    # A URL that was refused may have a password in it.
+    values["keeps_url"] = refused is None or all(path != "url" for path, _ in refused.errors)
+    writable = [each for each in seen if who.may(Role.EDITOR, each)]
+    values["grants"] = grants.listed(parts, who, project)
+    values["administered"] = [each for each in seen if who.may(Role.ADMIN, each)]
+    return page(request, who, "settings.html", status, refused=refused, writable=writable, **values)
+
+
+def _row(seen: desk.Seen) -> dict[str, Any]:
+    """What the page shows of one: texts."""
+    values = seen.values
+    texts: dict[str, str] = {}
+    if values is not None and "variables" in values:
+        texts["variables"] = "\n".join(f"{name}={each}" for name, each in sorted(values["variables"].items()))
+    elif values is not None and "value" in values:
+        texts["value"] = text_of(values["value"])
+    elif values is not None:
+        texts = {"url": values["url"], "secret": values["secret"]}
+    return {
+        "project": seen.project,
+        "name": seen.name,
+        "shown": values is not None,
+        "may_change": seen.may_change,
+        **texts,
+    }

@@ -1,0 +1,236 @@
+"""Workflows: the list, one of them (drawing, runs, versions, what differs), and its start."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from latchwork.errors import BadRecord
+from latchwork.records import read_json
+from latchwork_workflows.api.models import MOST_ID, NamePath
+from latchwork_workflows.database.views import catalog, instances
+from latchwork_workflows.definitions.forms import write
+from latchwork_workflows.definitions.model import PRIORITIES, Definition
+from latchwork_workflows.desk import definitions as desk
+from latchwork_workflows.desk import instances as runs
+from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.state import Scope
+from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
+from latchwork_workflows.ui.frame import address, led, older, page
+from latchwork_workflows.web import Problem, Role, Who, new_secret
+
+router = APIRouter()
+_MOST = 50
+_MOST_RUNS = 20
+_MOST_TASKS = 100
+_Number = Annotated[int | None, Query(ge=1, le=2**31 - 1)]
+
+
+@router.get("/workflows", response_class=HTMLResponse)
+def list_workflows(
+    request: Request,
+    who: Who,
+    q: Annotated[str, Query(max_length=200)] = "",
+    after: Annotated[str, Query(max_length=201)] = "",
+) -> HTMLResponse:
+    """Workflows, how their last runs went, and when they start next."""
+    now, wanted = time.time(), q.replace("\x00", "").strip()
+    project, _, name = after.replace("\x00", "").partition(".")
+    with parts_of(request).database.read() as connection:
+        rows = catalog.listed(
+            connection,
+            among=who.projects(),
+            contains=wanted,
+            after=(project, name) if after else None,
+            most=_MOST + 1,
+        )
+        last = instances.recent(connection, [row.code for row in rows[:_MOST]], 8)
+    more = (
+        address("/workflows", q=q, after=f"{rows[_MOST - 1].project}.{rows[_MOST - 1].name}")
+        if len(rows) > _MOST
+        else ""
+    )
+    shown = [
+        (row, desk.next_fire(row, now) if row.cron and row.scheduled and row.online else None, last.get(row.code, []))
+        for row in rows[:_MOST]
+    ]
+    may_edit = who.may_somewhere(Role.EDITOR)
+    return page(request, who, "workflows.html", rows=shown, q=q, older=more, may_edit=may_edit)
+
+
+@router.get("/workflows/{project}/{name}", response_class=HTMLResponse)
+def show_workflow(
+    *, request: Request, who: Who, project: NamePath, name: NamePath, version: _Number = None, draw: int = 0
+) -> HTMLResponse:
+    """What it is: its tasks as a drawing and as a list."""
+    shown = desk.show(parts_of(request), who, project, name, version)
+    is_drawn = len(shown.definition.tasks) <= MOST_DRAWN or bool(draw)
+    plan, last = shown.schedule, None
+    fires = [] if plan is None else desk.next_fires(plan, time.time(), 1)
+    if plan is not None:
+        with parts_of(request).database.read() as connection:
+            last = catalog.last_fires(connection, [plan.code]).get(plan.code)
+    links = {task.name: f"#task-{number}" for number, task in enumerate(shown.definition.tasks)}
+    return page(
+        request,
+        who,
+        "workflow.html",
+        tab="graph",
+        row=shown.row,
+        shown=shown,
+        body=shown.definition,
+        fires=fires,
+        last=last,
+        svg=dag_svg(shown.definition, None, links) if is_drawn else None,
+        source=write(shown.definition),
+    )
+
+
+@router.get("/workflows/{project}/{name}/runs", response_class=HTMLResponse)
+def run_grid(
+    *,
+    request: Request,
+    who: Who,
+    project: NamePath,
+    name: NamePath,
+    before: Annotated[int | None, Query(ge=1, le=MOST_ID)] = None,
+    task: Annotated[int, Query(ge=0, le=5000)] = 0,
+) -> HTMLResponse:
+    """Runs by tasks: where in the workflow, and since when, something goes wrong."""
+    parts = parts_of(request)
+    shown = desk.show(parts, who, project, name)
+    names = [each.name for each in shown.definition.tasks]
+    part = names[task : task + _MOST_TASKS]
+    with parts.database.read() as connection:
+        rows = instances.newest(connection, codes=[shown.row.code], before=before, most=_MOST_RUNS + 1)
+        cells = instances.task_states(connection, [row.id for row in rows[:_MOST_RUNS]], part)
+    path = f"/workflows/{project}/{name}/runs"
+    columns, more = older(rows, _MOST_RUNS, path, task=task or None)
+    following = address(path, before=before, task=task + _MOST_TASKS) if task + _MOST_TASKS < len(names) else ""
+    values = {"columns": list(reversed(columns)), "names": part, "cells": cells, "older": more, "following": following}
+    return page(request, who, "grid.html", tab="runs", row=shown.row, before=before, **values)
+
+
+@router.get("/workflows/{project}/{name}/versions", response_class=HTMLResponse)
+def list_versions(
+    *,
+    request: Request,
+    who: Who,
+    project: NamePath,
+    name: NamePath,
+    old: _Number = None,
+    new: _Number = None,
+    before: _Number = None,
+) -> HTMLResponse:
+    """Versions, and what differs between two."""
+    parts = parts_of(request)
+    row = desk.find(parts, who, project, name)
+    with parts.database.read() as connection:
+        rows = catalog.versions(connection, row.code, before=before, most=_MOST + 1)
+    shown, more = older(rows, _MOST, f"/workflows/{project}/{name}/versions", "version")
+    new = new or row.version
+    old = old or max(1, new - 1)
+    lines: list[str] = []
+    if old != new:
+        one, other = (write(desk.show(parts, who, project, name, each).definition) for each in (old, new))
+        lines = list(
+            difflib.unified_diff(one.splitlines(), other.splitlines(), f"version {old}", f"version {new}", lineterm="")
+        )
+    values = {"rows": shown, "older": more, "old": old, "new": new, "lines": lines[:5000]}
+    return page(request, who, "versions.html", tab="versions", row=row, **values)
+
+
+@router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
+def start_form(request: Request, who: Who, project: NamePath, name: NamePath) -> HTMLResponse:
+    """What a run is to be: a field for each parameter."""
+    shown = desk.show(parts_of(request), who, project, name)
+    return page(
+        request,
+        who,
+        "start.html",
+        tab="start",
+        row=shown.row,
+        body=shown.definition,
+        priorities=PRIORITIES,
+        key=new_secret(),
+    )
+
+
+@router.post("/workflows/{project}/{name}/start")
+async def start(request: Request, who: Who, project: NamePath, name: NamePath) -> Response:
+    """Start it, and go to the run as soon as there is one."""
+    items = [(key, value) for key, value in (await request.form()).multi_items() if isinstance(value, str)]
+    chosen = tuple(value for key, value in items if key == "from")
+    return await run_in_threadpool(_start, request, who, (project, name), dict(items), chosen)
+
+
+def _start(
+    request: Request, who: Who, path: tuple[str, str], sent: dict[str, str], chosen: tuple[str, ...]
+) -> Response:
+    parts = parts_of(request)
+    params = params_of(desk.show(parts, who, *path).definition, sent)
+    try:
+        scope = Scope(sent.get("scope", "downstream"))
+    except ValueError:
+        raise Problem(422, "scope: give one of only, downstream, upstream", errors=[("scope", "unknown")]) from None
+    flags = {name: bool(sent.get(name)) for name in ("dry", "no_cache")}
+    given = runs.Start(params, sent.get("priority") or None, chosen, scope, **flags)
+    key = sent.get("key", "")[:150]
+    asked = runs.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
+    return led(f"/commands/{asked.id}")
+
+
+def params_of(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a form with a field for each parameter: those that differ from the defaults.
+
+    Raises:
+        Problem: 422, naming each that is no JSON.
+    """
+    params, problems = {}, []
+    for name, default in body.params.items():
+        text = sent.get(f"param-{name}", "")
+        if text in {"", _text(default)}:
+            continue
+        try:
+            params[name] = text if isinstance(default, str) else read_json(text.encode("utf-8", "replace"))
+        except BadRecord:
+            problems.append((f"params.{name}", f"{text[:60]!r} is no JSON; the default is {_text(default)[:60]}"))
+    if problems:
+        raise Problem(422, "nothing was started: a parameter is wrong", errors=problems)
+    return params
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@router.post("/workflows/{project}/{name}/online")
+def set_online(
+    request: Request, who: Who, project: NamePath, name: NamePath, online: Annotated[str, Form(max_length=3)] = ""
+) -> Response:
+    """Set it online or offline."""
+    desk.set_online(parts_of(request), who, project, name, online=online == "yes")
+    return led(f"/workflows/{project}/{name}")
+
+
+@router.post("/workflows/{project}/{name}/schedule")
+def set_schedule(
+    *,
+    request: Request,
+    who: Who,
+    project: NamePath,
+    name: NamePath,
+    enabled: Annotated[str, Form(max_length=3)] = "",
+    back: Annotated[str, Form(max_length=20)] = "",
+) -> Response:
+    """Switch its schedule on or off."""
+    desk.set_schedule(parts_of(request), who, project, name, enabled=enabled == "yes")
+    return led("/schedules" if back == "schedules" else f"/workflows/{project}/{name}")

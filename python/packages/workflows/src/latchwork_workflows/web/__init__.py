@@ -1,0 +1,56 @@
+"""What any page of ours needs: sign-in, roles, problems, live updates, tables, forms and drawings.
+
+It knows no system: who has an account, what changed and what a page shows is told by whoever makes an app of it. Pages
+work without JavaScript; what is vendored in ``static`` is all that a browser loads.
+"""
+
+from latchwork_workflows.web.app import Link, Site, make_app
+from latchwork_workflows.web.bars import Bar, Bars, shares
+from latchwork_workflows.web.connections import ConnectionLimits
+from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
+from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
+from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn
+from latchwork_workflows.web.live import Hub, aside
+from latchwork_workflows.web.pages import Pages
+from latchwork_workflows.web.passwords import check_password, digest_of, hash_password, new_secret
+from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.server import HttpServer, listening, tls_context
+from latchwork_workflows.web.tries import TooManyTries, Tries
+from latchwork_workflows.web.who import Who, may_still, who
+
+__all__ = [
+    "BACK",
+    "BOTH",
+    "Accounts",
+    "Bar",
+    "Bars",
+    "ConnectionLimits",
+    "Field",
+    "FormInvalid",
+    "HttpServer",
+    "Hub",
+    "Identity",
+    "Link",
+    "Pages",
+    "Problem",
+    "Role",
+    "SignedIn",
+    "Site",
+    "TooManyTries",
+    "Tries",
+    "Who",
+    "aside",
+    "check_password",
+    "digest_of",
+    "fields_of",
+    "graph_svg",
+    "hash_password",
+    "listening",
+    "make_app",
+    "may_still",
+    "new_secret",
+    "shares",
+    "tls_context",
+    "values_of",
+    "who",
+]

@@ -1,0 +1,148 @@
+"""Bars as SVG: what ran when (a Gantt chart), and what is where. They scale with the page; no script, no style."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from markupsafe import Markup
+
+from latchwork_workflows.web.pages import duration, harmless
+
+_ROW = 26
+_BAR = 16
+_HEAD = 24
+_NAMES = 190
+_WIDTH = 1000
+#: A tick this near to the end has its text on its left.
+_EDGE = 45
+_TICK = Markup(
+    '<line class="tick" x1="{0}" x2="{0}" y1="16" y2="{1}"/>'
+    '<text class="tick" x="{0}" y="11" text-anchor="{3}">{2}</text>'
+)
+_STEPS_S = (
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+    86_400,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        start: in seconds since the epoch.
+        end: None: it goes on.
+        kind: its class ``state-...``.
+        title: what is shown when one points at it.
+        link: where it leads.
+    """
+
+    start: float
+    end: float | None
+    kind: str
+    title: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Rows of bars, by name, in their order."""
+
+    rows: Sequence[tuple[str, Sequence[Bar]]]
+
+    def svg(self, now: float) -> Markup:
+        """The chart; empty if there is no bar."""
+        bars = [bar for _, row in self.rows for bar in row]
+        if not bars:
+            return Markup("")
+        first = min(bar.start for bar in bars)
+        last = max(first + 0.1, *(bar.end if bar.end is not None else now for bar in bars))
+        height = _HEAD + _ROW * len(self.rows) + 4
+        head = Markup('<svg class="bars" viewBox="0 0 {} {}" role="group" aria-label="{}">').format(
+            _WIDTH, height, f"what ran when, {duration(last - first)} in all"
+        )
+        parts = [head, *_ticks(first, last, height)]
+        for number, (name, row) in enumerate(self.rows):
+            top = _HEAD + _ROW * number
+            parts.append(
+                Markup('<text class="name" x="{}" y="{}">{}</text>').format(_NAMES - 8, top + 13, _fitted(name))
+            )
+            parts += [_bar(bar, top, first, last, now) for bar in row]
+        return Markup("").join([*parts, Markup("</svg>")])
+
+
+def _bar(bar: Bar, top: int, first: float, last: float, now: float) -> Markup:
+    end = bar.end if bar.end is not None else now
+    left = _at(bar.start, first, last)
+    width = max(3.0, _at(end, first, last) - left)
+    took = duration(end - bar.start)
+    shape = Markup('<g class="bar state-{}"><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="3"/></g>')
+    made = shape.format(bar.kind, harmless(f"{bar.title}, {took}"), f"{left:.1f}", top + 1, f"{width:.1f}", _BAR)
+    return Markup('<a href="{}">{}</a>').format(bar.link, made) if bar.link else made
+
+
+def _ticks(first: float, last: float, height: int) -> list[Markup]:
+    span = last - first
+    step = next((each for each in _STEPS_S if span / each <= 6), 86_400.0 * max(1, round(span / 86_400 / 6)))
+    form = "%H:%M:%S" if span < 86_400 else "%m-%d %H:%M"
+    found: list[Markup] = []
+    at = (int(first / step) + 1) * step if step >= 1 else first
+    while at <= last and len(found) < 12:
+        place = _at(at, first, last)
+        x, anchor = f"{place:.1f}", "end" if place > _WIDTH - _EDGE else "middle"
+        text = f"{datetime.fromtimestamp(at, UTC):{form}}" if step >= 1 else f"+{at - first:.1f} s"
+        found.append(_TICK.format(x, height, text, anchor))
+        at += step
+    return found
+
+
+def _at(moment: float, first: float, last: float) -> float:
+    return _NAMES + (moment - first) / (last - first) * (_WIDTH - _NAMES - 6)
+
+
+def _fitted(name: str) -> str:
+    text = str(harmless(name))
+    return text if len(text) <= 22 else f"{text[:10]}…{text[-11:]}"
+
+
+def shares(counts: Sequence[tuple[str, int]], title: str) -> Markup:
+    """How many of all are in each state, as one bar.
+
+    Args:
+        counts: states and how many are in each, from left to right.
+        title: what it says, for who points at it and for who does not see it.
+    """
+    total = sum(count for _, count in counts) or 1
+    parts = [
+        Markup(
+            '<svg class="shares" viewBox="0 0 100 10" preserveAspectRatio="none" role="img"><title>{}</title>'
+        ).format(harmless(title))
+    ]
+    left = 0.0
+    for state, count in counts:
+        width = 100.0 * count / total
+        shape = Markup('<rect class="bar state-{}" x="{}" y="0" width="{}" height="10"/>')
+        parts += [shape.format(state.replace("_", "-"), f"{left:.3f}", f"{width:.3f}")] if count else []
+        left += width
+    return Markup("").join([*parts, Markup("</svg>")])

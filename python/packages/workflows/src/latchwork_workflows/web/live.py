@@ -1,0 +1,189 @@
+"""Live updates: pages are told that something changed, and ask again for what they show.
+
+All listeners of a process share one look per period, and no look is made while nobody listens. Nothing that was read
+is sent: a page gets what it may see by its own request. What looks for streams does so in threads of their own: a
+database, or a disk of logs, that is slow holds up streams, and no page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from latchwork.interrupts import mutex
+from latchwork_workflows.web.connections import half_of_the_files
+from latchwork_workflows.web.problems import Problem
+
+T = TypeVar("T")
+_PERIOD_S = 1.0
+_PING_S = 15.0
+_MOST_LISTENERS = 500
+#: Of them, those of one account.
+_MOST_OF_ONE = 50
+#: Whether a listener still may listen is asked so often, while something is told.
+_ASK_S = 3.0
+_THREADS = 8
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("latchwork-streams")
+
+
+class Hub:
+    """Who listens for what. Safe to share.
+
+    Args:
+        look: the present fingerprint of each topic, any value that differs once something changed; blocks, and may
+            raise: then nothing has changed.
+        period_s: seconds between two looks.
+        max_listeners: streams at a time. Default 500, or half of the connections of a server if those are fewer.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[Iterable[str]], Mapping[str, Any]],
+        period_s: float = _PERIOD_S,
+        max_listeners: int | None = None,
+    ) -> None:
+        self._look = look
+        self._max_listeners = min(_MOST_LISTENERS, half_of_the_files() // 2) if max_listeners is None else max_listeners
+        self._period_s = period_s
+        self._mutex = mutex()
+        self._looking = mutex()
+        self._topics: dict[str, int] = {}
+        self._listeners: Counter[str] = Counter()
+        self._seen: dict[str, Any] = {}
+        self._seen_at = float("-inf")
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether streams are to end."""
+        return self._closed
+
+    @property
+    def listeners(self) -> int:
+        """How many streams are open, of whatever kind."""
+        return self._listeners.total()
+
+    def close(self) -> None:
+        """End all streams, within a period. Twice is fine."""
+        self._closed = True
+
+    async def opened(
+        self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Return a stream of one listener, which ends soon after its account may listen no more.
+
+        Args:
+            chunks: what is sent; closed with the stream.
+            account: name of the account that listens.
+            still: whether it may listen; called before something is sent, every few seconds at most.
+        Raises:
+            Problem: this account, or all together, have too many streams; before anything was sent.
+        """
+        made = self._lent(chunks, account, still)
+        first = await anext(made)  # what is refused is refused before the answer begins
+        return _after(first, made)
+
+    async def _lent(
+        self, chunks: AsyncGenerator[bytes, None], account: str, still: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes, None]:
+        self._enter(account)
+        try:
+            async with aclosing(chunks):
+                asked_at = time.monotonic()
+                async for chunk in chunks:
+                    if time.monotonic() - asked_at > _ASK_S:
+                        if not await still():
+                            return
+                        asked_at = time.monotonic()
+                    yield chunk
+        finally:
+            self._leave(account)
+
+    async def changes(self, topic: str) -> AsyncGenerator[bytes, None]:
+        """An event ``change`` whenever the topic did, comments meanwhile."""
+        with self._mutex:
+            self._topics[topic] = self._topics.get(topic, 0) + 1
+        try:
+            async for chunk in self._stream(topic):
+                yield chunk
+        finally:
+            self._forget(topic)
+
+    async def _stream(self, topic: str) -> AsyncIterator[bytes]:
+        yield b"retry: 3000\n\n"
+        before = await self._now(topic)
+        told_at = time.monotonic()
+        while not self._closed:
+            await anyio.sleep(self._period_s)
+            now = await self._now(topic)
+            if now != before:
+                before, told_at = now, time.monotonic()
+                yield b"event: change\ndata: {}\n\n"
+            elif time.monotonic() - told_at > _PING_S:
+                told_at = time.monotonic()
+                yield b": ping\n\n"
+
+    async def _now(self, topic: str) -> Any:
+        """Its fingerprint, at most a period old; of many that ask at once one has to wait for a look."""
+        if not self._is_fresh(topic):
+            await aside(self._refresh, topic)
+        return self._seen.get(topic)
+
+    def _is_fresh(self, topic: str) -> bool:
+        return topic in self._seen and time.monotonic() - self._seen_at < self._period_s * 0.9
+
+    def _refresh(self, topic: str) -> None:
+        with self._looking:
+            if self._is_fresh(topic):
+                return
+            with self._mutex:
+                topics = list(self._topics)
+            try:
+                self._seen = dict(self._look(topics))
+            except Exception:
+                self._seen = {each: self._seen.get(each) for each in topics}  # nothing has changed, as far as we know
+            self._seen_at = time.monotonic()
+
+    def _enter(self, account: str) -> None:
+        retry = {"Retry-After": "60"}
+        with self._mutex:
+            if self._listeners[account] >= _MOST_OF_ONE:
+                what = f"your account has {_MOST_OF_ONE} live pages open, which is the most; close some of them"
+                raise Problem(429, what, headers=retry)
+            if self._listeners.total() >= self._max_listeners:
+                raise Problem(503, "too many live pages are open on this server; reload this page later", headers=retry)
+            self._listeners[account] += 1
+
+    def _leave(self, account: str) -> None:
+        with self._mutex:
+            self._listeners[account] -= 1
+            self._listeners += Counter()  # drops accounts without a stream
+
+    def _forget(self, topic: str) -> None:
+        with self._mutex:
+            self._topics[topic] -= 1
+            if not self._topics[topic]:
+                del self._topics[topic]
+
+
+async def aside(call: Callable[..., T], *args: Any) -> T:
+    """Have a stream's look made by one of few threads that no page waits for."""
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(_THREADS)
+        _limiter.set(limiter)
+    return await anyio.to_thread.run_sync(call, *args, limiter=limiter)
+
+
+async def _after(first: bytes, made: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(made):
+        yield first
+        async for chunk in made:
+            yield chunk

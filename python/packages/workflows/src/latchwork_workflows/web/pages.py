@@ -1,0 +1,145 @@
+"""Pages from templates. Everything that is put into one is escaped, and made harmless for a reader first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import jinja2
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+
+from latchwork.words import counted
+from latchwork_workflows.web.identity import Identity
+
+_HERE = Path(__file__).parent
+#: Stands where there is no value: a dash.
+_NOTHING = "\N{EN DASH}"
+_DASH = Markup("\N{EN DASH}")
+
+
+class Pages:
+    """Renders templates. Safe to share.
+
+    Args:
+        folders: of templates, besides ours; the first that has a name counts.
+    """
+
+    def __init__(self, folders: Iterable[Path] = ()) -> None:
+        paths = [str(each) for each in (*folders, _HERE / "templates")]
+        self._env = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(paths),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            finalize=harmless,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._env.filters.update(
+            moment=moment, duration=duration, size=size, counted=counted, word=word, as_json=as_json
+        )
+        self._env.globals.update(asset=asset, now=time.time, elapsed=elapsed, ticking=ticking)
+
+    def render(
+        self,
+        request: Request,
+        template: str,
+        status: int = 200,
+        *,
+        who: Identity | None = None,
+        headers: Mapping[str, str] | None = None,
+        **values: Any,
+    ) -> HTMLResponse:
+        """A page.
+
+        Args:
+            request: that it answers.
+            template: its file.
+            status: of HTTP.
+            who: asks; None: nobody that is known.
+            headers: besides the usual.
+            values: what the template needs.
+        """
+        known = {"request": request, "site": request.app.state.site, "who": who, "csrf": who.csrf if who else ""}
+        return HTMLResponse(self._env.get_template(template).render(known | values), status, dict(headers or {}))
+
+
+def harmless(value: Any) -> Any:
+    """Text without what moves a cursor or turns text around; lines stay lines."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else ascii(c)[1:-1] for c in value)
+
+
+def moment(wall_s: float | None) -> Markup:
+    """``2026-11-22 19:55:29``, of UTC."""
+    if wall_s is None:
+        return _DASH
+    try:
+        at = datetime.fromtimestamp(wall_s, UTC)
+    except (ValueError, OSError, OverflowError):
+        return Markup("out of reach")
+    return Markup('<time datetime="{}">{}</time>').format(f"{at:%Y-%m-%dT%H:%M:%SZ}", f"{at:%Y-%m-%d %H:%M:%S}")
+
+
+def duration(seconds: float | None) -> str:
+    """``0.4 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``, ``3 d 4 h``."""
+    if seconds is None:
+        return _NOTHING
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def elapsed(start: float | None, end: float | None) -> Markup:
+    """How long something took, or has taken so far: then it goes on counting in the browser."""
+    if start is None:
+        return _DASH
+    return Markup("{}").format(duration(end - start)) if end is not None else ticking(start)
+
+
+def ticking(start: float) -> Markup:
+    """How long ago that is, counted on by the browser."""
+    return Markup('<span class="num" data-since="{}">{}</span>').format(f"{start:.1f}", duration(time.time() - start))
+
+
+def size(count: int) -> str:
+    """``17 bytes``, ``4.2 kB``, ``1.3 MB``."""
+    if count < 1000:
+        return counted(count, "byte")
+    for unit, each in (("GB", 1e9), ("MB", 1e6)):
+        if count >= each:
+            return f"{count / each:.1f} {unit}"
+    return f"{count / 1000:.1f} kB"
+
+
+def word(text: str) -> str:
+    """A state as people read it: ``retry wait``."""
+    return str(text).replace("_", " ")
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, to be read by people: escaped like any other text."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+
+
+@cache
+def asset(name: str) -> str:
+    """The address of a static file; it differs with the content, so that a browser may keep it."""
+    return f"/static/{name}?v={crc32((_HERE / 'static' / name).read_bytes()):08x}"

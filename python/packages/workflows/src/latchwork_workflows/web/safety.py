@@ -1,0 +1,102 @@
+"""What every answer carries, and which requests are not looked at: a middleware around everything, static files too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from latchwork_workflows.web.problems import Problem
+
+#: Scripts and styles are files of ours: no text from a database can become one.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+MOST_BYTES = 5_000_000
+_MOST_DRAINED = 20 * MOST_BYTES
+_TOO_LARGE = 413
+
+
+class Safety:
+    """Headers of every answer; hosts by whose name we may be asked; the largest request.
+
+    Args:
+        app: what is inside.
+        hosts: names that a browser may have for us, without port; ``*``: any. Otherwise a page of somebody else's,
+            whose name leads to us, could ask with the browser's rights.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(each.lower() for each in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = self._refused(Headers(scope=scope))
+        if problem is not None:
+            if problem.status == _TOO_LARGE:
+                await _drain(receive)
+            await problem.response()(scope, receive, _dressed(send))
+            return
+        seen = 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > MOST_BYTES:
+                raise _too_large()
+            return message
+
+        try:
+            await self._app(scope, limited, _dressed(send))
+        except Problem as error:  # only the one above comes so far
+            await error.response()(scope, receive, _dressed(send))
+
+    def _refused(self, headers: Headers) -> Problem | None:
+        host = headers.get("host", "").lower()
+        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if "*" not in self._hosts and name not in self._hosts:
+            return Problem(
+                400, f"nobody here is called {name[:100]!r}; name the host with --host or --allowed-host of the server"
+            )
+        length = headers.get("content-length", "0")
+        return _too_large() if not length.isdigit() or int(length) > MOST_BYTES else None
+
+
+async def _drain(receive: Receive) -> None:
+    """Take in what is sent, up to a limit: who still sends when the line is closed may never see the answer."""
+    seen, is_more = 0, True
+    while is_more and seen < _MOST_DRAINED:
+        message = await receive()
+        seen += len(message.get("body", b""))
+        is_more = message["type"] == "http.request" and message.get("more_body", False)
+
+
+def _too_large() -> Problem:
+    return Problem(_TOO_LARGE, f"the request is larger than {MOST_BYTES:,} bytes")
+
+
+def _dressed(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return sending

@@ -1,0 +1,101 @@
+"""Signing in and out, by password or by a link that is good once. Forms: they work without JavaScript."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import RedirectResponse
+from starlette.responses import Response
+
+from latchwork_workflows.web.identity import SignedIn
+from latchwork_workflows.web.problems import Problem
+from latchwork_workflows.web.tries import TooManyTries
+from latchwork_workflows.web.who import Who, check_origin
+
+router = APIRouter(include_in_schema=False)
+_Word = Annotated[str, Form(max_length=300)]
+
+
+def local(path: str) -> str:
+    """The path if it is one of ours, else the first page: nobody is led elsewhere by a link to us."""
+    is_plain = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
+    return path if is_plain else "/"
+
+
+@router.get("/sign-in")
+def form(request: Request, next: str = "/", link: str = "") -> Response:  # noqa: A002 - what the address says
+    """The form, or a button for a link: whoever fetches links ahead uses none up."""
+    return _page(request, next, link=link)
+
+
+@router.post("/sign-in")
+def sign_in(
+    request: Request,
+    name: _Word = "",
+    password: _Word = "",
+    link: _Word = "",
+    next: Annotated[str, Form(max_length=2000)] = "/",  # noqa: A002 - what the form says
+) -> Response:
+    """Try it."""
+    check_origin(request)
+    site = request.app.state.site
+    if link:
+        found = site.accounts.sign_in_by_link(link)
+        return _in(request, found, next) if found else _page(request, next, "This link was used, or its time is over.")
+    try:
+        found = site.accounts.sign_in(name, password)
+    except TooManyTries as error:
+        wait_s = math.ceil(error.wait_s)
+        return _page(
+            request, next, f"Too many wrong tries; try again in {wait_s} s.", status=429, retry_s=wait_s, name=name
+        )
+    if found is None:
+        return _page(request, next, "Wrong name or password.", status=401, name=name)
+    return _in(request, found, next)
+
+
+@router.post("/sign-out")
+def sign_out(request: Request, identity: Who) -> Response:  # noqa: ARG001 - nobody signs somebody else out
+    """End the session."""
+    site = request.app.state.site
+    site.accounts.sign_out(request.cookies.get(site.cookie, ""))
+    response = RedirectResponse("/sign-in", 303)
+    response.delete_cookie(site.cookie)
+    return response
+
+
+def _in(request: Request, found: SignedIn, target: str) -> Response:
+    response = RedirectResponse(local(target), 303)
+    response.set_cookie(
+        request.app.state.site.cookie,
+        found.cookie,
+        max_age=int(found.lasts_s),
+        httponly=True,
+        samesite="lax",
+        secure=request.url.scheme == "https",
+    )
+    return response
+
+
+def _page(
+    request: Request,
+    target: str,
+    error: str = "",
+    *,
+    status: int = 200,
+    link: str = "",
+    name: str = "",
+    retry_s: int = 0,
+) -> Response:
+    if error and status == 200:
+        status = 401
+    if not isinstance(target, str):
+        raise Problem(422, "next: this has to be a path")
+    headers = {"Retry-After": str(retry_s)} if retry_s else {}
+    pages = request.app.state.site.pages
+    made: Response = pages.render(
+        request, "sign_in.html", status, headers=headers, next=local(target), error=error, link=link, name=name
+    )
+    return made

@@ -1,0 +1,113 @@
+"""``Worker``: a process that runs the tasks of its groups, each in a child of its own.
+
+docs/design/0025 has the steps and the races.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+
+from latchwork.checks import check_store
+from latchwork.store import Session, Store, session_ttl_s
+from latchwork.tasks.node import Node, default_node_id
+from latchwork_workflows.definitions.model import NAME_PATTERN
+from latchwork_workflows.home import Home as WorkflowsHome
+from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.logs import LogStore
+from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.worker.options import WorkerOptions
+from latchwork_workflows.worker.shift import Shift
+from latchwork_workflows.worker.tenants import runs_as_root
+from latchwork_workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
+
+_log = logging.getLogger(__name__)
+
+#: The TTL of a worker's session unless it or the URL gives one.
+SESSION_TTL_S = 30.0
+
+
+class Worker(Node[Shift]):
+    """Runs tasks: ``with Worker(store, logs=open_logs(url)) as worker: worker.run_forever()``.
+
+    It pulls: what it takes is its own as long as its session lasts, and its children end before that can. After a lost
+    session it begins anew. Construction does no I/O. Safe to share between threads.
+
+    Args:
+        store: the root store of the workflows. It stays the caller's.
+        logs: where logs and code bundles are.
+        name: who we are, one live worker has it; the host's name with six characters more by default.
+        options: how to run tasks.
+        types: what can be run; ours and those that are installed by default.
+        secrets: what this machine can tell; variables and installed packages by default.
+        root: the name of the installation in the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        logs: LogStore,
+        name: str | None = None,
+        options: WorkerOptions | None = None,
+        types: TaskTypes | None = None,
+        secrets: Secrets | None = None,
+        root: str = "default",
+    ) -> None:
+        check_store(store, "a worker")
+        self.name = default_node_id("worker") if name is None else name
+        if re.match(NAME_PATTERN, self.name) is None:
+            raise ValueError(f"{self.name!r} is no name of a worker; use letters, digits, '_', '-' and '.'")
+        self.options = options or WorkerOptions()
+        self._work_dir = self.options.work_dir or WorkflowsHome.of().folder / "work"
+        self._keys = Keys(root)
+        self._logs = logs
+        self._types = types or TaskTypes()
+        self._secrets = secrets or Secrets()
+        self._host = socket.gethostname()
+        super().__init__(
+            workflows_store(store),
+            self.name,
+            what=f"worker {self.name!r} of {', '.join(self.options.groups)}",
+            slots=self.options.slots,
+            session_ttl_s=session_ttl_s(store, self.options.session_ttl_s, SESSION_TTL_S),
+            drain_s=self.options.drain_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name!r}>"
+
+    def start(self) -> None:
+        """See ``Node``. Makes its work folder first.
+
+        Raises:
+            Closed: it was closed or drained.
+            LatchworkError: another user can change its work folder, or it cannot be made.
+        """
+        self._home.check()
+        self._work_dir = work_folder(self._work_dir)
+        for each in (ATTEMPTS, BUNDLES):
+            work_folder(self._work_dir / each)
+        if runs_as_root(self.options.tenants):
+            _log.warning(
+                "worker %s: tasks without a tenant run as root; list the users of tasks with --tenants, or run the "
+                "worker as another user",
+                self.name,
+            )
+        super().start()
+
+    def _worker_session(self, session: Session) -> Shift:
+        return Shift(
+            self._store,
+            self._keys,
+            self.name,
+            self._host,
+            self.options,
+            work_dir=self._work_dir,
+            logs=self._logs,
+            types=self._types,
+            secrets=self._secrets,
+            session=session,
+        )

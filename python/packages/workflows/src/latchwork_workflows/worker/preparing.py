@@ -1,0 +1,286 @@
+"""From a spec to a command: references and secrets filled in, files written, the environment made."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import ValidationError
+
+from latchwork.errors import LatchworkError
+from latchwork.user_code import call_user
+from latchwork.words import reason
+from latchwork_workflows.bundles import BadBundle, BundleCache
+from latchwork_workflows.definitions.templates import (
+    CONNECTION,
+    SECRET,
+    fill,
+    not_a_variable,
+    variable_of,
+    variable_text,
+)
+from latchwork_workflows.exchange import Spec
+from latchwork_workflows.logs import LogStore, Mask
+from latchwork_workflows.secrets import SecretMissing, Secrets
+from latchwork_workflows.types import Command, RunInfo, TaskTypes
+from latchwork_workflows.types.registry import UnknownType
+from latchwork_workflows.worker.attempt import Attempt
+from latchwork_workflows.worker.options import WorkerOptions
+from latchwork_workflows.worker.tenants import NoTenant, environment, hand_over, user_of
+from latchwork_workflows.worker.work_folder import barrier_to
+
+_log = logging.getLogger(__name__)
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Variables that change how programs run are none that a value's name can set.
+_NEVER = re.compile(r"PATH|IFS|ENV|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|LATCHWORK_.*")
+
+
+class CannotRun(LatchworkError):
+    """An attempt cannot be run.
+
+    Attributes:
+        is_final: another try would not mend it.
+    """
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A command that can be started.
+
+    Attributes:
+        command: the command.
+        env: all of its environment.
+        folder: where it starts.
+        output: where it writes its outputs.
+        stdin: a file that it reads; None for nothing.
+        user: whom to become; None for nobody.
+        mask: what hides its secrets.
+    """
+
+    command: Command
+    env: Mapping[str, str]
+    folder: Path
+    output: Path
+    stdin: Path | None
+    user: str | None
+    mask: Mask
+
+
+class _Known(Mapping[str, Any]):
+    """What ``${name}`` stands for, secrets and connections among it; which secrets were asked for is noted."""
+
+    def __init__(self, spec: Spec, secrets: Secrets) -> None:
+        self._values = spec.values
+        self._connections = spec.connections
+        self._secrets = secrets
+        self._project = spec.head.project
+        self.used: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        if name.startswith(SECRET):
+            return self.secret(name[len(SECRET) :])
+        if name.startswith(CONNECTION):
+            url, password = self.connection(name[len(CONNECTION) :])
+            return with_password(url, password)
+        return self._values[name]
+
+    def secret(self, name: str) -> str:
+        """A secret, which is masked from now on.
+
+        Raises:
+            SecretMissing: this machine has none of this name.
+        """
+        found = self._secrets.get(name, self._project)
+        self.used.append(found)
+        return found
+
+    def connection(self, name: str) -> tuple[str, str]:
+        """URL and password of a stored connection.
+
+        Raises:
+            CannotRun: its master has sent none of this name.
+            SecretMissing: this machine has no such password.
+        """
+        found = self._connections.get(name)
+        if found is None:
+            what = f"there is no connection {name!r:.110}; store one of this name, or give its URL"
+            raise CannotRun(what, is_final=True)
+        secret = found.get("secret", "")
+        return found["url"], self.secret(secret) if secret else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Preparing:
+    """Prepares attempts on this machine. Safe to share between threads."""
+
+    def __init__(
+        self, options: WorkerOptions, types: TaskTypes, secrets: Secrets, bundles: BundleCache, logs: LogStore
+    ) -> None:
+        self._options = options
+        self._types = types
+        self._secrets = secrets
+        self._bundles = bundles
+        self._logs = logs
+
+    def prepare(self, attempt: Attempt, spec: Spec, folder: Path) -> Prepared:
+        """All that a start needs, in an empty folder of its own.
+
+        Raises:
+            CannotRun: it cannot be started, and why.
+        """
+        known = _Known(spec, self._secrets)
+        try:
+            return call_user(self._said_why, attempt, spec, folder, known)
+        except CannotRun as error:
+            raise CannotRun(Mask(known.used).text(str(error)), is_final=error.is_final) from error
+        except Exception as error:  # of a task type of somebody's
+            _log.exception("task %s of type %s could not be prepared", spec.head.x, spec.head.type)
+            text = Mask(known.used).text(reason(error))
+            raise CannotRun(f"the worker could not prepare it: {text}", is_final=False) from error
+
+    def _said_why(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+        try:
+            return self._prepared(attempt, spec, folder, known)
+        except ZoneInfoNotFoundError:
+            raise CannotRun(f"this machine knows no time zone {spec.tz!r}: install tzdata", is_final=False) from None
+        except KeyError as error:
+            name = error.args[0]
+            raise CannotRun(
+                f"'${{{name}}}' has no value: no parameter is called so, and no task before {spec.head.name!r} put "
+                "it out",
+                is_final=True,
+            ) from None
+        except ValidationError as error:
+            wrong = "; ".join(f"params.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+            raise CannotRun(f"with its values filled in the task cannot be run: {wrong}", is_final=True) from None
+        except (UnknownType, SecretMissing, NoTenant, BadBundle) as error:
+            raise CannotRun(str(error), is_final=False) from None
+
+    def _prepared(self, attempt: Attempt, spec: Spec, folder: Path, known: _Known) -> Prepared:
+        kind = self._types.get(spec.head.type)
+        user = user_of(spec.head.tenant, self._options.tenants)
+        moment = datetime.fromtimestamp(spec.schedule_time, ZoneInfo(spec.tz))
+        quoting = getattr(kind, "quoting", {})
+        filled = {
+            name: value if name in kind.quoted else fill(value, known, moment, quote=quoting.get(name, str))
+            for name, value in spec.params.items()
+        }
+        if getattr(kind, "connects", False):
+            filled = _connected(filled, known)
+        told = {name: variable_text(fill(value, known, moment)) for name, value in spec.env.items()}
+        _check_variables(told, "variable")
+        params = kind.params.model_validate(filled)
+        bundle = getattr(params, "bundle", None)
+        path = None if bundle is None else str(self._bundles.path(bundle, self._logs))
+        self._make(folder, user)
+        run = RunInfo(
+            spec.head.instance,
+            spec.head.name,
+            spec.head.n,
+            str(folder),
+            self._options.python,
+            path,
+            spec.values,
+            f"latchwork-{spec.head.task}",
+        )
+        command = kind.command(params, run)
+        output = _written(folder / "output", b"", user)
+        stdin = _written(folder / "stdin", command.stdin, user) if command.stdin else None
+        for name, data in command.files.items():
+            _written(folder / Path(name).name, data, user)
+        base = environment(user, os.environ)
+        variables = variables_of(spec.values, base)
+        if getattr(kind, "ignores_variables", False):
+            variables = {name: text for name, text in variables.items() if not not_a_variable(text)}
+        else:
+            _check_variables(variables, "parameter or output")
+        ours = {
+            "LATCHWORK_OUTPUT": str(output),
+            "LATCHWORK_TOKEN": str(attempt.token),
+            "LATCHWORK_WORKFLOW": spec.head.workflow,
+            "LATCHWORK_TASK": spec.head.name,
+            "LATCHWORK_INSTANCE": str(spec.head.instance),
+            "LATCHWORK_ATTEMPT": str(spec.head.n),
+        }
+        env = {**base, **variables, **told, **command.env, **ours}
+        if "PYTHONPATH" in command.env and base.get("PYTHONPATH"):  # a bundle comes first, and not instead
+            env["PYTHONPATH"] = os.pathsep.join([command.env["PYTHONPATH"], base["PYTHONPATH"]])
+        return Prepared(command, env, folder, output, stdin, user, Mask(known.used))
+
+    def _make(self, folder: Path, user: str | None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        hand_over(folder, user)
+        barrier = None if user is None else barrier_to(folder, user)
+        if barrier is not None:
+            raise CannotRun(
+                f"user {user!r} cannot enter {barrier}, and tasks run below it: give the worker a folder that its "
+                "tenants can enter with --work-dir",
+                is_final=False,
+            )
+
+
+def _connected(params: Mapping[str, Any], known: _Known) -> dict[str, Any]:
+    """The parameters, with a stored connection that they name in its place."""
+    name = params.get("connection")
+    if not isinstance(name, str) or "://" in name:
+        return dict(params)
+    url, password = known.connection(name)
+    return {**params, "connection": url, "password": params.get("password") or password}
+
+
+def with_password(url: str, password: str) -> str:
+    """A URL with its password, as drivers read it; as it is, if it names no host, or has a password already."""
+    scheme, _, rest = url.partition("://")
+    end = min((at for each in "/?#" if (at := rest.find(each)) >= 0), default=len(rest))
+    user, _, host = rest[:end].rpartition("@")
+    if not password or not host or ":" in user:
+        return url
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}{rest[end:]}"
+
+
+def variables_of(values: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
+    """Return values as environment variables: under their names, ``a.b`` as ``a_b``.
+
+    None replaces a variable of ``base``, or one that changes how programs run: outputs of a task come by.
+    """
+    found: dict[str, str] = {}
+    for name in sorted(values, key=lambda each: ("." not in each and "-" not in each, each)):  # plain names count
+        variable = variable_of(name)
+        if _VARIABLE.fullmatch(variable) and variable not in base and not _NEVER.fullmatch(variable):
+            found[variable] = variable_text(values[name])
+    return found
+
+
+def _check_variables(variables: Mapping[str, str], what: str) -> None:
+    for name, text in variables.items():
+        if why := not_a_variable(text):
+            message = f"{what} {name!r} cannot be an environment variable: {why}; pass the name of a file instead"
+            raise CannotRun(message, is_final=True)
+
+
+def _written(path: Path, data: bytes, user: str | None) -> Path:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    hand_over(path, user)
+    return path

@@ -1,0 +1,171 @@
+"""Task groups: so many of their tasks run at a time, in all workers together. Exact, by keys that the claims create.
+
+Keys:  <name>/slots/<task group>/size    the limit, a number as text
+       <name>/slots/<task group>/<i>     one that runs; created by its claim, bound to the worker's session
+
+A task of a group waits in a lane of its own (``<worker group>~<task group>``), which is left out while the group is
+full. A project with a limit has slots like a group, called ``@<project>``; a task of both needs one of each, and waits
+in ``<worker group>~<task group>~@<project>``. A slot that goes wakes all who follow ``slots/``. That watch merges
+states: a worker that was refused a slot which its mirror does not have looks again soon, and one looks again after each
+of its own slots. After a limit was made smaller, what runs beyond it ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from latchwork.clock import Clock
+from latchwork.interrupts import mutex
+from latchwork.store import Mirror, Session, Store
+from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
+from latchwork_workflows.keys import PROJECT, Keys, slots_of
+
+#: Seconds for which a slot that we wanted, and may not have got, is left alone.
+_WANTED_S = 2.0
+_SIZE = "size"
+
+
+class TaskGroups:
+    """The task groups as one worker sees them. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: the keys.
+        groups: the worker groups whose tasks it takes.
+        poke: called when there may be something to take now; quick.
+        session: what slots live by.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, groups: Sequence[str], poke: Callable[[], object], session: Session
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._groups = tuple(groups)
+        self._poke = poke
+        self._session = session
+        self._clock: Clock = store.clock
+        self._lock = mutex()
+        self._picked: dict[str, tuple[Sequence[tuple[str, int]], float | None]] = {}
+        self._slots = store.mirror(keys.slots, wait=False)
+        self._shelves: dict[str, Mirror] = {}
+        self._is_closed = False
+
+    def begin(self, timeout_s: float) -> None:
+        """Follow them from now on."""
+        self._slots.ready(timeout_s)
+        self._slots.on_change(self._see_slots)
+
+    def close(self) -> None:
+        """Follow them no more. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            mirrors = [self._slots, *self._shelves.values()]
+        for each in mirrors:
+            each.close()
+
+    def _see_slots(self, batch: Iterable[Change]) -> None:
+        if any(change.entry is None or change.key.endswith(f"/{_SIZE}") for change in batch):
+            self._follow_lanes()
+            self._poke()
+
+    def _follow_lanes(self) -> None:
+        """A watch for the index of each lane with a task group: feeders wait for the lanes without one."""
+        for lane in self._all_lanes():
+            with self._lock:
+                if self._is_closed or lane in self._shelves or "~" not in lane:
+                    continue
+                mirror = self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+            mirror.on_change(self._see_shelf)
+        with self._lock:
+            plain = [each for each in self._groups if self._shelves and each not in self._shelves]
+            if not self._is_closed:
+                for lane in plain:  # to know which of the lanes has what comes first
+                    self._shelves[lane] = self._store.mirror(self._index(lane), wait=False, values=False)
+
+    def _see_shelf(self, _: Iterable[Change]) -> None:
+        self._poke()
+
+    def _index(self, lane: str) -> str:
+        return f"{self._keys.backlog}/partitions/{lane}/sort_keys"
+
+    def _all_lanes(self) -> list[str]:
+        names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]
+        projects = [each for each in names if each.startswith(PROJECT)]
+        groups = [each for each in names if not each.startswith(PROJECT)]
+        slots = [*((each,) for each in names), *((each, project) for each in groups for project in projects)]
+        return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in slots)]
+
+    def lanes(self) -> Sequence[str]:
+        """Where to look now: without groups that are full, and in the order of what each lane has first."""
+        lanes = self._all_lanes()
+        if len(lanes) == len(self._groups):
+            return self._groups
+        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in slots_of(lane)}}
+        open_ = [lane for lane in lanes if all(is_open[name] for name in slots_of(lane))]
+        return sorted(open_, key=self._first)  # which keeps the order of those that are alike
+
+    def _first(self, lane: str) -> str:
+        mirror = self._shelves.get(lane)
+        first = next(iter(mirror), "") if mirror is not None else ""
+        return first.rpartition("/")[2] or "~"
+
+    def _size(self, name: str) -> tuple[int, Entry] | None:
+        with suppress(KeyError, ValueError):
+            entry = self._slots[self._keys.group_size(name)]
+            return int(entry.value), entry
+        return None
+
+    def _used(self, name: str) -> set[int]:
+        prefix = f"{self._keys.slots}/{name}/"
+        found = {int(each) for key in self._slots if (each := key.removeprefix(prefix)).isdigit()}
+        now = self._clock.now()
+        with self._lock:
+            self._picked = {x: each for x, each in self._picked.items() if each[1] is None or each[1] > now}
+            return found | {number for slots, _ in self._picked.values() for group, number in slots if group == name}
+
+    def _free(self, name: str) -> list[int]:
+        size = self._size(name)
+        if size is None:
+            return []
+        used = self._used(name)
+        return [] if len(used) >= size[0] else [each for each in range(size[0]) if each not in used]
+
+    # A claim
+
+    def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
+        """What the claim of an attempt checks and writes for its slots; None while it has not all of them."""
+        names = slots_of(lane)
+        if not names:
+            return (), ()
+        with self._lock:
+            self._picked.pop(x, None)
+        checks: list[Check] = []
+        slots: list[tuple[str, int]] = []
+        for name in names:
+            free, size = self._free(name), self._size(name)
+            if not free or size is None:
+                return None
+            checks.append(At(size[1]))
+            slots.append((name, free[0]))
+        with self._lock:
+            self._picked[x] = (slots, self._clock.now() + _WANTED_S)
+        return checks, [Create(self._keys.slot(*each), x.encode(), self._session) for each in slots]
+
+    def taken(self, x: str) -> None:
+        """It was claimed: the slot is its own until its end."""
+        with self._lock:
+            if x in self._picked:
+                self._picked[x] = (self._picked[x][0], None)
+
+    def given_up(self, x: str) -> bool:
+        """It was not claimed, or has ended. Return whether slots were picked for it."""
+        with self._lock:
+            return bool(self._picked.pop(x, ((), None))[0])
+
+    def release(self, x: str) -> Sequence[Op]:
+        """The writes that free its slots."""
+        with self._lock:
+            found = self._picked.get(x)
+        return [] if found is None else [Delete(self._keys.slot(*each)) for each in found[0]]
