@@ -112,7 +112,7 @@ def test_a_schedule_that_raises_stops_no_other_job_and_not_close(store, cluster,
 def test_a_schedule_that_raises_at_the_end_of_a_run_is_asked_again_after_a_pause(
     store, cluster, eventually, monkeypatch
 ):
-    for module in ("runs", "local_job", "worker"):
+    for module in ("runs", "worker"):
         monkeypatch.setattr(f"latchwork.jobs.worker.{module}.SCHEDULE_PAUSE_S", 0.1)
 
     class Once(FixedDelay):
