@@ -12,7 +12,7 @@ from latchwork.jobs.stored.audit import decode_record
 from latchwork.jobs.stored.nodes import Member, decode_mark
 from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
 from latchwork.jobs.stored.runs import RunError, decode_activity, decode_outcomes
-from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
+from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.schedules import Fired
 
 MEMBER = (

@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "PersistentLock",
         "a takeover does not check that its owner is still silent",
-        "primitives/persistent/protocol.py",
+        "primitives/leased/protocol.py",
         "return Take((At(entry), unchanged, *unsigned, *alive), ",
         "return Take((At(entry), *unsigned, *alive), ",
         id_of("primitives/lock_protocol", "a_takeover_checks_the_very_owner_that_was_seen_unchanged_and_removes_it"),
@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "PersistentLock",
         "a lock is taken without checking our own owner record",
-        "primitives/persistent/protocol.py",
+        "primitives/leased/protocol.py",
         "(Exists(me),) if me is not None else ()",
         "()",
         id_of("primitives/lock_protocol", "a_free_lock_is_taken_if_it_is_unchanged_and_we_live"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "PersistentLock",
         "an owner's silence counts from before its last renewal",
-        "primitives/persistent/protocol.py",
+        "primitives/leased/protocol.py",
         "        if known is not None and known.version == version:\n",
         "        if known is not None:\n",
         id_of("primitives/lock_protocol", "a_sighting_counts_from_the_first_response_that_showed_this_version"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a release deletes a lock that another owner has taken",
-        "primitives/persistent/table.py",
+        "primitives/leased/table.py",
         "            checks = [At(held[name]) for name in batch]\n",
         "            checks: list[At] = []\n",
         id_of("primitives/lock_keeper", "releasing_a_lock_that_was_lost_leaves_it_to_whoever_has_it_now", on="memory"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a renewal recreates an owner that was taken over",
-        "primitives/persistent/table.py",
+        "primitives/leased/table.py",
         'self.store.begin("commit", [Exists(key)], [Put(key, record.encode())])',
         'self.store.begin("commit", [], [Put(key, record.encode())])',
         id_of("primitives/adopting", "an_earlier_life_whose_watch_is_silent_is_told_by_its_next_renewal", on="memory"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a takeover trusts a stale watch that the owner's sign is gone",
-        "primitives/persistent/protocol.py",
+        "primitives/leased/protocol.py",
         "(Absent(sign_key(owner_key)),) if now < seen.silent_at else ()",
         "()",
         id_of(
@@ -67,7 +67,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a renewal does not check the sign of its owner",
-        "primitives/persistent/table.py",
+        "primitives/leased/table.py",
         "signed = [Exists(key), Exists(self.sign_key(owner))]",
         "signed = [Exists(key)]",
         id_of(
@@ -79,7 +79,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a write that may land late is forgotten",
-        "primitives/persistent/taking.py",
+        "primitives/leased/keeper.py",
         "                doubts.append(what)\n",
         "                pass\n",
         id_of(
@@ -89,7 +89,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "an interrupted release signals its cleanup too early",
-        "primitives/persistent/thread.py",
+        "primitives/leased/thread.py",
         "        self._done_with(claimer)\n        self._chores.signal()  # last:",
         "        self._chores.signal()\n        self._done_with(claimer)  # last:",
         id_of(

@@ -17,8 +17,8 @@ from mutants.overlay import overlay, run_tests
 #: The parts of the package that need at least three defects each.
 PARTS = (
     *("store/", "backends/embedded/", "backends/etcd/", "backends/zookeeper/"),
-    *("primitives/fair/", "primitives/persistent/", "primitives/queue/", "primitives/numbers/"),
-    *("primitives/group/", "primitives/meeting/"),
+    *("primitives/fair/", "primitives/leased/", "primitives/queue/", "primitives/numbers/"),
+    *("primitives/group/", "primitives/barrier/"),
     *("jobs/", "tasks/", "executor/", "plans/", "worker_group/"),
     *(f"latchwork_workflows/{folder}/" for folder in ("master", "worker", "database")),
 )

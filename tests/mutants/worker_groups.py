@@ -36,7 +36,7 @@ DEFECTS = (
     Defect(
         "Worker groups",
         "two arrivals that write one key share a transaction",
-        "primitives/meeting/company.py",
+        "primitives/barrier/company.py",
         "        if taken and (keys & mine or checks",
         "        if taken and (checks",
         id_of("primitives/barrier_company", "two_that_write_one_key_do_not_go_together_and_reads_go_first"),

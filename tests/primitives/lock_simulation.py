@@ -10,7 +10,7 @@ import heapq
 import random
 from dataclasses import dataclass, field, replace
 
-from latchwork.primitives.persistent.protocol import FREE, LockRecord, OwnerRecord, Sightings, Take, plan
+from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord, Sightings, Take, plan
 from latchwork.store.lease import Lease
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Put
 

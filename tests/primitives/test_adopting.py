@@ -10,7 +10,7 @@ import pytest
 
 from latchwork.errors import Conflict, InvalidKey, LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import PersistentLock
-from latchwork.primitives.persistent.protocol import FREE, LockRecord, Take, plan_adoption
+from latchwork.primitives.leased.protocol import FREE, LockRecord, Take, plan_adoption
 from latchwork.types import At, Entry, Exists, Put
 from through_loop import system_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, OutcomeUnknown
 from latchwork.primitives import Barrier
-from latchwork.primitives.meeting import company
+from latchwork.primitives.barrier import company
 from latchwork.store.steps import run
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Put
@@ -99,9 +99,9 @@ def test_no_thread_is_left_when_the_last_one_has_gone(crowd_of, in_thread, event
 
 
 def test_who_is_not_woken_by_the_shared_watch_ends_all_the_same(crowd_of, in_thread, monkeypatch):
-    for module in ("crowd", "phases"):
-        monkeypatch.setattr(f"latchwork.primitives.meeting.{module}.MANY", 4)
-    monkeypatch.setattr("latchwork.primitives.meeting.meeting.AGAIN_S", (0.2, 0.4))
+    for module in ("meeting", "phases"):
+        monkeypatch.setattr(f"latchwork.primitives.barrier.{module}.MANY", 4)
+    monkeypatch.setattr("latchwork.primitives.barrier.meeting.AGAIN_S", (0.2, 0.4))
     monkeypatch.setattr(company.Company, "_wake", lambda *_: None)
     _, members = crowd_of()
     began = time.monotonic()

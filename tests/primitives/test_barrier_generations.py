@@ -8,8 +8,8 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError
 from latchwork.primitives import Barrier
-from latchwork.primitives.meeting import Expected, arrivals_at, barrier_state
-from latchwork.primitives.meeting.phases import Board
+from latchwork.primitives.barrier import Expected, arrivals_at, barrier_state
+from latchwork.primitives.barrier.phases import Board
 from latchwork.store.steps import run
 from latchwork.types import At, Put
 

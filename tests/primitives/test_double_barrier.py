@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, LatchworkError
 from latchwork.primitives import DoubleBarrier
-from latchwork.primitives.meeting.phases import write_arrival
+from latchwork.primitives.barrier.phases import write_arrival
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import log as logs
-from latchwork.primitives.group.journal import Journal
-from latchwork.primitives.group.log import State
-from latchwork.primitives.group.replica import Replica
+from latchwork.primitives.group.follower import Replica
+from latchwork.primitives.group.log import Journal, State
 from latchwork.primitives.group.views import ViewChange
 from latchwork.store.steps import run
 from latchwork.types import Exists, Put

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from latchwork.primitives.group.duty import GATHER_S, LOOK_S, Duty
+from latchwork.primitives.group.follower import GATHER_S, LOOK_S, Duty
 from latchwork.primitives.group.views import STAND_IN_S
 
 

@@ -395,7 +395,7 @@ def test_sweeping_removes_what_the_dead_left_and_nothing_of_the_living(store, ke
 
 
 def test_sweeping_forgets_locks_that_are_free_for_long(store, keepers, monkeypatch):
-    monkeypatch.setattr("latchwork.primitives.persistent.outside.FORGET_FREE_AFTER_S", 0.2)
+    monkeypatch.setattr("latchwork.primitives.leased.inspect.FORGET_FREE_AFTER_S", 0.2)
     keeper = keepers()
     keeper.acquire("job/1", 5.0).release()
     held = keeper.acquire("job/2", 5.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latchwork.primitives.persistent.protocol import (
+from latchwork.primitives.leased.protocol import (
     FREE,
     TAKEOVER_FACTOR,
     Held,

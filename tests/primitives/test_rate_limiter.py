@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, SessionLost, WaitTimeout
 from latchwork.primitives import RateLimiter
-from latchwork.primitives.numbers.rate_window import Permits, Window
+from latchwork.primitives.numbers.rate_limiter import Permits, Window
 
 TTL_S = 1.0
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from latchwork.errors import Conflict
 from latchwork.primitives import LockKeeper
-from latchwork.primitives.persistent.protocol import OwnerRecord, grace_s
+from latchwork.primitives.leased.protocol import OwnerRecord, grace_s
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Put
 from through_loop import system_of

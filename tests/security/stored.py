@@ -30,15 +30,15 @@ from latchwork.jobs.stored.runs import (
     encode_outcomes,
 )
 from latchwork.primitives import once
+from latchwork.primitives.barrier import phases
 from latchwork.primitives.fair import semaphore
 from latchwork.primitives.fair.leader import Leader
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.group import log as views
-from latchwork.primitives.group.members import Evicted, GroupMember, StoredMember
-from latchwork.primitives.meeting import phases
+from latchwork.primitives.group.views import Evicted, GroupMember, StoredMember
+from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.primitives.numbers.cell import Reading
-from latchwork.primitives.numbers.rate_window import Permits
-from latchwork.primitives.persistent.protocol import LockRecord, OwnerRecord
+from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.items import shown as shown_item
 from latchwork.primitives.queue.puts import Room
@@ -102,8 +102,8 @@ KINDS = {
         dumped(ok=False, kind="K", why="w", **ABOUT),
         lambda value: once._result(at(value), "once 'x'"),
     ),
-    "owner": Kind("primitives.persistent.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
-    "lock": Kind("primitives.persistent.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
+    "owner": Kind("primitives.leased.protocol", OwnerRecord(5.0, "me", "h", 5).encode(), OwnerRecord.decode),
+    "lock": Kind("primitives.leased.protocol", LockRecord("o1", "n", 5.0).encode(), LockRecord.decode),
     "item": Kind(
         "primitives.queue.items",
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
@@ -111,15 +111,15 @@ KINDS = {
     ),
     "room": Kind("primitives.queue.puts", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
     "barrier": Kind(
-        "primitives.meeting.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
+        "primitives.barrier.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
     ),
     "arrival": Kind(
-        "primitives.meeting.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
+        "primitives.barrier.phases", phases.write_arrival(3, ABOUT), lambda value: phases.read_arrival(at(value))
     ),
     "member of a group": Kind(
-        "primitives.group.members", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
+        "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
     ),
-    "evicted member": Kind("primitives.group.members", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
+    "evicted member": Kind("primitives.group.views", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
     "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.Head.of(at(value)).to_bytes()),
     "view": Kind(
         "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
@@ -135,7 +135,7 @@ KINDS = {
         lambda value: Reading.of("k", at(value)).changed(6, "n"),
     ),
     "permits": Kind(
-        "primitives.numbers.rate_window",
+        "primitives.numbers.rate_limiter",
         Permits(3, 1.0, 0.5, 9).to_bytes(),
         lambda value: Permits.of(at(value)).with_more(1),
     ),

@@ -28,7 +28,7 @@ from latchwork.primitives import (
     Semaphore,
     Sequence,
 )
-from latchwork.primitives.persistent.outside import lock_states
+from latchwork.primitives.leased.inspect import lock_states
 from latchwork.store import system_namespace
 from levels import LONG
 from patience import eventually

@@ -32,17 +32,16 @@ from latchwork.executor.placing.targets import Target
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitting.options import Call
 from latchwork.executor.submitting.submitter import OnSessionLost
+from latchwork.primitives.barrier.meeting import Lacking, Parties
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import LatchState
 from latchwork.primitives.fair.leader import Candidate, Leader
 from latchwork.primitives.fair.rwlock import Mode
 from latchwork.primitives.fair.tickets import Ticket, TicketQueue
-from latchwork.primitives.group.members import GroupMember, Label
-from latchwork.primitives.group.views import View, ViewChange
-from latchwork.primitives.meeting.meeting import Lacking, Parties
+from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
+from latchwork.primitives.leased.inspect import LockHolder, LockState
+from latchwork.primitives.leased.owner import LockOwner
 from latchwork.primitives.numbers.sequence import Record
-from latchwork.primitives.persistent.held import LockOwner
-from latchwork.primitives.persistent.outside import LockHolder, LockState
 from latchwork.primitives.queue.claims import CreateClaimed
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.pages import Share

@@ -1,5 +1,6 @@
 """Coordination primitives, one noun per file, each usable by itself above any store."""
 
+from latchwork.primitives.barrier.barriers import Barrier, DoubleBarrier
 from latchwork.primitives.fair.election import Election, Term
 from latchwork.primitives.fair.latch import LeaderLatch
 from latchwork.primitives.fair.leader import Candidate, Leader, Observer
@@ -7,20 +8,16 @@ from latchwork.primitives.fair.lock import Lock
 from latchwork.primitives.fair.rwlock import ReadWriteLock
 from latchwork.primitives.fair.semaphore import Semaphore
 from latchwork.primitives.fair.tickets import Ticket
-from latchwork.primitives.group.group import Group
-from latchwork.primitives.group.members import GroupMember
-from latchwork.primitives.group.outside import list_groups
-from latchwork.primitives.group.views import View, ViewChange
-from latchwork.primitives.meeting.barrier import Barrier
-from latchwork.primitives.meeting.double_barrier import DoubleBarrier
+from latchwork.primitives.group.group import Group, list_groups
+from latchwork.primitives.group.views import GroupMember, View, ViewChange
+from latchwork.primitives.leased.inspect import LockHolder, LockState, force_release, forget_free_locks, lock_states
+from latchwork.primitives.leased.keeper import LockKeeper
+from latchwork.primitives.leased.lock import PersistentLock
+from latchwork.primitives.leased.owner import HeldLock
 from latchwork.primitives.numbers.counter import Counter
 from latchwork.primitives.numbers.rate_limiter import RateLimiter
 from latchwork.primitives.numbers.sequence import Sequence
 from latchwork.primitives.once import Once
-from latchwork.primitives.persistent.held import HeldLock
-from latchwork.primitives.persistent.keeper import LockKeeper
-from latchwork.primitives.persistent.lock import PersistentLock
-from latchwork.primitives.persistent.outside import LockHolder, LockState, force_release, forget_free_locks, lock_states
 from latchwork.primitives.queue.claims import ClaimEnding, CreateClaimed, QueueClaim
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.pages import Share

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from latchwork.errors import BadRecord, Conflict
-from latchwork.primitives.meeting import BarrierState, barrier_state
+from latchwork.primitives.barrier import BarrierState, barrier_state
 from latchwork.primitives.waiting import check_name
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store

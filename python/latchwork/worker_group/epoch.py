@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from latchwork.errors import BarrierBroken, Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
-from latchwork.primitives.meeting import Expected, arrivals_at
+from latchwork.primitives.barrier import Expected, arrivals_at
 from latchwork.primitives.waiting import Ownership
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of

@@ -20,7 +20,7 @@ from latchwork.cli.options import Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import FAILURE, TERMINATED, Terminated, UsageError, ended_by_sigterm, quiet_logs, report
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
 from latchwork.errors import LatchworkError
-from latchwork.primitives.meeting import BarrierState
+from latchwork.primitives.barrier import BarrierState
 from latchwork.store import Store, connect
 from latchwork.store.watch import Watch
 from latchwork.words import counted, utc_text

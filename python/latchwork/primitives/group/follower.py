@@ -11,35 +11,179 @@ docs/design/0017 has the races.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
+from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, write_body
 from latchwork.primitives.fair.turns import until_over
-from latchwork.primitives.group.duty import Duty
-from latchwork.primitives.group.journal import Journal
-from latchwork.primitives.group.members import member_id
-from latchwork.primitives.group.replica import Replica, Tell
+from latchwork.primitives.group.log import Head, Journal, State, Step
+from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.participant import is_open
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
+from latchwork.store.observers import listen
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch, Watch
-from latchwork.types import At, Put
+from latchwork.types import At, Entry, Put
 
 _log = logging.getLogger(__name__)
 
-_WRITES = "writes"
+#: Views are written at most so often: what changes meanwhile is one view.
+GATHER_S = 0.02
+#: A deputy gives the writer so long, then looks whether there still is one.
+LOOK_S = 0.03
 
+Tell = Callable[[list[ViewChange]], None]
+
+_WRITES = "writes"
 #: Called when the views cannot be followed, with the reason.
 Fail = Callable[[LatchworkError], None]
+
+
+class Duty:
+    """When a view has to be written, by the writer or by its deputy. Pure.
+
+    Attributes:
+        is_writer: whether it is ours to write, at once; else we give the writer a moment.
+    """
+
+    def __init__(self, *, is_writer: bool) -> None:
+        self.is_writer = is_writer
+        self._since: float | None = None
+        self._looked = False
+        self._last = -math.inf
+
+    def due(self, now: float, *, is_behind: bool) -> Literal["", "look", "write"]:
+        """What has to be done now: nothing, look whether there is a writer, or write."""
+        if not is_behind:
+            self._since, self._looked = None, False
+            return ""
+        self._since = now if self._since is None else self._since
+        if now >= self._at():
+            return "write"
+        if not self.is_writer and not self._looked and now >= self._since + LOOK_S:
+            self._looked = True
+            return "look"
+        return ""
+
+    def wrote(self, now: float) -> None:
+        """A view was written, or found to need no writing: what is behind after this waits its time again."""
+        self._last, self._since, self._looked = now, now, False
+
+    def pause_s(self, now: float, *, is_behind: bool) -> float | None:
+        """Seconds until it has to be asked again; None when only a change can make something due."""
+        if not is_behind or self._since is None:
+            return None if not is_behind else 0.0
+        at = self._at() if self.is_writer or self._looked else self._since + LOOK_S
+        return max(0.0, at - now)
+
+    def _at(self) -> float:
+        assert self._since is not None
+        return max(self._since if self.is_writer else self._since + STAND_IN_S, self._last + GATHER_S)
+
+
+class Replica:
+    """The newest view here, by two ways: the watch of the head, and what we write ourselves. Safe to share.
+
+    Listeners are called with the changes from view to view, in order, with the mutex held: they must be quick.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._listeners: dict[object, Tell] = {}
+        self._lock = mutex()
+        self._head: Entry | None = None
+        self._life = ""
+        self._state = State()
+        self._told: View | None = None
+
+    def tell(self, listener: Tell) -> Callable[[], None]:
+        """Call a listener with every change from now on, at once with the view that we have; returns what ends it."""
+        with self._lock:
+            if self._told is not None:
+                listener([_whole(self._told)])
+            return listen(self._listeners, listener)
+
+    def look(self) -> tuple[Entry | None, State]:
+        """The head and its view. Only the writer may hold on to the state, until it writes."""
+        with self._lock:
+            return self._head, self._state
+
+    def differs(self, name: str, token: int | None) -> bool:
+        """Whether the view has another state of a member than that of a token; None if it is not there."""
+        with self._lock:
+            return self._state.token(name) != token
+
+    def ids(self) -> list[str]:
+        """The ids in the view, in any order."""
+        with self._lock:
+            return list(self._state)
+
+    def clear(self) -> bool:
+        """The head is gone: views begin anew. False if there was none."""
+        with self._lock:
+            had, self._head, self._life, self._state = self._head is not None, None, "", State()
+            if self._told is None:
+                self._told = View()
+            return had
+
+    async def advance(self, entry: Entry) -> None:
+        """Go on to the view of a head, by the steps from ours if they are all there, else from the base."""
+        head = Head.of(entry)
+        with self._lock:
+            follows = self._head is not None and self._life == head.life
+            number = self._state.number
+        steps = await self._journal.steps(head, number) if follows and head.number > number else None
+        if steps is not None:
+            self.applied(entry, head, steps)
+            return
+        if not follows or head.number > number:
+            newest, state = await self._journal.load(entry)
+            if newest is not None:
+                self._adopt(newest, state)
+
+    def applied(self, entry: Entry, head: Head, steps: Iterable[Step]) -> None:
+        """Take these steps, which lead to a head; those that were taken already are left out."""
+        with self._lock:
+            if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
+                return
+            changes = [self._state.apply(step) for step in steps if step.number == self._state.number + 1]
+            if self._state.number == head.number:
+                self._head, self._life = entry, head.life
+            if changes:
+                if self._told is not None and self._told.number >= changes[0].view.number:  # begun anew
+                    changes = [difference(self._told, changes[-1].view)]
+                self._told = changes[-1].view
+                self._tell(changes)
+
+    def _adopt(self, entry: Entry, state: State) -> None:
+        """Take a view that was read whole."""
+        with self._lock:
+            if self._head is not None and entry.token <= self._head.token:
+                return
+            view, told = state.view(), self._told
+            self._head, self._life, self._state, self._told = entry, Head.of(entry).life, state, view
+            if told is None:
+                self._tell([_whole(view)])
+            elif told != view:
+                self._tell([difference(told, view)])
+
+    def _tell(self, changes: list[ViewChange]) -> None:
+        for listener in list(self._listeners.values()):
+            listener(changes)
+
+
+def _whole(view: View) -> ViewChange:
+    return ViewChange(view, view.members, (), ())
 
 
 class Views:

@@ -2,7 +2,7 @@
 
 Keys:  <name>/members/<id>   one per member, dies with its session: weight, labels, address, host, pid, incarnation
        <name>/evicted/<id>   who was evicted, so that it does not join again by itself
-       views: see ``journal``; who writes them: see ``follower``
+       views: see ``log``; who writes them: see ``follower``
 
 A member is in once its key is there. It follows the views from the first call that asks for one: a member that nobody
 asks keeps no thread and no watch, and those of one process that are asked share one.
@@ -21,11 +21,9 @@ from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, No
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.follower import Views
-from latchwork.primitives.group.journal import Journal
-from latchwork.primitives.group.log import Head
-from latchwork.primitives.group.members import GroupMember, Label
+from latchwork.primitives.group.log import Head, Journal
 from latchwork.primitives.group.membership import Membership, evict
-from latchwork.primitives.group.views import View, ViewChange
+from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
 from latchwork.primitives.waiting.common import Identity, Patience, check_name
 from latchwork.primitives.waiting.participant import Participant, is_open
 from latchwork.primitives.waiting.waiter import Waiter
@@ -40,6 +38,16 @@ from latchwork.types import Check, Exists
 
 Listener = Callable[[ViewChange], None]
 _SETTLE_S = 5.0
+
+
+def list_groups(store: Store, prefix: str = "") -> list[str]:
+    """The names of the groups directly below a prefix, sorted: those that have members, or views of earlier ones."""
+    check_store(store, "list_groups")
+    names = [f"{prefix}/{name}" if prefix else name for name in store.children(prefix)]
+    kept = {"members", "views"}
+    with store.pipeline() as pipeline:
+        found = [(name, pipeline.children(name)) for name in names]
+        return [name for name, below in found if kept.intersection(below.result())]
 
 
 class Group(Participant):

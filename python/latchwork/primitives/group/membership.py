@@ -15,8 +15,7 @@ from functools import partial
 from latchwork.errors import Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OutcomeUnknown, SessionLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.members import Evicted, GroupMember, Label, check_member
-from latchwork.primitives.group.views import ViewChange
+from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.gate import Gate
 from latchwork.primitives.waiting.waiter import Waiter

@@ -1,24 +1,37 @@
-"""One owner of persistent locks, and one lock that it holds."""
+"""One owner of persistent locks, a lock that it holds, and how an owner is created and renewed.
+
+An owner is renewed by itself, or by the transactions that renew a session, too.
+"""
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from msgspec.structs import replace
+
+from latchwork.backends.futures import then
 from latchwork.clock import Clock
-from latchwork.errors import LockLost
+from latchwork.errors import Conflict, LatchworkError, LockLost
 from latchwork.interrupts import mutex
-from latchwork.primitives.persistent.protocol import TAKEOVER_FACTOR, grace_s
+from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, grace_s
+from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, Steps, ending
-from latchwork.types import Entry, Fence
+from latchwork.types import Entry, Exists, Fence
+
+_log = logging.getLogger(__name__)
 
 #: Thousands of locks are held at once, few of them have work: their ownerships are made when asked for.
 _making = mutex()
+
+#: Gives the session to share renewals with, None when there is none at the moment.
+SessionOfTheMoment = Callable[[], Session | None]
 
 
 class LockOwner(Renewer):
@@ -198,3 +211,56 @@ class HeldLock(GuardsWork):
 
     def _owned(self) -> Ownership:
         return self.ownership
+
+
+class Renewals:
+    """Creates and renews the owners of one keeper. Safe to share between threads."""
+
+    def __init__(self, table: LockTable, record: OwnerRecord, session: SessionOfTheMoment | None) -> None:
+        self._table = table
+        self._record = record
+        self._session = session
+
+    def session(self) -> Session | None:
+        """The session for a new owner: one that lasts no shorter than its locks, or its end would cut them short."""
+        session = self._session() if self._session is not None else None
+        if session is None or session.ttl_s < self._record.ttl_s or session.remaining_s() <= 0.0:
+            return None
+        return session
+
+    async def create(self, owner: LockOwner) -> None:
+        """Create O, and its sign."""
+        await self._table.create_owner(owner.id, self._of(owner.session), owner.session)
+
+    def renew(self, owner: LockOwner) -> Future[float]:
+        """Rewrite O: the future of the local time of the send. Once its session has ended it goes on without one."""
+        session = owner.session
+        if session is None or owner.is_signed:
+            return self._table.renew(owner.id, self._of(session), session)
+
+        def parted(sent_at: float) -> float:
+            owner.without_session()
+            return sent_at
+
+        return then(self._table.renew_unsigned(owner.id, self._record), parted)
+
+    def is_taken_over(self, owner: LockOwner, error: BaseException) -> bool:
+        """Whether a renewal failed because O is gone. If only its sign is, it is renewed without one at once."""
+        if not isinstance(error, Conflict):
+            return False
+        if owner.session is None or Exists(self._table.owner_key(owner.id)) in error.failed:
+            return True
+        owner.lose_sign()
+        return False
+
+    async def part(self, owner: LockOwner | None) -> None:
+        """Leave an owner that holds something to run out by its own TTL, however soon its session ends."""
+        if owner is None or owner.session is None or not owner.held or owner.is_over:
+            return
+        try:
+            await self._table.part_owner(owner.id, self._record)
+        except LatchworkError as error:
+            _log.warning("lock owner %s may end with its session, not by its TTL: %s", owner.id, error)
+
+    def _of(self, session: Session | None) -> OwnerRecord:
+        return self._record if session is None else replace(self._record, session=session.id)

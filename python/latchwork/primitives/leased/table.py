@@ -19,7 +19,7 @@ from latchwork.backends.futures import then
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.interrupts import mutex
-from latchwork.primitives.persistent.protocol import (
+from latchwork.primitives.leased.protocol import (
     FREE,
     LOCKS,
     OWNERS,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from latchwork.interrupts import mutex
-from latchwork.primitives.persistent.state import Holdings
-from latchwork.primitives.persistent.table import LockTable
+from latchwork.primitives.leased.state import Holdings
+from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.mirror import Mirror
 from latchwork.store.steps import OnInterrupt, Pause, Signal

@@ -3,7 +3,6 @@
 The rounds and their phases stay inside.
 """
 
-from latchwork.primitives.meeting.outside import BarrierState, arrivals_at, barrier_state
-from latchwork.primitives.meeting.phases import Expected
+from latchwork.primitives.barrier.phases import BarrierState, Expected, arrivals_at, barrier_state
 
 __all__ = ["BarrierState", "Expected", "arrivals_at", "barrier_state"]

@@ -12,19 +12,18 @@ from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.primitives.persistent.held import HeldLock, LockOwner
-from latchwork.primitives.persistent.outside import Sweeper
-from latchwork.primitives.persistent.protocol import (
+from latchwork.primitives.leased.inspect import Sweeper
+from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionOfTheMoment
+from latchwork.primitives.leased.protocol import (
     LEAST_TTL_S,
     OWNERS,
     Doubt,
     OwnerRecord,
     raised_ttl_s,
 )
-from latchwork.primitives.persistent.renewing import Renewals, SessionOfTheMoment
-from latchwork.primitives.persistent.state import Holdings
-from latchwork.primitives.persistent.table import LockTable
-from latchwork.primitives.persistent.waits import LockWaits
+from latchwork.primitives.leased.state import Holdings
+from latchwork.primitives.leased.table import LockTable
+from latchwork.primitives.leased.waits import LockWaits
 from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from latchwork.errors import Conflict, KeyExists, OutcomeUnknown, Unavailable
-from latchwork.primitives.persistent.protocol import FREE, LockRecord, OwnerRecord
-from latchwork.primitives.persistent.table import LockTable, owner_of, owners_of
+from latchwork.primitives.leased.protocol import FREE, LockRecord, OwnerRecord
+from latchwork.primitives.leased.table import LockTable, owner_of, owners_of
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store, resolved
 from latchwork.types import At, Check, Delete, Entry, Op, Put

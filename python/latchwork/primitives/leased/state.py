@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed
-from latchwork.primitives.persistent.held import HeldLock, LockOwner
-from latchwork.primitives.persistent.protocol import Doubt
+from latchwork.primitives.leased.owner import HeldLock, LockOwner
+from latchwork.primitives.leased.protocol import Doubt
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Step
 from latchwork.types import Entry

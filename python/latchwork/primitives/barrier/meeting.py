@@ -1,4 +1,4 @@
-"""Members that meet: the loop behind both barriers. What it decides by is in ``phases``.
+"""Members that meet: the loop behind both barriers. Its decisions are in ``phases``.
 
 Keys:  <name>/board             the open phase, who is expected, how the last phases ended; as JSON
        <name>/arrived/<member>  the phase at which a member has arrived, host and pid, whether it ``follows``; as JSON;
@@ -8,6 +8,12 @@ An arrival is written on condition that the board is unchanged, so it counts for
 its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
 unchanged. Where each phase has its own number of parties, the first arrival writes that to the board in one transaction
 with itself. docs/design/0011 has the races.
+
+With few members all follow the arrivals, and the last to arrive ends the phase. With more than ``MANY`` each member
+would learn of each arrival, n x n events: there each draws, before it arrives, whether it follows, so that about
+``FOLLOWERS`` do. They say so in their arrivals, and the first of them ends the phase. All others watch the board alone;
+as their wait goes on they draw again now and then, so that a phase ends when every follower has died. Nothing is stored
+for this but a word in an arrival, so nothing of it can be left behind.
 """
 
 from __future__ import annotations
@@ -22,9 +28,9 @@ from functools import partial
 
 from latchwork.checks import check_store
 from latchwork.errors import BarrierBroken, Conflict, InvalidKey, LatchworkError
-from latchwork.primitives.meeting.company import Attendance, company_of
-from latchwork.primitives.meeting.crowd import AGAIN_S, Arrivals, EndOf, drawn, is_many
-from latchwork.primitives.meeting.phases import (
+from latchwork.primitives.barrier.company import Attendance, company_of
+from latchwork.primitives.barrier.phases import (
+    MANY,
     Board,
     Expected,
     Opening,
@@ -39,10 +45,16 @@ from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import OnInterrupt, ask, called_as_steps
 from latchwork.store.store import Store
+from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Entry, Op, Put
 from latchwork.words import utc_text
 
 _log = logging.getLogger(__name__)
+
+#: So many follow the arrivals, on average: with no follower at all, which happens once in e^8 times, see ``AGAIN_S``.
+FOLLOWERS = 8
+#: Who watches the board alone draws again after such a time, then after twice that time, and so on.
+AGAIN_S = (2.0, 5.0)
 
 #: From the board and the phase of our last arrival (-1: none) to the phase that is meant; None: wait for another.
 Choice = Callable[[Board, int], int | None]
@@ -54,6 +66,79 @@ _SPREAD_S = 0.03
 Lacking = Callable[[int], Collection[str]]
 #: How many members have to come, or which; or what says so when the first has arrived at a generation.
 Parties = int | Collection[str] | Callable[[], Expected]
+
+
+def is_many(parties: int) -> bool:
+    """True when not everybody can follow the arrivals."""
+    return parties > MANY
+
+
+def drawn(parties: int) -> bool:
+    """Whether one of so many is to follow the arrivals."""
+    return not is_many(parties) or random.random() < FOLLOWERS / parties
+
+
+class Arrivals:
+    """Follows a barrier until the phase has ended or everybody is here. One thread only.
+
+    Attributes:
+        board: the board, once the phase has ended.
+    """
+
+    def __init__(self, board_key: str, arrivals: str, parties: int, phase: int) -> None:
+        self.board: Board | None = None
+        self._board_key = board_key
+        self._arrivals = arrivals
+        self._parties = parties
+        self._phase = phase
+        self._here: dict[str, int] = {}
+        self._followers: dict[str, int] = {}
+
+    def __call__(self, batch: Batch) -> bool:
+        """Take in a batch of changes; True once there is nothing to wait for."""
+        for change in batch:
+            entry = change.entry
+            if entry is None:
+                continue
+            if change.key == self._board_key:
+                board = Board.of(entry)
+                self.board = board if board.phase > self._phase else None
+            elif change.key.rpartition("/")[0] == self._arrivals and read_arrival(entry)[1] == self._phase:
+                self._here[change.key] = entry.token
+                if is_many(self._parties) and follows(entry):
+                    self._followers[change.key] = entry.token
+        return self.board is not None or len(self._here) >= self._parties
+
+    @property
+    def here(self) -> set[str]:
+        """The members that have arrived."""
+        return {key.rpartition("/")[2] for key in self._here}
+
+    def is_first_to_end(self, key: str) -> bool:
+        """True for the arrival whose member ends the phase: of few the last one, of many the first that follows."""
+        if is_many(self._parties):
+            return key in self._followers and self._followers[key] <= min(self._followers.values())
+        return self._here.get(key, 0) >= max(self._here.values(), default=0)
+
+
+class EndOf:
+    """Follows the board of a barrier until a phase has ended. One thread only.
+
+    Attributes:
+        board: the board, once it has.
+    """
+
+    def __init__(self, phase: int) -> None:
+        self.board: Board | None = None
+        self._phase = phase
+
+    def __call__(self, batch: Batch) -> bool:
+        """Take in a batch of changes; True once the phase has ended."""
+        entries = [change.entry for change in batch if change.entry is not None]
+        if entries:
+            board = Board.of(entries[-1])
+            self.board = board if board.phase > self._phase else None
+        return self.board is not None
 
 
 class Meeting:

@@ -16,11 +16,11 @@ from latchwork.callers import PerCaller, identity
 from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, LockLost
 from latchwork.interrupts import mutex
-from latchwork.primitives.persistent.held import HeldLock
-from latchwork.primitives.persistent.keeper import LockKeeper
-from latchwork.primitives.persistent.outside import LockHolder, state_of
-from latchwork.primitives.persistent.protocol import raised_ttl_s
-from latchwork.primitives.persistent.table import LockTable
+from latchwork.primitives.leased.inspect import LockHolder, state_of
+from latchwork.primitives.leased.keeper import LockKeeper
+from latchwork.primitives.leased.owner import HeldLock
+from latchwork.primitives.leased.protocol import raised_ttl_s
+from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home, lost_by_fork

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from latchwork.callers import current
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.primitives.meeting.phases import Board
+from latchwork.primitives.barrier.phases import Board
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
