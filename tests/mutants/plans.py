@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "an end readies a task that waits for an unwritten end",
-        "plans/running/ends.py",
+        "plans/completion.py",
         "                    gone |= dict.fromkeys((*flying, *came.get(each, ())))\n",
         "",
         id_of("plans/ends", "an_end_does_not_make_ready_what_waits_for_one_that_was_to_come_before_it", on="memory"),
@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "a result that was not propagated is forgotten",
-        "plans/finishing.py",
+        "plans/hooks.py",
         "        if task.record.state is TaskState.DONE:\n"
         "            await self._progress.propagate(plan_id, seen, task)\n",
         "        if task.record.state is TaskState.DONE:\n",
@@ -41,7 +41,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "nobody ends a plan whose last tasks ended together",
-        "plans/running/ends.py",
+        "plans/completion.py",
         "            await self._progress.complete(plan_id)\n",
         "            pass\n",
         id_of(
@@ -53,7 +53,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "the end of a child plan does not check the waiting task",
-        "plans/running/waking.py",
+        "plans/wakeups.py",
         "    edit = Edit([At(task.entry)], [])\n",
         "    edit = Edit([], [])\n",
         id_of("plans/child_plans", "the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other", on="memory"),
@@ -69,7 +69,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "a start that lands during its retry counts as refused",
-        "plans/writing.py",
+        "plans/drafts.py",
         "            if now is None or now.version == entry.version:  # our key is gone\n",
         "            if now is None or now.version:  # our key is gone\n",
         id_of("plans/answers", "a_start_that_lands_while_it_is_sent_again_is_one_start", on="memory"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.plans import Plans, PlanWorker
-from latchwork.plans.place import Place
+from latchwork.plans.plan_store import Place
 from latchwork.store import system_namespace
 from plans.work import CALLS, FUNCTIONS, GATE
 

@@ -6,8 +6,8 @@ import pytest
 
 from latchwork.plans import ChildPlanFailed, ForeignRef, Plans, PlanState, PlanWorker, TaskState, WrongState, child_plan
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.running.waking import wake
 from latchwork.plans.states import Edit
+from latchwork.plans.wakeups import wake
 from latchwork.store.steps import run
 from latchwork.tasks import Functions
 from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, nothing_left, wait_until
@@ -67,7 +67,7 @@ def test_a_task_that_waits_for_a_plan_has_no_slot_however_deep(store, plans):
 
 
 def test_plans_are_nested_fifty_deep_at_most(store, plans, monkeypatch):
-    monkeypatch.setattr("latchwork.plans.running.child_plan.MOST_DEPTH", 2)
+    monkeypatch.setattr("latchwork.plans.builder.MOST_DEPTH", 2)
     with PlanWorker(store, functions=NESTED):
         with Plans(store, functions=NESTED).new() as plan:
             answer = plan.add(nested, 3)

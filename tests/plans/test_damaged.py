@@ -8,7 +8,7 @@ from latchwork.errors import BadRecord
 from latchwork.plans import ChildPlanFailed, PlanState
 from latchwork.plans.keys import LANE, item_id, shelf_of
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.running.removing import _delete_items
+from latchwork.plans.removal import _delete_items
 from latchwork.store.steps import run
 from plans.work import CALLS, GATE, WAIT_S, nothing_left, wait_until
 

@@ -9,13 +9,11 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
+from latchwork.plans.completion import Company, End, Ends
 from latchwork.plans.keys import LANE, split_id
-from latchwork.plans.place import Place
+from latchwork.plans.plan_store import Place
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import result_value
-from latchwork.plans.running.company import Company
-from latchwork.plans.running.end import End
-from latchwork.plans.running.ends import Ends
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run
 from latchwork.tasks import Done, Functions, Outcome, Payloads

@@ -7,9 +7,9 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict, LockLost, OutcomeUnknown
 from latchwork.plans import Plans, PlanWorker, TaskState
+from latchwork.plans.completion import Ends
 from latchwork.plans.keys import LANE
-from latchwork.plans.running.ends import Ends
-from latchwork.plans.running.handing import Handing
+from latchwork.plans.progress import Handing
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Signal

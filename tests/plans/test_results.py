@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker
+from latchwork.plans.hooks import Results
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.running.results import Results
 from latchwork.testing.faults import FaultyStore
 from plans.work import FUNCTIONS, WAIT_S
 

@@ -4,7 +4,7 @@ A plan is built, started, and then needs nobody: workers take the tasks whose de
 stored once. It keeps to itself how plans are stored.
 """
 
-from latchwork.plans.builder import PlanBuilder, Ref
+from latchwork.plans.builder import ChildPlan, PlanBuilder, Ref, child_plan
 from latchwork.plans.errors import (
     ChildPlanFailed,
     DuplicateTask,
@@ -15,10 +15,8 @@ from latchwork.plans.errors import (
     WrongState,
 )
 from latchwork.plans.handle import PlanHandle, PlanStatus
-from latchwork.plans.looking import inspect
-from latchwork.plans.plans import Plans
+from latchwork.plans.plans import Plans, inspect
 from latchwork.plans.records import PlanState, TaskState
-from latchwork.plans.running.child_plan import ChildPlan, child_plan
 from latchwork.plans.worker import PlanWorker
 
 __all__ = [

@@ -15,9 +15,9 @@ from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, Wa
 from latchwork.plans.builder import Ref, check_task, checked_call, free_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
 from latchwork.plans.keys import LANE, split_id
-from latchwork.plans.place import Place
+from latchwork.plans.plan_store import Place
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.running.removing import remove_damaged
+from latchwork.plans.removal import remove_damaged
 from latchwork.plans.states import MOST_TOGETHER, Edit
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of

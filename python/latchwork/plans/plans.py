@@ -1,4 +1,4 @@
-"""The plans below one name: new ones, those that are there, and what builders left."""
+"""The plans below one name: new ones, existing ones, and what builders left; all of them seen without any change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 from latchwork.errors import BadRecord
 from latchwork.plans.builder import Draft, Options, PlanBuilder
-from latchwork.plans.handle import PlanHandle
+from latchwork.plans.drafts import start_draft
+from latchwork.plans.errors import NoSuchPlan
+from latchwork.plans.handle import PlanHandle, PlanStatus
 from latchwork.plans.keys import MOST_PLAN, NAME, check_id
-from latchwork.plans.place import Place, now_ms
+from latchwork.plans.plan_store import Place, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
-from latchwork.plans.retention import Retention
-from latchwork.plans.running.removing import remove_now
-from latchwork.plans.writing import start_draft
+from latchwork.plans.removal import Retention, remove_now
 from latchwork.store import Store
 from latchwork.store.steps import ask, driven
 from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
@@ -117,3 +117,23 @@ class Plans:
         for plan_id in sorted(seen - plans.keys()):  # of builders and workers that went on after it was removed
             count += await remove_now(place, plan_id, None, PlanRecord(PlanState.REMOVING))
         return count
+
+
+def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:
+    """How each plan is, the oldest first; drafts are none yet. Reads the tasks of all of them.
+
+    Args:
+        store: the store, or a namespace of it.
+        name: of the plans.
+    Raises:
+        Unavailable: the plans could not be read.
+    """
+    plans = Plans(store, name)
+    found = []
+    for plan_id, record in plans.list():
+        if record.state is not PlanState.DRAFT:
+            try:
+                found.append(plans.get(plan_id).status())
+            except NoSuchPlan:  # removed meanwhile
+                continue
+    return found

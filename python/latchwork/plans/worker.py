@@ -1,4 +1,12 @@
-"""``PlanWorker``: a node that runs tasks of plans, as many at a time as it has slots.
+"""Runs tasks of plans: as many at a time as it has slots, from any plan. After a lost session it goes on.
+
+A shift lasts from the beginning of a session to its end. Session and claims end together: what the store lets go of
+with one of them, it lets go of with all.
+
+Keys:  <name>/workers/<session>   empty; dies with the session
+
+The workers of the plans below one name know each other, so that they do not all want the same items. A share is a
+preference: two that think they have the same one lose a round trip, and nothing else.
 
 docs/design/0024-plans.md has the steps and the races.
 """
@@ -6,25 +14,259 @@ docs/design/0024-plans.md has the steps and the races.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from latchwork.plans.keys import NAME
-from latchwork.plans.place import Place
-from latchwork.plans.running.shift import Shift, Way
-from latchwork.store import Session, Store
+from latchwork.errors import Closed, LatchworkError
+from latchwork.plans.completion import Company
+from latchwork.plans.control import Children, Control
+from latchwork.plans.hooks import PlanHooks
+from latchwork.plans.keys import NAME, Keys, split_id
+from latchwork.plans.limits import Limits, is_limited
+from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.progress import Handing, Progress
+from latchwork.plans.removal import Retention, next_due_ms
+from latchwork.plans.wakeups import ends
+from latchwork.primitives import Share, WorkQueue
+from latchwork.store import Backoff, Mirror, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
-from latchwork.tasks import DEFAULT, Failure, Functions, Payloads, Slots
+from latchwork.store.driving.background import Background
+from latchwork.store.driving.bell import Bell
+from latchwork.store.steps import Pause, Signal
+from latchwork.tasks import DEFAULT, Failure, Feeder, Functions, GroupCommit, Payloads, RunIn, Slots
+from latchwork.tasks.children import Leash
 from latchwork.tasks.node import Node, default_node_id
+from latchwork.types import Entry
 from latchwork.words import counted
 
-if TYPE_CHECKING:
-    from latchwork.tasks import RunIn
-
 _log = logging.getLogger(__name__)
+#: No item becomes a dead letter: a task has its own number of attempts.
+_NO_LIMIT = 2**31
+#: Seconds for the first look at the plans.
+_MIRROR_S = 30.0
+#: Places of limited plans are looked after so often, where there are any.
+_TIDY_S = 5.0
+#: The machine's clock may be set: look again after so many seconds.
+_MOST_WAIT_S = 600.0
 
 #: The TTL of a worker's session unless it or the URL gives one.
 SESSION_TTL_S = 10.0
+
+
+class Mates:
+    """Which of the workers one is. Safe to share between threads.
+
+    Args:
+        keys: the plans' keys.
+        workers: a mirror of all workers.
+        session: ours.
+    """
+
+    def __init__(self, keys: Keys, workers: Mirror, session: Session) -> None:
+        self._key = f"{keys.workers}/{session.id}"
+        self._workers = workers
+        self._session = session
+
+    def join(self, store: Store) -> None:
+        """Say that we are there, as long as the session lasts. The one write of a worker that has nothing to do."""
+        store.put(self._key, b"", session=self._session)
+
+    def share(self) -> Share:
+        """Ours; none while the others do not know us, or the mirror is closed."""
+        try:
+            known = sorted(self._workers.snapshot())
+        except LatchworkError:
+            return Share()
+        return Share(known.index(self._key), len(known)) if self._key in known else Share()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a worker works.
+
+    Attributes:
+        slots: tasks at a time.
+        functions: what may be run.
+        run_in: ``thread`` or ``process``.
+        payloads: how arguments and results are read and written.
+        label: what others see of it.
+        context: what tasks get.
+        failed: told of each try that raised: plan, task, and what.
+    """
+
+    slots: int
+    functions: Functions
+    run_in: RunIn
+    payloads: Payloads
+    label: str
+    context: object
+    failed: Callable[[str, str, Failure], object]
+
+
+class Shift:
+    """Runs tasks as long as one session lasts. Thread-safe.
+
+    Args:
+        store: the store that tasks get.
+        place: where the plans are.
+        way: how we work.
+        session: what we live by; closed at the end.
+    """
+
+    def __init__(self, store: Store, place: Place, way: Way, *, session: Session) -> None:
+        self._place = place
+        self.session = session
+        self._stop = Signal()
+        keys = place.keys
+        prefixes = (keys.plans, keys.places, keys.workers)
+        self._mirrors = plans, taken, workers = [place.store.mirror(each, wait=False) for each in prefixes]
+        self._plans = plans
+        self.limits = Limits(keys, taken, session, store.clock)
+        self._taken = taken
+        self._leash = Leash(session.remaining_s)
+        self.slots = Slots(
+            way.slots,
+            way.functions,
+            way.payloads,
+            run_in=way.run_in,
+            leash=self._leash,
+            label=way.label,
+            clock=store.clock,
+        )
+        self._commits = GroupCommit(place.store, label=way.label)
+        backlog = WorkQueue(place.store, keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
+        progress = Progress(place)
+        children = Children(place, way.payloads, session)
+        self.mates = Mates(keys, workers, session)
+        handing = Handing(place, backlog, session)
+        self._hooks = hooks = PlanHooks(
+            place,
+            plans,
+            payloads=way.payloads,
+            progress=progress,
+            control=Control(place, progress, children),
+            children=children,
+            failed=way.failed,
+            limits=self.limits,
+            mates=self.mates,
+            handing=handing,
+            company=Company(lambda: self.slots.typical_s),
+            stop=self._stop,
+        )
+        self.feeder = Feeder(
+            backlog, self.slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
+        )
+        self.limits.poke = self.feeder.poke
+        handing.spare, handing.begin = self.feeder.spare, self.feeder.begin_taken
+        self._news = Bell()
+        self._threads: list[Background] = []
+
+    def begin(self) -> None:
+        """Read the plans, and begin to take tasks.
+
+        Raises:
+            LatchworkError: they cannot be read now.
+        """
+        for mirror in self._mirrors:
+            mirror.ready(_MIRROR_S)
+        self.mates.join(self._place.store)
+        self.feeder.start()
+        self._threads.append(Background(self._keep, f"latchwork-plans-results-{self.session.id[:8]}"))
+        self._plans.on_change(self._plans_changed)
+        self._taken.on_change(self._place_given_back)
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Take nothing more, and wait for what runs; False when the time is over."""
+        return self.feeder.drain(timeout_s)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        self._stop.set()
+        self._ring()
+        left = self.feeder.close(timeout_s)
+        self.slots.close(min(timeout_s, 1.0) if left else timeout_s)
+        self._hooks.close()
+        self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
+        for thread in self._threads:
+            thread.block()
+        for mirror in self._mirrors:
+            mirror.close()
+        self._leash.close()
+        self.session.close()
+        return left
+
+    def trouble(self) -> str | None:
+        """Nothing but its session keeps it from taking tasks."""
+        return None
+
+    # What others do
+
+    def _ring(self) -> None:
+        with self._news.mutex:
+            self._news.ring()
+
+    def _plans_changed(self, *_: object) -> None:
+        """Plans became ready, or end: look for items, and ask the tasks of plans that end to stop."""
+        self._ring()
+        self.feeder.poke()
+        for path in self.feeder.running():
+            plan_id, task = split_id(path.rpartition("/")[2])
+            if not task.startswith("@") and (self._ends(plan_id) or self._is_replaced(path)):
+                self.feeder.stop_task(path)
+
+    def _place_given_back(self, *_: object) -> None:
+        """Another worker gave a place of a limited plan back: look for items, if some were left alone for that."""
+        if self.limits.holds_back:
+            self.feeder.poke()
+
+    def _is_replaced(self, path: str) -> bool:
+        try:
+            return self._hooks.is_replaced(path)
+        except LatchworkError:  # our mirror is closed
+            return False
+
+    def _ends(self, plan_id: str) -> bool:
+        try:
+            return ends(self._plans, self._place.keys, plan_id)
+        except LatchworkError:  # our mirror is closed
+            return False
+
+    # Results whose time is over
+
+    async def _keep(self) -> None:
+        """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
+        retention, clock, backoff = Retention(self._place), self._place.store.clock, Backoff()
+        while True:
+            with self._news.mutex:
+                rings = self._news.rings
+                if self._stop.is_set():  # looked at with the rings: an end in between is a ring more
+                    return
+            try:
+                entries = list(self._plans.snapshot().values())
+                due_ms = next_due_ms(entries)
+                if due_ms is not None and due_ms <= now_ms():
+                    await retention.trim_all(entries, now_ms())
+                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
+                    continue
+                tidy_s = await self._tidy(entries)
+            except Closed:
+                return
+            except LatchworkError as error:
+                _log.info("results of plans whose time is over stay for now: %s", error)
+                await Pause(clock, self._stop, backoff.next_s())
+                continue
+            backoff = Backoff()
+            left_s = tidy_s
+            if due_ms is not None:
+                left_s = min(tidy_s or _MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
+            await self._news.rung(rings, clock, left_s)
+
+    async def _tidy(self, plans: Iterable[Entry]) -> float | None:
+        """Give places back that belong to no claim any more; in how many seconds again, None for never."""
+        if not any(is_limited(each.value) for each in plans):
+            return None
+        await self.limits.tidy(self._place, self.feeder.running())
+        return _TIDY_S
 
 
 class PlanWorker(Node[Shift]):

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.plans.builder import Draft
 from latchwork.plans.errors import WrongState
-from latchwork.plans.place import Place, now_ms
+from latchwork.plans.plan_store import Place, now_ms
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskRecord
-from latchwork.plans.running.removing import remove_now
+from latchwork.plans.removal import remove_now
 from latchwork.plans.states import Edit
 from latchwork.store import Session
 from latchwork.store.driving.background import Background

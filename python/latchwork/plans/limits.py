@@ -17,7 +17,7 @@ from latchwork.clock import Clock
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
-from latchwork.plans.place import Place
+from latchwork.plans.plan_store import Place
 from latchwork.plans.records import PlanRecord
 from latchwork.plans.states import Edit
 from latchwork.primitives import QueueClaim

@@ -1,34 +1,33 @@
-"""What a worker does with a taken item: which call it is, and how its claim ends. One object for each worker.
+"""What a worker does with a claimed item: which call it is, and how its claim ends. One object for each worker.
 
 A task's item stays, claimed, until what follows from its end is done. So a worker that dies between the result and the
-look at the successors leaves a free item of a task that is done, and who takes it next only looks.
+look at the successors leaves a free item of a task that is done, and the worker that takes it next only looks.
+
+A result that a worker has read does not change, so it is read once and not for each task that needs it. Only small ones
+are kept, as many as a limit of bytes allows, the last used ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
-from latchwork.plans.control import Control, NotYet
+from latchwork.interrupts import mutex
+from latchwork.plans.completion import Company, End, Ends
+from latchwork.plans.control import Children, Control, NotYet
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
-from latchwork.plans.place import Place
-from latchwork.plans.progress import Progress, held
+from latchwork.plans.limits import Limits
+from latchwork.plans.plan_store import Place
+from latchwork.plans.progress import Handing, Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_needs, room_for_result
-from latchwork.plans.running.begun import Begun, NothingToRun, is_retried, is_wrong
-from latchwork.plans.running.children import Children
-from latchwork.plans.running.company import Company
-from latchwork.plans.running.end import End
-from latchwork.plans.running.ends import Ends
-from latchwork.plans.running.handing import Handing
-from latchwork.plans.running.limits import Limits
-from latchwork.plans.running.mates import Mates
-from latchwork.plans.running.results import Results
-from latchwork.plans.running.waking import ends
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
+from latchwork.plans.wakeups import ends
+from latchwork.plans.worker import Mates
 from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, driven, steps_of
@@ -48,6 +47,13 @@ from latchwork.tasks import (
 )
 from latchwork.types import At, Check, Entry, Op
 
+#: So large a result is kept, and so many bytes of them.
+_MOST_EACH, _MOST_BYTES = 4_000, 8_000_000
+#: What one takes besides its bytes.
+_COST = 200
+#: A plan from its start to its removal: another one of its id has another number of its builder's.
+_Whose = tuple[str, int, str]
+
 #: A task that so many workers died of has failed.
 MOST_DEATHS = 5
 _CONTROL = "@"
@@ -56,6 +62,85 @@ _MOST_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
 #: What was read for a claim: names of results, the entry of its task, and those of the results.
 _Read = tuple[list[str], "Entry | None", "list[Entry | None]"]
+
+
+class NothingToRun(LatchworkError):
+    """The item needs no call: it is one of control, or of a task that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How the call of a claim was made.
+
+    Attributes:
+        is_call: whether it was one.
+        trouble: what the store raised while it was made.
+        is_together: whether its end is decided with those of others: it has few successors.
+        plan, task: as they were read; no task any more once an end by them was tried.
+        result: the outcome as it is stored, once it is.
+        child: the draft of the plan that was returned, once it is written.
+    """
+
+    is_call: bool = False
+    trouble: str = ""
+    is_together: bool = False
+    plan: tuple[Entry, PlanRecord] | None = None
+    task: Task | None = None
+    result: bytes = b""
+    child: tuple[str, Entry] | None = None
+
+
+def is_wrong(outcome: Outcome) -> bool:
+    """Whether the call could not be made from what is stored: no worker can."""
+    failure = outcome.failure
+    return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
+
+
+def is_retried(task: Task, failure: Failure) -> bool:
+    """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
+    kind = failure.loaded_class
+    names = task.record.retry.on
+    return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)
+
+
+class Results:
+    """What is remembered of the results of done tasks. Safe to share between threads.
+
+    Only what a ready task depends on may be told: results of other tasks may be failures, which a recover undoes.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._mutex = mutex()
+        self._kept: OrderedDict[tuple[_Whose, str], bytes] = OrderedDict()
+        self._bytes = 0
+
+    def known(self, plan_id: str, plan: PlanRecord, names: Iterable[str]) -> dict[str, bytes]:
+        """The payloads of those of these tasks that are remembered."""
+        whose, found = _whose(plan_id, plan), {}
+        with self._mutex:
+            for name in names:
+                payload = self._kept.get((whose, name))
+                if payload is not None:
+                    self._kept.move_to_end((whose, name))
+                    found[name] = payload
+        return found
+
+    def keep(self, plan_id: str, plan: PlanRecord, payloads: Mapping[str, bytes]) -> None:
+        """Remember these, where they are small."""
+        whose = _whose(plan_id, plan)
+        with self._mutex:
+            for name, payload in payloads.items():
+                if len(payload) <= _MOST_EACH and (whose, name) not in self._kept:
+                    self._kept[whose, name] = payload
+                    self._bytes += len(payload) + _COST
+            while self._bytes > self._most_bytes:
+                _, gone = self._kept.popitem(last=False)
+                self._bytes -= len(gone) + _COST
+
+
+def _whose(plan_id: str, plan: PlanRecord) -> _Whose:
+    return plan_id, plan.started_ms, plan.nonce
 
 
 class PlanHooks(FeederHooks):

@@ -1,22 +1,36 @@
-"""All of a plan is deleted, its record at last. Whoever goes on with it finds its task gone, and is quiet.
+"""All of a plan is deleted, its record last; results in the middle of a completed plan once ``keep_results_s`` is over.
 
-Its record says "removing" before: so nothing is built, started, added or taken under its id. Tasks go first, since
-whatever makes an item checks one; so no item comes after those that are removed then.
+The record says "removing" before: so nothing is built, started, added or taken under its id. Tasks go first, since
+whatever makes an item checks one; so no item comes after those that are removed then. A worker that goes on with a
+removed plan finds its task gone, and reports nothing.
+
+Of a plan that failed or was cancelled all results are kept: a recover goes on from them. Workers delete results, and a
+sweep does; any number of them at once: each transaction checks the plan, so that none meets another that was started
+under its id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import CONTROL_SHELF, LANE, MOST_CHILD_NAME, SHELF_TASKS, item_id, shelf_of, split_id
-from latchwork.plans.place import Place, now_ms
-from latchwork.plans.records import PlanRecord, PlanState
-from latchwork.plans.running.waking import read_child, wake
+from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.records import PlanRecord, PlanState, read_result
 from latchwork.plans.states import MOST_WRITES, Edit, Seen
+from latchwork.plans.wakeups import read_child, wake
 from latchwork.store.steps import ask
-from latchwork.types import At, Delete, Entry, Op
+from latchwork.tasks import BlobRef
+from latchwork.types import At, Check, Delete, Entry, Op, Put
+
+#: The names that tasks get which were given none.
+_MADE = re.compile(r"t[0-9]{5,}")
+#: So many results are read at a time.
+_TOGETHER = 200
 
 
 async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = bool) -> bool:
@@ -168,3 +182,75 @@ async def remove_now(place: Place, plan_id: str, entry: Entry | None, plan: Plan
     key = place.backlog.key(LANE, CONTROL_SHELF, item_id(plan_id, f"@remove.{turn}"))
     await ask(place.store.delete, key)  # who has taken it finds that it is gone
     return True
+
+
+def due_ms(plan: PlanRecord) -> float | None:
+    """When results of a plan go, since the epoch; None for never, or when they have gone."""
+    if plan.state is not PlanState.COMPLETED or plan.keep_results_s is None or plan.are_results_gone:
+        return None
+    return plan.ended_ms + plan.keep_results_s * 1000.0
+
+
+def next_due_ms(plans: Iterable[Entry]) -> float | None:
+    """The first moment at which results of one of these go; None if there is none."""
+    found: list[float] = []
+    for entry in plans:
+        try:
+            due = due_ms(PlanRecord.of(entry.value))
+        except BadRecord:
+            continue
+        if due is not None:
+            found.append(due)
+    return min(found, default=None)
+
+
+class Retention:
+    """Deletes results whose time is over. Safe to share between threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def trim_all(self, plans: Iterable[Entry], now_ms: int) -> int:
+        """Of how many of these plans results were deleted."""
+        count = 0
+        for entry in plans:
+            try:
+                plan = PlanRecord.of(entry.value)
+            except BadRecord:
+                continue
+            due = due_ms(plan)
+            if due is not None and due <= now_ms:
+                count += await self._trim(entry, plan)
+        return count
+
+    async def _trim(self, entry: Entry, plan: PlanRecord) -> bool:
+        """Whether all of them went, and this is noted; another did it, or the plan is being removed, if not."""
+        place, plan_id, check = self._place, entry.key.rpartition("/")[2], At(entry)
+        middle = [
+            each.name
+            for each in await place.all_tasks(plan_id)
+            if each.record.succ and each.name != plan.gives and _MADE.fullmatch(each.name)
+        ]
+        for at in range(0, len(middle), _TOGETHER):
+            if not await self._delete(plan_id, middle[at : at + _TOGETHER], check):
+                return False
+        told = replace(plan, are_results_gone=True)
+        return await place.commit(Edit([check], [Put(entry.key, told.to_bytes())]))
+
+    async def _delete(self, plan_id: str, names: list[str], check: Check) -> bool:
+        place = self._place
+        ops: list[Op] = []
+        for entry in await ask(place.store.get_many, [place.keys.result(plan_id, each) for each in names]):
+            if entry is None:
+                continue
+            try:
+                where = read_result(entry.value)
+            except BadRecord:
+                where = b""
+            if isinstance(where, BlobRef):
+                ops.extend(place.blobs.delete_ops(where))
+            ops.append(Delete(entry.key))
+        for at in range(0, len(ops), MOST_WRITES):
+            if not await place.commit(Edit([check], ops[at : at + MOST_WRITES])):
+                return False
+        return True

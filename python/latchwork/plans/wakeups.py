@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, Keys, item_id
-from latchwork.plans.place import Place
+from latchwork.plans.plan_store import Place
 from latchwork.plans.records import PlanRecord, PlanState, TaskState
 from latchwork.plans.states import Edit
 from latchwork.store.steps import ask

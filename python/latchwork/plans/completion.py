@@ -1,28 +1,29 @@
-"""Ends of many tasks at once: what follows from them is read together, and decided for one after the other.
+"""The ends of many tasks at once: what follows from them is read together, and decided for one after the other.
 
-While one round is on its way, what comes gathers for the next. A first try passes on, see ``Edges.passed_on``: one
-transaction, whose checks other ends may break. Who is refused, or has nobody to leave the look to, comes a second time:
-result first, then the look for all of these together, then the item, with checks that no other end can break.
+While one round is on its way, new ends gather for the next. A worker waits a moment for runs that are about to return.
+A first try passes on, see ``Edges.passed_on``: one transaction, whose checks other ends may break. An end that is
+refused, or has no other end to leave the look to, comes a second time: result first, then the look for all of these
+together, then the item, with checks that no other end can break.
 
 What is remembered of a plan chooses which task an end relies on, and saves reads. Each end checks what it relies on.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakSet
 
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
+from latchwork.interrupts import mutex
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.place import Place
-from latchwork.plans.progress import Progress, held
-from latchwork.plans.records import PlanRecord, Task
-from latchwork.plans.running.end import End, gathered, is_clean, is_simple, last_of, seen_of
-from latchwork.plans.running.handing import NOBODY, Along, Handing
-from latchwork.plans.running.known import Known
-from latchwork.plans.states import Edit, Seen
+from latchwork.plans.plan_store import Place
+from latchwork.plans.progress import NOBODY, Along, Handing, Progress, held
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
+from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit, Seen
 from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -30,6 +31,16 @@ from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Done, Ending, Outcome, Release
 from latchwork.types import Check, Committed, Entry
+
+#: So many tasks of a plan are remembered.
+_TASKS = 20_000
+#: So many rounds an end is taken to be on its way.
+_ROUNDS = 4
+#: So many ends at most look themselves before one leaves that to others again.
+_MOST_WARY = 4096
+
+#: Calls that take longer are not waited for.
+_SHORT_S = 0.02
 
 #: So many plans are remembered.
 _PLANS = 32
@@ -40,6 +51,175 @@ _WITNESSES = 64
 #: So many times so many seconds ends wait for others that are about to come: a round of many costs little more than one
 #: of one.
 _WAITS, _WAIT_S = 4, 0.001
+
+
+@dataclass(eq=False, slots=True)
+class End:
+    """A run that returned.
+
+    Attributes:
+        claim: of its item.
+        plan_id, name: which task it is.
+        outcome: what it returned.
+        result: the same as it is stored.
+        plan, task: as they were when it began; None: read them, and look.
+        entry: the plan's, as this worker knows it; None: what becomes ready is not taken along.
+        ending: how its claim ends.
+    """
+
+    claim: QueueClaim
+    plan_id: str
+    name: str
+    outcome: Outcome
+    result: bytes
+    plan: PlanRecord | None = None
+    task: Task | None = None
+    entry: Entry | None = None
+    ending: Future[Ending] = field(default_factory=Future)
+
+    def end(self, ending: Ending) -> None:
+        """The claim ends so."""
+        if not self.ending.done():
+            self.ending.set_result(ending)
+
+    def fail(self, error: Exception) -> None:
+        """It could not be decided."""
+        if not self.ending.done():
+            self.ending.set_exception(error)
+
+
+def seen_of(end: End) -> Seen | None:
+    """The plan as it was when an end began."""
+    return None if end.entry is None or end.plan is None else (end.entry, end.plan)
+
+
+def is_clean(end: End) -> bool:
+    """Whether all that has ended of its plan is done, as long as the plan is as it was then."""
+    return end.entry is not None and end.plan is not None and end.plan.state is PlanState.READY and not end.plan.failed
+
+
+def last_of(ends: Sequence[End]) -> dict[str, str]:
+    """By successor, the last of these that it comes after."""
+    return {each: end.name for end in ends if end.task is not None for each in end.task.record.succ}
+
+
+def is_simple(plan: PlanRecord, task: Task) -> bool:
+    """Whether it is to be done, as expected, and has not many successors."""
+    is_live = plan.state in (PlanState.READY, PlanState.CANCELLING)
+    return is_live and task.record.state is TaskState.READY and len(task.record.succ) <= MOST_TOGETHER
+
+
+def gathered(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
+    """As many as fit into each transaction."""
+    found: list[list[tuple[End, Task]]] = []
+    room = 0
+    for end, task in ends:
+        cost = 5 + (len(end.result) + len(task.entry.value)) // 10_000
+        if room < cost:
+            found.append([])
+            room = MOST_WRITES
+        found[-1].append((end, task))
+        room -= cost
+    return found
+
+
+@dataclass(eq=False, slots=True)
+class Known:
+    """What a worker remembers of one plan, since its start or its last recover.
+
+    Attributes:
+        tasks: successors, as they were read.
+        waits: by successor what it waits for, without the last ones that are known to have ended.
+        ended: tasks that have ended: they stay so until a recover.
+        last: a task that had not ended, and may be the last to.
+        flying: ends of the rounds before, on their way.
+        wary: so many ends look themselves, since ends that left that to others were refused.
+        next_wary: so many after the next refusal.
+    """
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    waits: dict[str, list[str]] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    last: str | None = None
+    flying: deque[frozenset[str]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    wary: int = 0
+    next_wary: int = 64
+
+    def refused(self) -> None:
+        """What an end relied on has ended too: others end what depends on the same just now."""
+        self.last = None
+        if not self.wary:
+            self.wary, self.next_wary = self.next_wary, min(_MOST_WARY, 4 * self.next_wary)
+
+    def is_wary(self, ends: int) -> bool:
+        """Whether these look themselves."""
+        was, self.wary = self.wary, max(0, self.wary - ends)
+        return was > 0
+
+    def learn(self, tasks: Iterable[Task]) -> None:
+        """Successors that were read."""
+        if len(self.tasks) > _TASKS:
+            self.tasks.clear()
+            self.waits.clear()
+        for task in tasks:
+            self.tasks[task.name] = task
+            self.waits[task.name] = list(task.record.deps)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Successors that may have been rewritten."""
+        for name in names:
+            self.tasks.pop(name, None)
+            self.waits.pop(name, None)
+
+    def is_waiting(self, name: str) -> bool:
+        """Whether a successor waits."""
+        task = self.tasks.get(name)
+        return task is not None and task.record.state is TaskState.WAITING
+
+    def is_over(self, name: str, away: Callable[[str], bool]) -> bool:
+        """Whether a task has ended, or is about to."""
+        return name in self.ended or away(name)
+
+    def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
+        """What a successor may wait for, the last first, without what has ended or is about to."""
+        waits = self.waits[name]
+        while waits and waits[-1] in self.ended:
+            waits.pop()
+        found: list[str] = []
+        for dep in reversed(waits):
+            if dep not in self.ended and not away(dep):
+                found.append(dep)
+                if len(found) >= most:
+                    break
+        return found
+
+
+class Company:
+    """The runs of one worker that have not returned. Safe to share between threads.
+
+    Args:
+        typical_s: how long calls take.
+    """
+
+    def __init__(self, typical_s: Callable[[], float]) -> None:
+        self._typical_s = typical_s
+        self._mutex = mutex()
+        self._runs: WeakSet[QueueClaim] = WeakSet()
+
+    def begun(self, claim: QueueClaim) -> None:
+        """It is to be run."""
+        with self._mutex:
+            self._runs.add(claim)
+
+    def returned(self, claim: QueueClaim) -> None:
+        """It has returned, or will not. Twice is fine."""
+        with self._mutex:
+            self._runs.discard(claim)
+
+    def comes(self) -> bool:
+        """Whether another end is to be expected in a moment."""
+        with self._mutex:
+            return bool(self._runs) and self._typical_s() < _SHORT_S
 
 
 class Ends:
