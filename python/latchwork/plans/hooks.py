@@ -22,12 +22,12 @@ from latchwork.plans.control import Children, Control, NotYet
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.limits import Limits
+from latchwork.plans.peers import Mates
 from latchwork.plans.plan_store import Place
 from latchwork.plans.progress import Handing, Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_needs, room_for_result
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
 from latchwork.plans.wakeups import ends
-from latchwork.plans.worker import Mates
 from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, driven, steps_of

@@ -3,11 +3,6 @@
 A shift lasts from the beginning of a session to its end. Session and claims end together: what the store lets go of
 with one of them, it lets go of with all.
 
-Keys:  <name>/workers/<session>   empty; dies with the session
-
-The workers of the plans below one name know each other, so that they do not all want the same items. A share is a
-preference: two that think they have the same one lose a round trip, and nothing else.
-
 docs/design/0024-plans.md has the steps and the races.
 """
 
@@ -21,14 +16,15 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.plans.completion import Company
 from latchwork.plans.control import Children, Control
 from latchwork.plans.hooks import PlanHooks
-from latchwork.plans.keys import NAME, Keys, split_id
+from latchwork.plans.keys import NAME, split_id
 from latchwork.plans.limits import Limits, is_limited
+from latchwork.plans.peers import Mates
 from latchwork.plans.plan_store import Place, now_ms
 from latchwork.plans.progress import Handing, Progress
 from latchwork.plans.removal import Retention, next_due_ms
 from latchwork.plans.wakeups import ends
-from latchwork.primitives import Share, WorkQueue
-from latchwork.store import Backoff, Mirror, Session, Store
+from latchwork.primitives import WorkQueue
+from latchwork.store import Backoff, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
@@ -51,33 +47,6 @@ _MOST_WAIT_S = 600.0
 
 #: The TTL of a worker's session unless it or the URL gives one.
 SESSION_TTL_S = 10.0
-
-
-class Mates:
-    """Which of the workers one is. Safe to share between threads.
-
-    Args:
-        keys: the plans' keys.
-        workers: a mirror of all workers.
-        session: ours.
-    """
-
-    def __init__(self, keys: Keys, workers: Mirror, session: Session) -> None:
-        self._key = f"{keys.workers}/{session.id}"
-        self._workers = workers
-        self._session = session
-
-    def join(self, store: Store) -> None:
-        """Say that we are there, as long as the session lasts. The one write of a worker that has nothing to do."""
-        store.put(self._key, b"", session=self._session)
-
-    def share(self) -> Share:
-        """Ours; none while the others do not know us, or the mirror is closed."""
-        try:
-            known = sorted(self._workers.snapshot())
-        except LatchworkError:
-            return Share()
-        return Share(known.index(self._key), len(known)) if self._key in known else Share()
 
 
 @dataclass(frozen=True, slots=True)
