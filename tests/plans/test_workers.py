@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -156,3 +157,21 @@ def test_a_task_is_stopped_when_its_plan_was_replaced_while_no_watch_reported_it
             plan.add(echo, 1)
         wait_until(lambda: CALLS == [("waits",), ("echo", 1)])
         assert time.monotonic() - began < WAIT_S / 2  # by itself the first task ends after WAIT_S
+
+
+def test_a_worker_closes_when_a_claim_was_deleted_and_no_watch_reported_it(backend_url, store, plans):
+    faulty = FaultyStore(latchwork.connect(backend_url))
+    with faulty:
+        worker = PlanWorker(faulty, functions=FUNCTIONS)
+        worker.start()
+        with plans.new() as plan:
+            plan.add("waits-for-gate")
+        wait_until(lambda: CALLS)
+        faulty.cut_watches(silent_s=600.0)
+        (claim,) = (entry.key for entry in store.list("", recursive=True) if "/claims/" in entry.key)
+        store.delete(claim)
+        GATE.set()
+        closing = threading.Thread(target=worker.close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()  # it would try to write the result for ever

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from time import time
 
-from latchwork.errors import BadRecord, Conflict, OutcomeUnknown
+from latchwork.errors import BadRecord, Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, Keys
 from latchwork.plans.records import PlanRecord, Task, TaskState, read_result, result_at, result_value
@@ -152,10 +152,18 @@ class Place:
         return [entry.key.rpartition("/")[2] for entry in entries]
 
     async def commit(self, edit: Edit, *fences: Check) -> bool:
-        """Whether the edit was committed, as far as is known: whoever is told False reads again."""
+        """Whether the edit was committed, as far as is known: after False the caller reads again and decides again.
+
+        Raises:
+            OwnershipLost: one of the fences is broken. Reading again would find the same for ever.
+        """
         try:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
-        except (Conflict, OutcomeUnknown):
+        except Conflict as error:
+            if any(fence in error.failed for fence in fences):
+                raise OwnershipLost(f"a claim has ended; nothing was written: {error}") from error
+            return False
+        except OutcomeUnknown:
             return False
         return True
 
