@@ -42,6 +42,19 @@ class Entry:
     owner: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A key that was created among others of its kind; see ``Store.create_ordered``.
+
+    Attributes:
+        entry: the key.
+        older: the names of the keys of its kind that are older and were still there, the oldest first. None: not known.
+    """
+
+    entry: Entry
+    older: tuple[str, ...] | None
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class At:
     """Check: the key was not written since the entry was read."""

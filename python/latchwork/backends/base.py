@@ -11,7 +11,8 @@ Rules for every method that returns a future:
   been, or may be yet;
 - callbacks added to it may run on a client library's thread and must not block.
 
-``waiting``, ``apart`` and ``within`` have defaults: a class that names ``Backend`` as its base inherits them.
+``waiting``, ``apart``, ``within`` and ``create_ordered`` have defaults: a class that names ``Backend`` as its base
+inherits them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+from latchwork.backends.futures import mapped
 from latchwork.errors import LatchworkError
-from latchwork.types import Change, Committed, Entry, HasId, Op, SimpleCheck
+from latchwork.types import Change, Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 Names = list[str]
 
@@ -31,6 +34,10 @@ MAX_CHECKS = 100
 MAX_OPS = 100
 MAX_TXN_BYTES = 1_000_000
 MAX_VALUE_BYTES = 1_000_000
+#: ``Backend.create_ordered`` names so many older keys; of more it says that it does not know them.
+MAX_OLDER = 64
+#: Characters that ``Backend.create_ordered`` may append to a key.
+MAX_ORDER_SUFFIX = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +281,23 @@ class Backend(Protocol):
         """
         ...
 
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """Create the key ``stem + unique``, and name the older keys of its kind.
+
+        Keys are of one kind if they have the same parent and begin with the same stem. ``unique`` has no slash, and is
+        used once for each kind. A backend that needs it appends a suffix of ``MAX_ORDER_SUFFIX`` characters at most.
+
+        ``Ordered.older`` has the last segment of every key of the kind with a smaller ``created`` that was there at one
+        moment, the oldest first. The moment is that of the creation or a later one. A missing name lets two holders
+        have one lock; a name too many, of a key that has gone, costs a request. The answer is None where this would
+        cost another round trip, or where there are many: the caller then lists the keys, and orders them by their
+        ``created``. By default the answer is always None.
+
+        Two keys that this method creates never have the same ``created``. Errors: as of ``commit``.
+        """
+        created = self.commit((), (Create(stem + unique, value, session),))
+        return mapped(created, lambda done: Ordered(done.entries[0], None))
+
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and all below it; how many keys were there. Not atomic. "" is the whole root."""
         ...
@@ -310,7 +334,7 @@ class Backend(Protocol):
         ...
 
 
-_DEFAULTS = ("waiting", "apart", "within")
+_DEFAULTS = ("waiting", "apart", "within", "create_ordered")
 
 
 class _WithDefaults:
@@ -322,6 +346,8 @@ class _WithDefaults:
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS or hasattr(self._backend, name):
             return getattr(self._backend, name)
+        if name == "create_ordered":
+            return partial(Backend.create_ordered, self._backend)
         return self if name != "within" else lambda limit_s: self  # noqa: ARG005 - as ``Backend.within``
 
 

@@ -29,7 +29,7 @@ from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capab
 from latchwork.backends.futures import Outcome, chain, completed, failed, reject, then
 from latchwork.errors import Unavailable
 from latchwork.interrupts import Finally, mutex
-from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
+from latchwork.types import Committed, Entry, HasId, Op, Ordered, SimpleCheck
 
 _log = logging.getLogger(__name__)
 
@@ -294,6 +294,10 @@ class OffloadedBackend(Backend):
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """As the other's."""
         return self._call(self.inner.create_sequential, key, value, session)
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """As the other's."""
+        return self._quick(self.inner.create_ordered, stem, unique, value, session)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """As the other's."""

@@ -8,21 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 
-from latchwork.backends.base import Backend
+from latchwork.backends.base import MAX_ORDER_SUFFIX, Backend
 from latchwork.backends.futures import mapped
 from latchwork.backends.grammar import SUFFIX_DIGITS
-from latchwork.errors import Conflict, KeyExists
+from latchwork.errors import Conflict, InvalidKey, KeyExists
 from latchwork.store.answers import Limit
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.limits import check_transaction, check_value
 from latchwork.store.session import Session
-from latchwork.types import Absent, At, Check, Committed, Create, Delete, Entry, Exists, Fence, Op, Put, SimpleCheck
+from latchwork.types import (
+    Absent,
+    At,
+    Check,
+    Committed,
+    Create,
+    Delete,
+    Entry,
+    Exists,
+    Fence,
+    Op,
+    Ordered,
+    Put,
+    SimpleCheck,
+)
 
 Entries = list[Entry]
 Names = list[str]
 
 #: What a sequential key gets, on every backend.
 _LONGEST_SUFFIX = "9" * SUFFIX_DIGITS
+_LONGEST_ORDER = "9" * MAX_ORDER_SUFFIX
 #: No server counts further: a limit beyond it is none.
 _MANY = 2**31 - 1
 
@@ -98,6 +113,24 @@ class Calls:
         check_value(f"{absolute}{_LONGEST_SUFFIX}", value)
         self._usable(session)
         return mapped(self._backend.create_sequential(absolute, value, session), self._scope.entry)
+
+    def create_ordered(
+        self, stem: str, unique: str, value: bytes, *, session: Session | None = None
+    ) -> Future[Ordered]:
+        """Create, and name the older keys of its kind."""
+        self._check()
+        if not unique or "/" in unique:
+            raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
+        key = f"{stem}{unique}"
+        absolute = self._scope.key(key)
+        self._scope.key(f"{key}{_LONGEST_ORDER}")
+        check_value(f"{absolute}{_LONGEST_ORDER}", value)
+        self._usable(session)
+        future = self._backend.create_ordered(absolute.removesuffix(unique), unique, value, session)
+        return mapped(future, self._ordered, lambda error: _exists(error, key))
+
+    def _ordered(self, made: Ordered) -> Ordered:
+        return Ordered(self._scope.entry(made.entry), made.older)
 
     def delete(self, key: str, *, version: Hashable | None = None) -> Future[bool]:
         """Delete; was it there?"""

@@ -100,6 +100,7 @@ class Pipeline:
     children = _in_flight(Calls.children)
     put = _in_flight(Calls.put)
     create = _in_flight(Calls.create)
+    create_ordered = _in_flight(Calls.create_ordered)
     delete = _in_flight(Calls.delete)
     delete_tree = _in_flight(Calls.delete_tree)
     commit = _in_flight(Calls.commit)

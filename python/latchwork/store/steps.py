@@ -31,7 +31,7 @@ T = TypeVar("T")
 #: Has a quick call made once something is so, and returns what takes it back.
 Listen = Callable[[Callable[[], object]], Callable[[], object]]
 #: Calls of a store that write.
-WRITES = frozenset({"put", "create", "delete", "delete_tree", "commit", "transact"})
+WRITES = frozenset({"put", "create", "create_ordered", "delete", "delete_tree", "commit", "transact"})
 #: A protocol that was called and not driven yet.
 Steps = Coroutine[Any, Any, T]
 

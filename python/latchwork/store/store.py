@@ -28,7 +28,7 @@ from latchwork.store.session import Session
 from latchwork.store.steps import WRITES, Pause, Signal, ask, called, driven, run, steps_of
 from latchwork.store.transaction import Tx
 from latchwork.store.watch import Watch
-from latchwork.types import Check, Committed, Entry, Fence, Op
+from latchwork.types import Check, Committed, Entry, Fence, Op, Ordered
 
 S = TypeVar("S", bound=Shared)
 T = TypeVar("T")
@@ -164,6 +164,28 @@ class Store:
         """
         future = self._calls.create(key, value, session=session, sequential=sequential)
         return self._answers.write(future, f"create {key!r}")
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
+        """Create a key, and name the older keys of its kind: to line up.
+
+        Keys are of one kind if they have the same parent and begin with the same ``stem``, and were created by this
+        method. Their order is that of ``created``.
+
+        Args:
+            stem: the parent and the beginning of the last segment: ``orders/t-``.
+            unique: the rest of the last segment. Nobody has used it before for this kind.
+            value: up to 1,000,000 bytes with the key.
+            session: bind the key to this session.
+        Returns:
+            The entry, whose key may have a suffix, and the names of the older keys that were there when it was created
+            or later. No other key is older and there, now or at any later time. The names are None if they are not
+            known: list the keys then.
+        Raises:
+            KeyExists: the key is there already. Not every backend can tell.
+            ValueTooLarge, InvalidKey, SessionLost: as for ``put``.
+        """
+        future = self._calls.create_ordered(stem, unique, value, session=session)
+        return self._answers.write(future, f"create {stem + unique!r}")
 
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
         """Delete a key; its descendants stay.

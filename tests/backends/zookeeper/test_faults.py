@@ -109,6 +109,22 @@ def test_a_ticket_whose_answer_was_lost_is_found(connect, proxy, raw, root, lose
     assert entry.value == b"2"
 
 
+def test_an_ordered_key_whose_answer_was_lost_is_found_and_tells_only_what_it_knows(
+    connect, proxy, raw, root, lose_answer, wait_until
+):
+    backend = connect(proxy.endpoint)
+    first = result(backend.create_ordered("q/t-", "a", b"1", None)).entry
+    future = lose_answer(
+        lambda: backend.create_ordered("q/t-", "b", b"2", None),
+        lambda: wait_until(lambda: len(raw.get_children(f"/{root}/q")) == 2),
+    )
+    made = result(future)
+    assert get(backend, made.entry.key) == made.entry
+    assert made.entry.value == b"2"
+    assert made.entry.key.startswith("q/t-b-")
+    assert made.older in {None, (first.key.removeprefix("q/"),)}
+
+
 def goes_on(took_s, has_enough):
     return took_s < 4.0 or (took_s < 60.0 and not has_enough)
 

@@ -13,7 +13,17 @@ from latchwork.errors import Closed
 
 #: What is done in the calling thread otherwise.
 _CALLS = frozenset(
-    {"get", "get_many", "list", "children", "commit", "create_sequential", "delete_tree", "open_session"}
+    {
+        "get",
+        "get_many",
+        "list",
+        "children",
+        "commit",
+        "create_sequential",
+        "create_ordered",
+        "delete_tree",
+        "open_session",
+    }
 )
 #: One of them writes at a time; a few more read.
 _THREADS = 4

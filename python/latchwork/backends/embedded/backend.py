@@ -27,7 +27,7 @@ from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, SessionLost, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
+from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 T = TypeVar("T")
 
@@ -143,6 +143,15 @@ class EmbeddedBackend(Backend):
 
         return attempt(lambda: self._write(work))
 
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """Create the key and read the older ones in one transaction."""
+        op = Create(stem + unique, value, session)
+
+        def work(conn: sqlite3.Connection) -> Ordered | Conflict:
+            return writes.create_ordered(conn, self._root, stem, op, self._sweep_and_judge(conn))
+
+        return attempt(lambda: _or_raise(self._write(work)))
+
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and all below it, a batch at a time; how many keys were there."""
 
@@ -184,13 +193,7 @@ class EmbeddedBackend(Backend):
             self._renew(conn, session)
             return writes.commit(conn, self._root, checks, ops, self._sweep_and_judge(conn))
 
-        def commit() -> Committed:
-            outcome = self._write(work)
-            if isinstance(outcome, Conflict):
-                raise outcome
-            return outcome
-
-        return attempt(commit)
+        return attempt(lambda: _or_raise(self._write(work)))
 
     def _renew(self, conn: sqlite3.Connection, session: EmbeddedSession) -> None:
         alive = session.id not in self._ended
@@ -324,10 +327,7 @@ class EmbeddedBackend(Backend):
             return writes.conflict(failed) if failed else Committed(0)
 
         self._require_open()
-        outcome = self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s)
-        if isinstance(outcome, Conflict):
-            raise outcome
-        return outcome
+        return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
     def _judge(self, conn: sqlite3.Connection) -> writes.Alive:
         """Tells which sessions are alive at this moment, which must lie within the transaction."""
@@ -397,3 +397,9 @@ class EmbeddedBackend(Backend):
             own = tuple(change for change in changes if reads.is_under(change.key, watch.prefix))
             events.append(Delta(own, as_of) if own else None)
         return events
+
+
+def _or_raise(outcome: T | Conflict) -> T:
+    if isinstance(outcome, Conflict):
+        raise outcome
+    return outcome

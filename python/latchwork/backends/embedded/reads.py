@@ -52,6 +52,20 @@ def newest_token(conn: sqlite3.Connection) -> int:
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
+def older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
+    """The last segments of the keys that begin with a stem and were created before a token, the oldest first.
+
+    None if there are more than ``most``.
+    """
+    query = "SELECT key FROM entries WHERE root = ? AND key >= ? AND key < ? AND created < ? ORDER BY created LIMIT ?"
+    rows = conn.execute(query, (root, stem, stem + _END, created, most + 1)).fetchall()
+    if len(rows) > most:
+        return None
+    start = stem.rfind("/") + 1
+    names = (key[start:] for (key,) in rows if isinstance(key, str))
+    return tuple(name for name in names if "/" not in name)
+
+
 def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
     """One entry, or None."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608

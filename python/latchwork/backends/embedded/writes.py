@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.embedded import reads
 from latchwork.backends.grammar import numbered
 from latchwork.errors import Conflict, InvalidKey, SessionLost
@@ -22,6 +22,7 @@ from latchwork.types import (
     Exists,
     HasId,
     Op,
+    Ordered,
     Put,
     SessionAlive,
     SimpleCheck,
@@ -81,6 +82,15 @@ def create_sequential(
     written.apply(Create(full, value, session))
     _check_leaves(conn, root, written.entries)
     return written.entries[0]
+
+
+def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, alive: Alive) -> Ordered | Conflict:
+    """Create a key and read the older ones with its stem; see ``Backend.create_ordered`` and ``commit``."""
+    done = commit(conn, root, (), (op,), alive)
+    if isinstance(done, Conflict):
+        return done
+    entry = done.entries[0]
+    return Ordered(entry, reads.older(conn, root, stem, entry.created, MAX_OLDER))
 
 
 def failed_checks(

@@ -32,7 +32,7 @@ from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.types import Committed, Entry, HasId, Op, SimpleCheck
+from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count(1)
@@ -138,6 +138,14 @@ class EtcdBackend(Backend):
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
         """Create a key with the next number of its parent, both in one transaction."""
         return self._sequences.create(key, value, session)
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """Create a key and read the older ones in one transaction."""
+        plan = partial(self._compiler.ordered, stem, Create(stem + unique, value, session), self._sessions.ended)
+        try:
+            return self._writer.write(plan(), plan, now=self._now)
+        except (LatchworkError, ValueError) as error:
+            return failed(error)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """Delete the key at the prefix and all below it, in one transaction."""

@@ -27,6 +27,7 @@ from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork.backends.zookeeper.watching.watches import WatchHub
+from latchwork.backends.zookeeper.writing.ordered import create_ordered
 from latchwork.backends.zookeeper.writing.parents import sweep
 from latchwork.backends.zookeeper.writing.sequences import create_sequential
 from latchwork.backends.zookeeper.writing.task import Task, prepare
@@ -34,7 +35,7 @@ from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
 from latchwork.interrupts import OncePerThread, mutex, start_thread
-from latchwork.types import Committed, Delete, Entry, HasId, Op, SimpleCheck
+from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, SimpleCheck
 
 T = TypeVar("T")
 
@@ -141,6 +142,15 @@ class ZooKeeperBackend(Backend):
             session,
             f"create {key!r} with a suffix",
             lambda task: create_sequential(self._reader, self._writer.memory, task, key, value),
+        )
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """As ``Backend.create_ordered``; one round trip where the parent is there."""
+        op = Create(stem + unique, value, session)
+        return self._write(
+            session,
+            describe((), (op,)),
+            lambda task: create_ordered(self._reader, self._writer.memory, task, stem, op),
         )
 
     def delete_tree(self, prefix: str) -> Future[int]:

@@ -139,8 +139,8 @@ class Connection:
         """A barrier alone: answered only by a quorum, after every event committed before it was sent."""
         return self.call(MULTI, _BARRIER, deadline)
 
-    def write(self, parts: list[bytes], deadline: float) -> Call:
-        """Send a multi with evidence added as its last part.
+    def write(self, parts: list[bytes], deadline: float, then: Call | None = None) -> Call:
+        """Send a multi with evidence added as its last part, and another request right behind it.
 
         Raises:
             EvidenceGone: there is none; see ``Writer.prepare``.
@@ -150,7 +150,7 @@ class Connection:
             raise EvidenceGone
         call = Call(MULTI, b"", deadline)
         call.hold = self._hold
-        self._submit(call, head=(b"".join(parts), evidence))
+        self._submit(call, head=(b"".join(parts), evidence), then=then)
         return call
 
     def is_late(self, deadline: float) -> bool:
@@ -158,7 +158,13 @@ class Connection:
         return self._clock.now() >= deadline
 
     def _submit(
-        self, call: Call, *, barrier: bool = False, head: tuple[bytes, str] | None = None, last: bool = False
+        self,
+        call: Call,
+        *,
+        barrier: bool = False,
+        head: tuple[bytes, str] | None = None,
+        then: Call | None = None,
+        last: bool = False,
     ) -> None:
         due: list[Callable[[], None]] = []  # what an interrupt must not leave out: others rely on it
         with self._asking, Finally(partial(_call_each, due)), self._lock:
@@ -173,8 +179,9 @@ class Connection:
                     self._stamp(call, *head)
                 if barrier:
                     call.barrier = self._share_barrier(call.deadline)
-                self._outbox.append(call)
-                self._outstanding.append(call)
+                asked = [call] if then is None else [call, then]
+                self._outbox.extend(asked)
+                self._outstanding.extend(asked)
                 self.over = last
         if over:
             call.set_exception(Cut(sent=False, over=True))

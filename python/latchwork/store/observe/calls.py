@@ -17,7 +17,17 @@ from latchwork.store.observers import Observers
 from latchwork.store.session import Session
 
 #: The calls that are told of; what a store does is made of them. A put, a create and a delete are commits.
-CALLS = ("get", "get_many", "list", "children", "commit", "create_sequential", "delete_tree", "open_session")
+CALLS = (
+    "get",
+    "get_many",
+    "list",
+    "children",
+    "commit",
+    "create_sequential",
+    "create_ordered",
+    "delete_tree",
+    "open_session",
+)
 
 
 @dataclass(frozen=True, slots=True)

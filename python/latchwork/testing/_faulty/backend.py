@@ -17,7 +17,7 @@ from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.testing._faulty.plan import Fault
 from latchwork.testing._faulty.replica import StaleReplica
 from latchwork.testing._faulty.watch import FaultyWatch
-from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Put, SessionAlive, SimpleCheck
+from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, Put, SessionAlive, SimpleCheck
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,6 +94,12 @@ class FaultyBackend(Backend):
         used = {session.id} if session is not None else set()
         send = partial(self._unless_ended, used, lambda: self._inner.create_sequential(key, value, session))
         return self._call("create", (key,), send, writes=True)
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """See ``Backend.create_ordered``."""
+        used = {session.id} if session is not None else set()
+        send = partial(self._unless_ended, used, lambda: self._inner.create_ordered(stem, unique, value, session))
+        return self._call("create", (stem,), send, writes=True)
 
     def delete_tree(self, prefix: str) -> Future[int]:
         """See ``Backend.delete_tree``."""

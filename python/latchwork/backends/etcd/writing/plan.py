@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from latchwork._core import EtcdCodec, EtcdRequest
-from latchwork.backends.base import VersionKey, check_version
+from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
 from latchwork.backends.etcd.writing.conditions import (
@@ -33,7 +33,20 @@ from latchwork.backends.etcd.writing.slots import Slot
 from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
 from latchwork.backends.outcomes import describe
 from latchwork.errors import SessionLost
-from latchwork.types import Absent, At, Committed, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
+from latchwork.types import (
+    Absent,
+    At,
+    Committed,
+    Create,
+    Delete,
+    Entry,
+    Exists,
+    Op,
+    Ordered,
+    Put,
+    SessionAlive,
+    SimpleCheck,
+)
 
 #: Operations, each put counted twice, whose puts and the reads of what they found stand side by side; of more, each put
 #: is nested with its read. A server allows 128 by default, and the guard is one.
@@ -142,7 +155,29 @@ class Compiler:
             [spec.raw for spec in specs] if all(isinstance(op, Delete) for op in ops) else None,
         )
 
+    def ordered(self, stem: str, create: Create, ended: Collection[str]) -> Txn:
+        """The transaction that creates a key and reads the older ones with the same stem; it gives an ``Ordered``.
+
+        Raises:
+            SessionLost: the session was closed here.
+        """
+        txn = self.commit((), (create,), ended)
+        txn.ops.append(_oldest(self._keys.of(stem)))
+        decode, recalled = txn.decode, txn.decode_recall
+        txn.decode = lambda answers, revision: Ordered(
+            decode(answers[:-1], revision).entries[0], self._older(stem, answers[-1].response_range, revision)
+        )
+        txn.decode_recall = lambda answers, revision: Ordered(recalled(answers, revision).entries[0], None)
+        return txn
+
     # Private.
+
+    def _older(self, stem: str, found: Any, revision: int) -> tuple[str, ...] | None:
+        if found.more:
+            return None
+        start = len(self._keys.of(stem[: stem.rfind("/") + 1]))
+        names = (kv.key[start:].decode(errors="replace") for kv in found.kvs if kv.create_revision < revision)
+        return tuple(name for name in names if "/" not in name)
 
     def _check(self, check: SimpleCheck) -> Condition:
         if isinstance(check, At):
@@ -262,6 +297,24 @@ def _seen(specs: Sequence[_Spec], answers: Sequence[Any]) -> list[tuple[int, int
             found.append((after.response_range.kvs[0].create_revision, 0))
         at += len(spec.requests)
     return found
+
+
+def _oldest(stem: bytes) -> bytes:
+    """The encoded operation that reads the oldest keys with a stem: one more than are named, for our own."""
+    span = pb.RangeRequest(
+        key=stem,
+        range_end=stem[:-1] + bytes([stem[-1] + 1]),
+        limit=MAX_OLDER + 1,
+        sort_order=pb.RangeRequest.ASCEND,
+        sort_target=pb.RangeRequest.CREATE,
+        keys_only=True,
+    )
+    encoded: bytes = pb.RequestOp(request_range=span).SerializeToString()
+    length, head = len(encoded), b""
+    while length > 127:
+        head += bytes([length & 127 | 128])
+        length >>= 7
+    return head + bytes([length]) + encoded
 
 
 def _recalled(answer: Any) -> tuple[int, int]:
