@@ -389,17 +389,17 @@ def test_each_candidate_watches_exactly_the_one_before_it(connect, candidates, e
 @pytest.mark.parametrize("when", ["applied", "never applied"])
 def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monkeypatch, when):
     store = connect()
-    create, cut = store.create, []
+    create, cut = store.create_ordered, []
 
-    def losing(key, value, **options):
+    def losing(*key, **options):
         if cut:
-            return create(key, value, **options)
+            return create(*key, **options)
         cut.append(key)
         if when == "applied":
-            create(key, value, **options)
+            create(*key, **options)
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(store, "create", losing)
+    monkeypatch.setattr(store, "create_ordered", losing)
     latch = candidates("n1", store=store)
     latch.wait(5.0)
     assert [found.node_id for found in latch.candidates()] == ["n1"]
@@ -409,15 +409,15 @@ def test_a_join_with_a_lost_answer_queues_exactly_once(connect, candidates, monk
 
 def test_a_join_that_lands_late_does_not_stay_in_the_queue(connect, candidates, monkeypatch):
     store = connect()
-    create, late = store.create, []
+    create, late = store.create_ordered, []
 
-    def losing(key, value, **options):
+    def losing(*key, **options):
         if late:
-            return create(key, value, **options)
-        late.append(lambda: create(key, value, **options))
+            return create(*key, **options)
+        late.append(lambda: create(*key, **options))
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(store, "create", losing)
+    monkeypatch.setattr(store, "create_ordered", losing)
     latch = candidates("n1", store=store)
     latch.wait(5.0)
     late[0]()

@@ -105,7 +105,7 @@ def test_a_single_try_does_not_even_queue(lock, connect, monkeypatch):
     assert second.acquire(0.0)
     second.release()
     first.acquire(5.0)
-    monkeypatch.setattr(store, "create", lambda *_, **__: pytest.fail("it took a ticket"))
+    monkeypatch.setattr(store, "create_ordered", lambda *_, **__: pytest.fail("it took a ticket"))
     with pytest.raises(WaitTimeout):
         second.acquire(0.0)
 
@@ -346,20 +346,31 @@ def test_a_hand_over_costs_the_next_one_request_at_most(lock, connect, in_thread
     assert counts == [[*own, "delete"], [*all_names, "delete"], [*all_names, "delete"]]
 
 
+def test_a_free_lock_is_acquired_by_one_call_and_nothing_of_it_stays(lock, connect, monkeypatch, eventually):
+    store, asked = connect(), []
+    mine = lock(store=store)
+    store.session.ensure_usable()
+    spy(monkeypatch, store, asked)
+    tokens = [(mine.acquire(5.0).token, mine.release())[0] for _ in range(3)]
+    assert asked == ["create_ordered", "delete"] * 3
+    assert tokens == sorted(set(tokens))
+    assert store.children("") == []
+
+
 @pytest.mark.parametrize("when", ["applied", "never applied"])
 def test_an_acquire_with_a_lost_answer_queues_exactly_once(lock, connect, store, monkeypatch, when):
     cut_store = connect()
-    create, cut = cut_store.create, []
+    create, cut = cut_store.create_ordered, []
 
-    def losing(key, value, **options):
+    def losing(*key, **options):
         if cut:
-            return create(key, value, **options)
+            return create(*key, **options)
         cut.append(key)
         if when == "applied":
-            create(key, value, **options)
+            create(*key, **options)
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(cut_store, "create", losing)
+    monkeypatch.setattr(cut_store, "create_ordered", losing)
     mine = lock(store=cut_store)
     mine.acquire(5.0)
     assert len(store.list("orders")) == 1
@@ -383,10 +394,10 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
     lock, connect, store, monkeypatch, eventually
 ):
     cut_store = connect()
-    create, cut = cut_store.create, threading.Event()
+    create, made, cut = cut_store.create_ordered, [], threading.Event()
 
-    def losing(key, value, **options):
-        create(key, value, **options)
+    def losing(*key, **options):
+        made.append(create(*key, **options).entry)
         cut.set()
         raise OutcomeUnknown("cut")
 
@@ -398,12 +409,12 @@ def test_a_ticket_of_unknown_outcome_is_removed_when_the_acquire_gives_up(
 
         return guarded
 
-    monkeypatch.setattr(cut_store, "create", losing)
-    monkeypatch.setattr(cut_store, "list", unless_cut(cut_store.list))
+    monkeypatch.setattr(cut_store, "create_ordered", losing)
+    monkeypatch.setattr(cut_store, "children", unless_cut(cut_store.children))
     monkeypatch.setattr(cut_store, "delete", unless_cut(cut_store.delete))
     with pytest.raises((OutcomeUnknown, Unavailable)):
         lock(store=cut_store).acquire(0.0)
-    assert len(store.list("orders")) == 1  # nobody waits behind it, and it would be the holder
+    assert len(made) == 1  # nobody waits behind it, and it would be the holder
     cut.clear()
     eventually(lambda: store.list("orders") == [])
 
@@ -412,13 +423,13 @@ def test_a_ticket_that_lands_after_its_acquire_gave_up_is_removed_also_when_nobo
     lock, connect, store, monkeypatch, eventually
 ):
     slow = connect()
-    create, late = slow.create, []
+    create, late = slow.create_ordered, []
 
-    def losing(key, value, **options):
-        late.append(lambda: create(key, value, **options))
+    def losing(*key, **options):
+        late.append(lambda: create(*key, **options))
         raise OutcomeUnknown("cut")
 
-    monkeypatch.setattr(slow, "create", losing)
+    monkeypatch.setattr(slow, "create_ordered", losing)
     with pytest.raises(OutcomeUnknown):
         lock(store=slow).acquire(0.0)
     late[0]()
@@ -449,7 +460,7 @@ def test_a_release_that_does_not_get_through_goes_on_in_the_background(lock, con
 def test_an_acquire_waits_through_an_outage_as_long_as_its_session_lives(lock, connect, monkeypatch):
     store = connect()
     mine = lock(store=store)
-    create, refused = store.create, []
+    create, refused = store.create_ordered, []
 
     def unreachable(*args, **options):
         if len(refused) < 3:
@@ -457,7 +468,7 @@ def test_an_acquire_waits_through_an_outage_as_long_as_its_session_lives(lock, c
             raise Unavailable("cut")
         return create(*args, **options)
 
-    monkeypatch.setattr(store, "create", unreachable)
+    monkeypatch.setattr(store, "create_ordered", unreachable)
     assert mine.acquire(20.0)
     assert len(refused) == 3
 
@@ -579,7 +590,7 @@ def settle(store, watches):
 
 def spy(patch, store, asked):
     """Note every call of a store."""
-    for name in ("get", "get_many", "list", "children", "commit", "create", "put", "delete", "watch"):
+    for name in ("get", "get_many", "list", "children", "commit", "create_ordered", "put", "delete", "watch"):
         call = getattr(store, name)
         patch.setattr(store, name, lambda *a, call=call, name=name, **o: asked.append(name) or call(*a, **o))
 
@@ -614,12 +625,12 @@ def test_a_with_that_ends_in_another_thread_releases_all_the_same(lock, in_threa
 
 @pytest.mark.parametrize("timeout_s", [0.0, 5.0])
 def test_a_ticket_that_no_session_owns_is_nobodys_and_holds_up_nobody(lock, store, timeout_s):
-    store.put("orders/t0000000001", b"another program wrote this")
+    store.put("orders/t-" + "0" * 32, b"another program wrote this")
     first, second = lock(), lock()
     first.acquire(timeout_s)
-    assert first.holder().key != "orders/t0000000001"
+    assert first.holder().key != "orders/t-" + "0" * 32
     with pytest.raises(WaitTimeout):
         second.acquire(0.2)
     first.release()
     with second:
-        assert store.get("orders/t0000000001").value == b"another program wrote this"
+        assert store.get("orders/t-" + "0" * 32).value == b"another program wrote this"

@@ -14,7 +14,7 @@ import latchwork
 from backends_table import BY_NAME, SERVERS
 from latchwork.jobs import FixedRate, Job, JobManager
 from latchwork.jobs.stored import cluster_store
-from latchwork.primitives import Lock, LockKeeper
+from latchwork.primitives import Election, Lock, LockKeeper, ReadWriteLock, Semaphore
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 TTL_S = 3.0
@@ -157,6 +157,43 @@ def wait_until_quiet(cluster, owners):
         if newest != seen or count != owners:
             seen, since = newest, time.monotonic()
         time.sleep(0.2)
+
+
+def least_asked(server, act, undo):
+    """The fewest requests of an act, of some: renewals and the like may come between."""
+    counts = []
+    for _ in range(8):
+        server.requests()
+        before = server.requests()
+        act()
+        counts.append(server.requests() - before)
+        undo()
+    idle = []
+    for _ in range(8):
+        before = server.requests()
+        idle.append(server.requests() - before)
+    return min(counts) - min(idle)
+
+
+@pytest.mark.serial
+def test_what_is_free_is_had_by_one_request_on_etcd_and_two_on_zookeeper(server):
+    """ZooKeeper's two are one round trip. A semaphore lists its leases and takes one besides."""
+    with latchwork.connect(server.url(f"free-{uuid.uuid4().hex}"), session_ttl_s=60) as store:
+        one = {"etcd": 1, "zk": 2}[store.capabilities.name]
+        lock, both = Lock(store, "lock"), ReadWriteLock(store, "both")
+        election, semaphore = Election(store, "election", node_id="n"), Semaphore(store, "semaphore", leases=2)
+        terms = []
+        for mine in (lock, both.read, both.write, semaphore):
+            mine.acquire(5.0)
+            mine.release()
+        assert least_asked(server, lock.acquire, lock.release) == one
+        assert least_asked(server, both.read.acquire, both.read.release) == one
+        assert least_asked(server, both.write.acquire, both.write.release) == one
+        assert least_asked(server, lambda: terms.append(election.campaign()), lambda: terms.pop().resign()) == one
+        assert (
+            least_asked(server, semaphore.acquire, semaphore.release)
+            <= one + {"etcd": 2, "zk": 4}[store.capabilities.name]
+        )
 
 
 @pytest.mark.serial

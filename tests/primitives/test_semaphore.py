@@ -350,15 +350,20 @@ def test_a_lease_that_no_session_owns_takes_up_none(semaphore, store, in_thread,
     assert [each.session_id for each in second.holders()] == [second._store.session.id]
 
 
-def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_turn(semaphore, store):
-    mine = semaphore(1)
-    mine.acquire(5.0)
-    number = int(mine.holders()[0].key[-10:])
-    mine.release()
-    for ahead in range(1, 4):  # of the next tickets
-        store.put(f"scanner/leases/t{number + ahead:010}", b"another program wrote this")
-    with pytest.raises(BadRecord, match=r"leases/t\d+' is no lease of semaphore 'scanner'.* delete it"):
-        mine.acquire(5.0)
+def test_a_key_in_the_place_of_ones_own_lease_is_one_error_and_the_next_has_a_turn(semaphore, connect, monkeypatch):
+    store = connect()
+    mine = semaphore(1, store=store)
+    create = store.create_ordered
+
+    def another_program_writes_too(*args, **options):
+        created = create(*args, **options)
+        store.put(created.entry.key.replace("/queue/", "/leases/"), b"another program wrote this")
+        return created
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create_ordered", another_program_writes_too)
+        with pytest.raises(BadRecord, match=r"leases/t-[0-9a-f-]+' is no lease of semaphore 'scanner'.* delete it"):
+            mine.acquire(5.0)
     assert mine.waiters() == []
     store.delete_tree("scanner/leases")
     mine.acquire(5.0)

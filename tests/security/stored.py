@@ -62,7 +62,7 @@ class Kind:
     read: Callable[[bytes], object]
 
 
-def at(value, key="t0000000001"):
+def at(value, key="t-" + "0" * 32):
     """An entry with that value."""
     return Entry(key, value, 1, 1, 1)
 
@@ -87,9 +87,7 @@ STEP = views.Step(3, {"a": STORED}, ("b",))
 HEAD = views.Head("l1", 3, 1, 2, 1, 2, STEP)
 
 KINDS = {
-    "ticket": Kind(
-        "primitives.fair.tickets", dumped(**ABOUT), lambda value: (Ticket.of(at(value)), Ticket.of(at(value)).nonce)
-    ),
+    "ticket": Kind("primitives.fair.tickets", dumped(**ABOUT), lambda value: Ticket.of(at(value))),
     "campaign": Kind(
         "primitives.fair.leader",
         dumped(**ABOUT, value="AA==", encoding="base64"),

@@ -2,8 +2,8 @@
 
 Keys:   <name>/outcome         how it ended: a line of JSON, then the result; bound to no session
         <name>/starts          how often it was started, as JSON
-        <name>/queue/t<number> one ticket for who runs it and for each who would, numbered in order of arrival
-Runner: the live ticket with the lowest number. It writes the outcome in one transaction with its ticket's fence, so of
+        <name>/queue/t-<nonce> one ticket for who runs it and for each who would, in order of arrival
+Runner: the oldest ticket. It writes the outcome in one transaction with its ticket's fence, so of
         all that ever ran it one has written the outcome. The others watch the outcome and the ticket before their own.
 """
 

@@ -1,8 +1,8 @@
 """Elections in terms: whoever campaigns waits to be elected, leads with a value that all can see, and resigns.
 
-Keys:   <name>/t<number>  one ticket per campaign, numbered in order of arrival, dies with its session; node id as
-                          label, its value, host, pid and a nonce as JSON
-Leader: the live ticket with the lowest number. Each other campaign watches exactly the ticket before its own.
+Keys:   <name>/t-<nonce>  one ticket per campaign, dies with its session; node id as label, its value, host and
+                          pid as JSON
+Leader: the oldest ticket. Each other campaign watches exactly the ticket before its own.
 
 A ``LeaderLatch`` stays a candidate and calls listeners; here a thread asks for each term, holds it and ends it.
 """
@@ -13,11 +13,11 @@ import base64
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
-from latchwork.interrupts import Itself, mutex
+from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.leader import Leader, Observer
 from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
@@ -27,7 +27,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Settled, Signal, ask, driven, ending, steps_of
+from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -83,7 +83,6 @@ class Election:
         self._waits.check()
         check_bytes(value, f"the value of {self._what}")
         seat = _Seat(self._store, self._what, self._queue, session=self._session, value=value, on_over=self._forget)
-        await OnInterrupt(seat.abandon)
         with self._lock:
             self._waits.check()
             self._seats.add(seat)
@@ -121,9 +120,7 @@ class Election:
             Exception: whatever ``fn`` raises.
         """
         check_function(fn, self._what, ("term", "work"))
-        undos = await OnInterrupt(lambda: None)
         while True:
-            await Settled(undos)
             term = await steps_of(self.campaign)(value, timeout_s=timeout_s)
             try:
                 try:
@@ -159,16 +156,16 @@ class Election:
         """Resign every term of this object, and call off its campaigns. From any thread; twice is fine."""
         if self._waits.home.is_foreign:
             return
-        await OnInterrupt(self._abandon)
         self._waits.close()  # first: whoever campaigns from now on is refused
         with self._lock:
             seats = list(self._seats)
-        for seat in seats:
-            await seat.give_up()
-
-    def _abandon(self) -> None:
-        for seat in list(self._seats):
-            seat.abandon()
+        try:
+            for seat in seats:
+                await seat.give_up()
+        except BaseException:
+            for seat in seats:
+                seat.abandon()
+            raise
 
     def _forget(self, seat: _Seat) -> None:
         if self._waits.home.is_foreign:
@@ -190,7 +187,8 @@ class Term(GuardsWork):
     def __repr__(self) -> str:
         return f"<Term {self._election.name!r} {self._election.node_id!r} {self.remaining_s():.2f}s>"
 
-    __enter__ = Itself()
+    def __enter__(self) -> Self:
+        return self
 
     @ending
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
@@ -291,7 +289,6 @@ class _Seat(SessionLock):
 
     async def resign(self) -> None:
         self._home.check()
-        await OnInterrupt(self.abandon)
         self.is_over = True
         try:
             await steps_of(self.release)()
@@ -304,7 +301,6 @@ class _Seat(SessionLock):
         self._on_over(self)
 
     async def give_up(self) -> None:
-        await OnInterrupt(self.abandon)
         self.is_over = True
         try:
             await steps_of(self.close)()

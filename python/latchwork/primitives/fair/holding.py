@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 
 from latchwork.callers import PerCaller
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
@@ -21,7 +20,7 @@ from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Signal, driven, ending
+from latchwork.store.steps import Signal, driven, ending
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -104,17 +103,13 @@ class SessionLock(GuardsWork):
     @driven
     async def __enter__(self) -> Fence:
         use = await self._acquire(None)
-        await OnInterrupt(partial(self._leave_with, use))
         self._entered().append(use)
         return use.hold.place.fence
 
     @ending
     async def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         entered = self._entered()
-        use = entered[-1] if entered else self._to_release().uses[-1]  # a with that ends in another thread
-        await OnInterrupt(partial(self._leave_with, use))
-        if entered:
-            entered.pop()
+        use = entered.pop() if entered else self._to_release().uses[-1]  # a with that ends in another thread
         if use.hold.given_back.is_set():
             return  # released inside the block, or closed
         try:
@@ -167,12 +162,15 @@ class SessionLock(GuardsWork):
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
-        await OnInterrupt(self._close_soon)
         self._waits.close()
         with self._lock:
             holds = list(self._holds)
-        for hold in holds:
-            await self._give_back(hold)
+        try:
+            for hold in holds:
+                await self._give_back(hold)
+        except BaseException:
+            self.abandon()
+            raise
 
     @property
     def fence(self) -> Fence:
@@ -222,7 +220,6 @@ class SessionLock(GuardsWork):
         again = self._again()
         if again is not None:
             use = Use(again)
-            await OnInterrupt(partial(self._drop, use))
             again.uses.append(use)
             return use
         self._before()
@@ -255,7 +252,6 @@ class SessionLock(GuardsWork):
 
     async def _had(self, place: Place, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
-        await OnInterrupt(partial(self._forget, hold))
         with self._lock:
             surplus = self._waits.is_closed
             if not surplus:
@@ -281,7 +277,6 @@ class SessionLock(GuardsWork):
         if use not in hold.uses:  # its `with` released inside of the block
             use = hold.uses[-1]
         if len(hold.uses) > 1:
-            await OnInterrupt(partial(self._drop, use))
             hold.uses = [each for each in hold.uses if each is not use]
             return
         was_held = hold.is_held
@@ -291,12 +286,12 @@ class SessionLock(GuardsWork):
 
     async def _give_back(self, hold: Hold) -> bool:
         """End it here and on the server; False if it was not there any more."""
-        await OnInterrupt(partial(self._abandon, hold))
         if not self._withdraw(hold):
             return True
-        was_there = await self._queue.leave(hold.place)
-        hold.waiter.close()  # last: the next one waits for the line above
-        return was_there
+        try:
+            return await self._queue.leave(hold.place)
+        finally:
+            hold.waiter.close()  # last: the next one waits for the line above
 
     def _withdraw(self, hold: Hold) -> bool:
         """Hold it no more, as far as this process goes; False if that was so already."""
@@ -308,35 +303,14 @@ class SessionLock(GuardsWork):
         hold.ownership.end()
         return not was_given_back
 
-    # After an interrupt. What is done here may be done already, or half
-
-    def _close_soon(self) -> None:
-        self._waits.close()
-        self.abandon()
-
     def abandon(self) -> None:
         """Give back all that is held through this object: here now, and on the server in the background."""
-        for hold in list(self._holds):
-            self._abandon(hold)
-
-    def _leave_with(self, use: Use) -> None:
-        self._mine.own["entered"] = [each for each in self._entered() if each is not use]
-        self._drop(use)
-
-    def _drop(self, use: Use) -> None:
-        """Release a hold once."""
-        hold = use.hold
-        hold.uses = [each for each in hold.uses if each is not use]
-        if not hold.uses:
-            hold.owner._abandon(hold)  # noqa: SLF001 - the other side of a ReadWriteLock
-
-    def _abandon(self, hold: Hold) -> None:
-        self._forget(hold)
-        self._queue.leave_later(hold.place)
-
-    def _forget(self, hold: Hold) -> None:
-        self._withdraw(hold)
-        hold.waiter.close()
+        with self._lock:
+            holds = list(self._holds)
+        for hold in holds:
+            if self._withdraw(hold):
+                hold.waiter.close()
+                self._queue.leave_later(hold.place)
 
     def lose(self, hold: Hold) -> None:
         """Called in the session's thread for lost listeners; its work heard of it before."""

@@ -1,8 +1,8 @@
 """Leader election: candidates queue, and the first in the queue leads until it leaves or its session ends.
 
-Keys:   <name>/t<number>  one ticket per candidate, numbered in order of arrival, dies with the candidate's session;
-                          its node id as label, host, pid and a nonce as JSON
-Leader: the live ticket with the lowest number. Each other candidate watches exactly the ticket before its own.
+Keys:   <name>/t-<nonce>  one ticket per candidate, dies with the candidate's session; its node id as label, host and
+                          pid as JSON
+Leader: the oldest ticket. Each other candidate watches exactly the ticket before its own.
 
 docs/design/0006 and 0008 have the states, and which fence closes which race.
 """
@@ -18,17 +18,17 @@ from typing import Literal, TypeVar
 from latchwork.checks import check_store
 from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.leader import Candidate
-from latchwork.primitives.fair.place import HasPlace
 from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
 from latchwork.primitives.fair.turns import await_turn, until_over
 from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
+from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -43,7 +43,7 @@ _REVOKE_TIMEOUT_S = 5.0
 _WATCH_AFTER_S = 0.002
 
 
-class LeaderLatch(GuardsWork, HasPlace):
+class LeaderLatch(GuardsWork, Participant):
     """A candidate for leadership: ``with`` joins the queue without waiting, and leaves it at the end.
 
     Construction does no I/O. Safe to share between threads. After its session is lost it joins again by itself, at the
@@ -64,8 +64,10 @@ class LeaderLatch(GuardsWork, HasPlace):
         self.name = check_name(name, "latch")
         self.node_id = check_node_id(node_id, "latch")
         what = f"latch {name!r}"
-        queue = TicketQueue(store, name, what, node_id)
-        super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}", queue=queue)
+        super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}")
+        self._queue = TicketQueue(store, name, what, node_id)
+        self._place: Place | None = None
+        self._session: Session | None = None
         self._state: LatchState = "new"
         self._led: Ownership | None = None
         self._elected_listeners: dict[object, Callable[[], None]] = {}
@@ -120,7 +122,6 @@ class LeaderLatch(GuardsWork, HasPlace):
     async def _end(self, *, for_good: bool) -> None:
         if self._home.is_foreign:
             return
-        await OnInterrupt(partial(self._end_soon, for_good=for_good))
         with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
@@ -130,15 +131,19 @@ class LeaderLatch(GuardsWork, HasPlace):
                 self._changed.ring()
         self._revoke("it leaves")
         try:
-            if await self._announcer.settle(self._store.clock, 0.0):
-                await self._hand_over()
-        finally:
-            self._wake.set()
-            if waiter is not None:
-                waiter.call_off()
-        if background is not None and not background.is_mine and not self._announcer.is_mine:
-            await self._ended(background)
-            await self._leave()  # if our thread ended while handing over failed
+            try:
+                if await self._announcer.settle(self._store.clock, 0.0):
+                    await self._hand_over()
+            finally:
+                self._wake.set()
+                if waiter is not None:
+                    waiter.call_off()
+            if background is not None and not background.is_mine and not self._announcer.is_mine:
+                await self._ended(background)
+                await self._leave()  # if our thread ended while handing over failed
+        except BaseException:
+            self._end_soon(for_good=for_good)
+            raise
         if for_good and (background is None or not background.is_alive):  # else it does so at its end
             self._dispatcher.close()
 
@@ -147,7 +152,7 @@ class LeaderLatch(GuardsWork, HasPlace):
         self._end_soon(for_good=True)
 
     def _end_soon(self, *, for_good: bool) -> None:
-        """After an interrupt: have our thread leave; some of that may be done already."""
+        """Have our thread leave, without waiting for it; some of that may be done already."""
         with self._changed.mutex:
             self._closed = self._closed or for_good
             self._leaving = True
@@ -158,6 +163,37 @@ class LeaderLatch(GuardsWork, HasPlace):
             waiter.call_off()
         if background is None or not background.is_alive:
             Background(self._leave, f"latchwork-{self._name}")
+
+    async def _hand_over(self) -> None:
+        """Delete our ticket before our thread does, if no listener has to end first; our thread handles trouble."""
+        place = self._place
+        if place is None:
+            return
+        try:
+            await ask(self._store.delete, place.ticket.key)
+        except LatchworkError as error:
+            _log.debug("%s: %s could not leave at once: %s", self._what, self._who, error)
+        else:
+            self._forget(place)
+
+    def _lose_place(self) -> None:
+        """Stop counting our ticket; if it is still there, it is removed rather than waited for."""
+        place, self._place = self._place, None
+        if place is not None:
+            self._queue.disown(place.nonce)
+
+    async def _leave(self) -> None:
+        """Delete every ticket of ours, again and again until our session ends."""
+        place = self._place
+        if self._session is not None:
+            await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
+        self._forget(place)
+
+    def _forget(self, place: Place | None) -> None:
+        """A place is forgotten once its ticket is gone, and not before."""
+        with self._changed.mutex:
+            if self._place is place:
+                self._place = None
 
     async def _ended(self, background: Background) -> None:
         await background

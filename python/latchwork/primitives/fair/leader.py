@@ -98,7 +98,7 @@ class Observer(Closes):
         patience = Patience(self._clock, timeout_s)
         while True:
             self._fold(await steps_of(self._watch.next)(patience.left_s()))
-            leader = self._tickets[min(self._tickets)] if self._tickets else None
+            leader = min(self._tickets.values(), key=lambda each: (each.token, each.ticket), default=None)
             if self._first or leader != self._told:
                 self._first, self._told = False, leader
                 return leader

@@ -1,8 +1,7 @@
 """Exclusive lock held by one session at a time.
 
-Keys:   <name>/t<number>  one ticket per holder or waiter, numbered in order of arrival, dies with its session; label,
-                          host, pid and a nonce as JSON
-Holder: the live ticket with the lowest number. Each waiter watches exactly the ticket before its own.
+Keys:   <name>/t-<nonce>  one ticket per holder or waiter, dies with its session; label, host and pid as JSON
+Holder: the oldest ticket. Each waiter watches exactly the ticket before its own.
 """
 
 from __future__ import annotations

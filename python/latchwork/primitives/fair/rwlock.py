@@ -1,15 +1,14 @@
 """Many readers or one writer, in the order of their arrival.
 
-Keys:    <name>/t<number>  one ticket per holder or waiter, numbered in order of arrival, dies with its session;
-                           its mode (read, write), label, host, pid and a nonce as JSON
-Holders: the first ticket; and if that reads, all that follow up to the first that writes. A reader watches the nearest
+Keys:    <name>/t-<nonce>  one ticket per holder or waiter, dies with its session; its mode (read, write), label,
+                           host and pid as JSON
+Holders: the oldest ticket; and if that reads, all that follow up to the first that writes. A reader watches the nearest
          writer before it, a writer the nearest ticket, so a waiting writer is overtaken by nobody.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Literal
 
 from latchwork.checks import check_store
@@ -20,7 +19,7 @@ from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, ask, driven, ending, steps_of
+from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence, Put
 
@@ -105,9 +104,10 @@ class ReadWriteLock:
     @ending
     async def close(self) -> None:
         """Release whatever is held through this object, and call off who waits. From any thread; twice is fine."""
-        await OnInterrupt(self.write.abandon)
-        await steps_of(self.read.close)()
-        await steps_of(self.write.close)()
+        try:
+            await steps_of(self.read.close)()
+        finally:
+            await steps_of(self.write.close)()
 
 
 class Side(SessionLock):
@@ -134,7 +134,6 @@ class Side(SessionLock):
             )
         ticket = hold.place.ticket
         shared = write_body({**read_body(ticket.value), "mode": "read"})
-        await OnInterrupt(partial(self._house, hold))
         await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
         try:
             await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])

@@ -1,8 +1,8 @@
 """At most n holders at a time, in the order of their arrival.
 
 Keys:   <name>/leases/size       how many leases there are, as JSON
-        <name>/leases/t<number>  one per holder, dies with its session; label, host, pid and a nonce as JSON
-        <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
+        <name>/leases/t-<nonce>  one per holder, dies with its session; label, host and pid as JSON
+        <name>/queue/t-<nonce>   one ticket per waiter, dies with its session
 Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
         checks the size; the others watch the ticket before their own, the first watches the leases.
 
@@ -11,18 +11,16 @@ docs/design/0008 says why more than n can never be held.
 
 from __future__ import annotations
 
-from functools import partial
-
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, is_ticket, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, write_body
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.records import Record
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, ask, driven, steps_of
+from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import At, Create, Delete, Entry, Exists
@@ -84,7 +82,7 @@ class Semaphore(SessionLock):
     async def holders(self) -> list[Ticket]:
         """Who holds leases, in the order in which they got them; may be empty. Takes nothing."""
         entries = await ask(self._store.list, self._leases)
-        return [Ticket.of(entry) for entry in entries if _is_lease(entry)]
+        return in_order(Ticket.of(entry) for entry in entries if _is_lease(entry))
 
     @driven
     async def waiters(self) -> list[Ticket]:
@@ -99,7 +97,6 @@ class Semaphore(SessionLock):
         if place is None:
             return None
         lease: Place | None = None
-        await OnInterrupt(partial(self._queue.leave_later, place, (self._lease_key(place),)))
         try:
             lease = await self._await_lease(place, waiter, patience)
         finally:
@@ -176,7 +173,7 @@ class Semaphore(SessionLock):
         return Place(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
 
     def _lease_key(self, place: Place) -> str:
-        return f"{self._leases}/{place.ticket.key.rpartition('/')[2]}"
+        return f"{self._leases}/{place.name}"
 
     async def _holders_in_words(self) -> str:
         try:

@@ -1,9 +1,9 @@
 """A queue of session-bound tickets, which every fair primitive uses.
 
-Keys:  <name>/t<number>   numbered by the store in order of arrival, dies with its owner's session; as JSON a label,
-                          host, pid, a nonce, and what the primitive adds
-Order: by number. A number is greater than all that were committed before it, so nothing can ever appear ahead of a
-       ticket: what was seen to be gone from ahead is gone for good.
+Keys:  <name>/t-<nonce>   one for each attempt to queue, dies with its owner's session; as JSON a label, host, pid, and
+                          what the primitive adds. ZooKeeper appends a number
+Order: by the token of the creation, which grows with every write: nothing can ever appear ahead of a ticket. What was
+       ahead when it was created is all that ever will be, and what is gone from ahead never comes back.
 
 docs/design/0008 has the states, and which fence closes which race.
 """
@@ -35,23 +35,22 @@ from latchwork.primitives.waiting.common import Identity, check_text
 from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Pause, Settled, Tracked, ask
+from latchwork.store.steps import Pause, Tracked, ask
 from latchwork.store.store import Store
-from latchwork.types import Entry, Exists, Fence
+from latchwork.types import Entry, Exists, Fence, Ordered
 
 _log = logging.getLogger(__name__)
 
 #: These do not go away by trying again.
 FATAL = (Closed, ForkedProcess, InvalidKey, PermissionDenied)
 
-_STEM = "t"
+_STEM = "t-"
 #: Seconds for which a ticket may still appear. The backend settles a write of unknown outcome long before that.
 _LATE_S = 120.0
 #: Seconds between two looks at a queue, at most.
 _LOOK_S = 1.0
-#: The names of more tickets than that are not listed to see whether the first of them is gone.
-_MANY = 256
-_NUMBERED = re.compile(rf"{_STEM}\d{{10,}}\Z")
+#: A nonce, and the number that ZooKeeper appends.
+_NAME = re.compile(rf"{_STEM}([0-9a-f]{{32}})(?:--?\d{{9,}})?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,11 @@ class Ticket:
     session_id: str | None
     body: Mapping[str, object] = field(compare=False, repr=False)
 
+    @property
+    def name(self) -> str:
+        """The last segment of its key."""
+        return self.key.rpartition("/")[2]
+
     def __str__(self) -> str:
         place = f"pid {self.pid} on {self.host}"
         return f"{self.label!r} ({place})" if self.label else place
@@ -87,11 +91,6 @@ class Ticket:
         about = body.text("label", ""), body.text("host", ""), body.whole("pid", 0)
         return cls(entry.key, *about, entry.created, entry.owner, body.body)
 
-    @property
-    def nonce(self) -> str:
-        """By which its creator finds it."""
-        return Record(self.body).text("nonce", "")
-
 
 #: Which tickets ahead have to be waited for.
 Blocks = Callable[[Ticket], bool]
@@ -102,34 +101,52 @@ def everyone(_ticket: Ticket) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Place:
-    """Our own ticket, its session, and the fence that proves that it is still there."""
+    """Our own ticket, its session, and the fence that proves that it is still there.
+
+    Attributes:
+        ticket: as it was created.
+        session: the one it is bound to.
+        fence: for writes that depend on it.
+        older: the names of all tickets that can be ahead, in their order; None until they are known.
+        is_new: nobody has looked at the queue since the ticket was created.
+    """
 
     ticket: Entry
     session: Session
     fence: Fence
+    older: tuple[str, ...] | None = None
+    is_new: bool = False
+
+    @property
+    def name(self) -> str:
+        """The last segment of the ticket's key."""
+        return self.ticket.key.rpartition("/")[2]
 
     @property
     def nonce(self) -> str:
-        """The nonce of the ticket."""
-        return Ticket.of(self.ticket).nonce
+        """The nonce in that name: no other attempt to queue has it."""
+        return nonce_of(self.name)
 
 
 @dataclass(slots=True)
-class _Joining:
-    """A ticket that is being created, and has been once it is known."""
+class _Creation:
+    """A ticket that is being created.
 
-    nonce: str
-    session: Session
+    Attributes:
+        ticket: it, if its answer came after the call was cancelled.
+        is_refused: such an answer was that it is not there, and never will be.
+    """
+
     ticket: Entry | None = None
     is_refused: bool = False
 
-    def answered(self, future: Future[Entry]) -> None:
+    def answered(self, future: Future[Ordered]) -> None:
         """Note the answer to the creation, which came after the call was cancelled."""
         error = future.exception()
         if error is None:
-            self.ticket = future.result()
+            self.ticket = future.result().entry
         else:
             self.is_refused = not isinstance(error, OutcomeUnknown)
 
@@ -154,7 +171,7 @@ class TicketQueue:
     async def tickets(self, *, stale_ok: bool = False) -> list[Ticket]:
         """All tickets, the first in the queue first; may be empty. What no session owns is none."""
         entries = await ask(self.store.list, self._name, stale_ok=stale_ok)
-        return [Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None]
+        return in_order(Ticket.of(entry) for entry in entries if is_ticket(entry.key) and entry.owner is not None)
 
     async def first_in_words(self) -> str:
         """The first in the queue, for messages."""
@@ -164,7 +181,7 @@ class TicketQueue:
             return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
-        """Take a ticket at the end of the queue.
+        """Take a ticket at the end of the queue: one request, which tells who is ahead where the backend can.
 
         A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
         out, it never counts as ahead of us, and is removed in the background as soon as it shows.
@@ -175,57 +192,86 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        joining = _Joining(uuid.uuid4().hex, session)
-        before = await OnInterrupt(partial(self._undo, joining))
+        nonce, value, creation = uuid.uuid4().hex, write_body({**self.about, **(more or {})}), _Creation()
+        create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
+        older: tuple[str, ...] | None = None
         try:
-            joining.ticket = ticket = await self._create(
-                write_body({**self.about, "nonce": joining.nonce, **(more or {})}), joining
-            )
+            created: Ordered = await Tracked(creation.answered, create, stem, nonce, value, session=session)
+            ticket, older = created.entry, created.older
+        except OutcomeUnknown:
+            found = await self._find_or_disown(nonce, session)
+            if found is None:
+                raise
+            ticket = found
         except LatchworkError:
-            await Settled(before)
             raise
-        return Place(ticket, session, self.store.fence(ticket.created, Exists(ticket.key), session.fence))
+        except BaseException:
+            if creation.ticket is not None:
+                self._clear_later(session, (creation.ticket.key,))
+            elif not creation.is_refused:
+                self._disown(nonce, session)
+            raise
+        fence = self.store.fence(ticket.created, Exists(ticket.key), session.fence)
+        return Place(ticket, session, fence, None if older is None else tuple(filter(is_ticket, older)), is_new=True)
 
-    def _undo(self, joining: _Joining) -> None:
-        """Have no ticket: remove the one that is there, or may come."""
-        if joining.ticket is not None:
-            self._clear_later(joining.session, (joining.ticket.key,))
-        elif not joining.is_refused:
-            self.disown(joining.nonce)
-            self._expect_late(joining.session, joining.nonce)
+    async def _find_or_disown(self, nonce: str, session: Session) -> Entry | None:
+        """Find the ticket with this nonce. If it is not there, or not found out, have it removed when it shows."""
+        ticket: Entry | None = None
+        try:
+            names = await ask(self.store.children, self._name)
+            for name in names:
+                if nonce_of(name) == nonce:
+                    ticket = await ask(self.store.get, f"{self._name}/{name}")
+        finally:
+            if ticket is None:
+                self._disown(nonce, session)
+        return ticket
+
+    def _disown(self, nonce: str, session: Session) -> None:
+        self.disown(nonce)
+        self._expect_late(session, nonce)
 
     async def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
 
         A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
-        then, and those that are gone from it never come back.
+        then, and those that are gone from it never come back. The first look needs no request if the creation told.
 
         Raises:
             SessionLost: our session has ended.
             LockLost: our ticket is gone.
         """
         self.refuse_lost(place)
-        if blocks is everyone and not self._strays:  # then names are enough
-            return [key for key in await self._keys_with_ours(place) if key < place.ticket.key]
-        tickets = await self._with_ours(place)
-        strays = {ticket.key for ticket in tickets if ticket.nonce in self._strays}
-        for key in strays:  # a ticket of ours that landed late would hold up everybody, and nobody waits by it
-            await ask(self.store.delete, key)
-        ahead = [ticket for ticket in tickets if ticket.key < place.ticket.key and ticket.key not in strays]
-        return [ticket.key for ticket in ahead if blocks(ticket)]
+        is_new, place.is_new = place.is_new, False
+        if place.older is not None and (blocks is everyone or not place.older):
+            if not is_new:
+                left = await self._names_with_ours(place)
+                place.older = tuple(name for name in place.older if name in left)
+            strays = await self._remove_strays(place.older)
+            return [f"{self._name}/{name}" for name in place.older if name not in strays]
+        tickets = await self._tickets_with_ours(place)
+        ours = next(at for at, ticket in enumerate(tickets) if ticket.key == place.ticket.key)
+        place.older = tuple(ticket.name for ticket in tickets[:ours])
+        strays = await self._remove_strays(place.older)
+        return [ticket.key for ticket in tickets[:ours] if ticket.name not in strays and blocks(ticket)]
 
-    async def _keys(self, *, stale_ok: bool) -> list[str]:
-        names = await ask(self.store.children, self._name, stale_ok=stale_ok)
-        return [f"{self._name}/{name}" for name in names if is_ticket(name)]
+    async def _remove_strays(self, names: Iterable[str]) -> set[str]:
+        """Delete the tickets among these that are disowned, which would hold up everybody; return their names."""
+        if not self._strays:
+            return set()
+        strays = {name for name in names if nonce_of(name) in self._strays}
+        for name in strays:
+            await ask(self.store.delete, f"{self._name}/{name}")
+        return strays
 
-    async def _keys_with_ours(self, place: Place) -> list[str]:
+    async def _names_with_ours(self, place: Place) -> set[str]:
         for stale_ok in (True, False):
-            keys = await self._keys(stale_ok=stale_ok)
-            if place.ticket.key in keys:
-                return keys
+            names = await ask(self.store.children, self._name, stale_ok=stale_ok)
+            if place.name in names:
+                return set(names)
         raise self.gone(place)
 
-    async def _with_ours(self, place: Place) -> list[Ticket]:
+    async def _tickets_with_ours(self, place: Place) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == place.ticket.key for ticket in tickets):
@@ -242,10 +288,9 @@ class TicketQueue:
         """
         if names is None and not ahead:
             return await ask(self.store.get, place.ticket.key, stale_ok=True) is not None
-        if names is None and len(ahead) > _MANY:
-            first = await ask(self.store.list, self._name, limit=1, start_after=f"{self._name}/{_STEM}", stale_ok=True)
-            return bool(first) and first[0].key == place.ticket.key
-        left = set(await self._keys(stale_ok=True)) if names is None else {f"{self._name}/{name}" for name in names}
+        if names is None:
+            names = await ask(self.store.children, self._name, stale_ok=True)
+        left = {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
 
     async def has_nobody_ahead(self, place: Place, ahead: Iterable[str]) -> bool:
@@ -316,37 +361,11 @@ class TicketQueue:
             return backoff.next_s()
         return None
 
-    async def _create(self, value: bytes, joining: _Joining) -> Entry:
-        nonce, session = joining.nonce, joining.session
-        create, key = self.store.create, f"{self._name}/{_STEM}"
-        try:
-            created: Entry = await Tracked(joining.answered, create, key, value, session=session, sequential=True)
-            return created
-        except OutcomeUnknown:
-            self.disown(nonce)
-            found = None
-            try:
-                found = await self._find(nonce)
-            finally:
-                if found is None:
-                    self._expect_late(session, nonce)
-            if found is None:
-                raise
-            with self._lock:
-                self._strays.discard(nonce)
-            return found
-
-    async def _find(self, nonce: str) -> Entry | None:
-        entries = await ask(self.store.list, self._name)
-        return next((entry for entry in entries if Ticket.of(entry).nonce == nonce), None)
-
     async def _delete(self, keys: tuple[str, ...]) -> bool:
         """Delete these keys, and tickets that are disowned; True if each of the keys was there."""
         were_there = [await ask(self.store.delete, key) for key in keys]
         if self._strays:
-            for ticket in await self.tickets():
-                if ticket.nonce in self._strays:
-                    await ask(self.store.delete, ticket.key)
+            await self._remove_strays(await ask(self.store.children, self._name))
         return all(were_there)
 
     def _clear_later(self, session: Session, keys: tuple[str, ...]) -> None:
@@ -404,11 +423,11 @@ class LateTickets:
         if not wanted:
             return None
         try:
-            for entry in await ask(self._store.list, queue):
-                nonce = Ticket.of(entry).nonce
+            for name in await ask(self._store.children, queue):
+                nonce = nonce_of(name)
                 if nonce in wanted:
-                    await ask(self._store.delete, entry.key)
-                    _log.warning("ticket %s of ours appeared late and is deleted", entry.key)
+                    await ask(self._store.delete, f"{queue}/{name}")
+                    _log.warning("ticket %s/%s of ours appeared late and is deleted", queue, name)
                     self._forget(queue, nonce)
         except FATAL as error:
             _log.warning("%s: a late ticket stays until its session ends: %s", queue, error)
@@ -446,5 +465,16 @@ def write_body(body: Mapping[str, object]) -> bytes:
 
 
 def is_ticket(key: str) -> bool:
-    """True for the key of a ticket or lease: others may keep other keys below the same name."""
-    return _NUMBERED.match(key.rpartition("/")[2]) is not None
+    """True for the key or the name of a ticket or lease: others may keep other keys below the same name."""
+    return nonce_of(key.rpartition("/")[2]) != ""
+
+
+def nonce_of(name: str) -> str:
+    """The nonce in the name of a ticket; empty for any other name."""
+    found = _NAME.match(name)
+    return "" if found is None else found[1]
+
+
+def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Tickets in the order of their creation."""
+    return sorted(tickets, key=lambda ticket: (ticket.token, ticket.key))

@@ -1,6 +1,6 @@
 """Following the views of a group, once for all of a process, and writing them when that falls to us.
 
-Keys:  <name>/followers/t<number>   one ticket for each that follows; dies with its session, says whether it ``writes``
+Keys:  <name>/followers/t-<nonce>   one ticket for each that follows; dies with its session, says whether it ``writes``
 
 The first of the followers writes the views. The second, its deputy, sees the members too, and writes what the first has
 left for a moment. All others see the head of the log, and the ticket before their own: it is gone, or begins to write.

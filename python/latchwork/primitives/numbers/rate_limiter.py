@@ -1,7 +1,7 @@
 """At most n permits per interval in the whole cluster, without comparing the clocks of machines.
 
 Keys:  <name>/permits           limit, interval, slack, and how many permits were given since the beginning; as JSON
-       <name>/queue/t<number>   one ticket per waiter, numbered in order of arrival, dies with its session
+       <name>/queue/t-<nonce>   one ticket per waiter, dies with its session
 Rule:  who takes permits knows, by its own clock, that the permits as many before them as the limit are older than the
        interval and the slack; it writes their number on condition that nobody took any meanwhile; and it uses them only
        if the answer comes within the slack.
