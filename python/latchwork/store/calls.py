@@ -122,11 +122,11 @@ class Calls:
         if not unique or "/" in unique:
             raise InvalidKey(f"{unique!r} cannot end a key: it must not be empty, nor have a '/'")
         key = f"{stem}{unique}"
-        absolute = self._scope.key(key)
-        self._scope.key(f"{key}{_LONGEST_ORDER}")
-        check_value(f"{absolute}{_LONGEST_ORDER}", value)
+        longest = self._scope.key(f"{key}{_LONGEST_ORDER}")
+        check_value(longest, value)
         self._usable(session)
-        future = self._backend.create_ordered(absolute.removesuffix(unique), unique, value, session)
+        absolute = longest.removesuffix(f"{unique}{_LONGEST_ORDER}")
+        future = self._backend.create_ordered(absolute, unique, value, session)
         return mapped(future, self._ordered, lambda error: _exists(error, key))
 
     def _ordered(self, made: Ordered) -> Ordered:
