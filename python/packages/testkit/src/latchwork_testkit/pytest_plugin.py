@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import latchwork
-    from latchwork.testing.clock import VirtualClock
-    from latchwork.testing.simulation import Simulation
+    from latchwork.testing import Simulation, VirtualClock
     from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 BACKENDS = ("memory", "sqlite", "etcd", "zookeeper")
@@ -151,7 +150,7 @@ def _virtual_time(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def latchwork_virtual_clock() -> VirtualClock:
     """A clock that stands still until ``advance(seconds)``."""
-    from latchwork.testing.clock import VirtualClock
+    from latchwork.testing import VirtualClock
 
     return VirtualClock()
 
@@ -159,7 +158,7 @@ def latchwork_virtual_clock() -> VirtualClock:
 @pytest.fixture
 def latchwork_simulation(request: pytest.FixtureRequest) -> Iterator[Simulation]:
     """Threads that take turns in virtual time, in an order that ``--latchwork-seed`` decides; the test is one."""
-    from latchwork.testing.simulation import Simulation
+    from latchwork.testing import Simulation
 
     with Simulation(int(_setting(request.config, "seed"))) as simulation:
         yield simulation

@@ -6,7 +6,7 @@ itself how instances are advanced, stored and shown.
 
 from typing import TYPE_CHECKING
 
-from latchwork.doors import late
+from latchwork.spi import late
 
 if TYPE_CHECKING:
     from latchwork_workflows.client import RunRef, WorkflowClient

@@ -18,9 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
-from latchwork.words import printable
+from latchwork.spi import printable, replace_file
 from latchwork_workflows.logs import LogStore
 
 #: A bundle has so many bytes at most, and so many when it is unpacked.

@@ -14,9 +14,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from latchwork._base.decoding import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode
 from latchwork.errors import BadRecord, ValueTooLarge
-from latchwork.records import short
+from latchwork.spi import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode, short
 from latchwork_workflows.keys import x_of
 from latchwork_workflows.state import Outcome
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latchwork.errors import InvalidKey
-from latchwork.records import MOST_WHOLE, short
+from latchwork.spi import MOST_WHOLE, short
 from latchwork.store import Store, system_namespace
 
 #: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.

@@ -24,10 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from latchwork.disks import replace_file
 from latchwork.errors import LatchworkError
-from latchwork.user_code import call_user
-from latchwork.words import printable, reason
+from latchwork.spi import call_user, printable, reason, replace_file
 
 GROUP = "latchwork.workflow_secrets"
 VARIABLE = "LATCHWORK_SECRET_"

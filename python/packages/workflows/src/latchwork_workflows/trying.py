@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from latchwork.errors import LatchworkError
-from latchwork.user_code import call_user
-from latchwork.words import reason
+from latchwork.spi import call_user, reason
 from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.definitions.built import BUILT
 from latchwork_workflows.definitions.logical import chosen, full_name

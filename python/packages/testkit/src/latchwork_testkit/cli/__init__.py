@@ -1,6 +1,6 @@
 """The command `latchwork bench`, which latchwork finds by the entry point group ``latchwork.commands``."""
 
-from latchwork.cli.commands import CommandSpec
+from latchwork.spi import CommandSpec
 
 __all__ = ["BENCH"]
 

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from latchwork.cli.options import Json, command, group
-from latchwork.cli.text import Grid, console, say_json, show
-from latchwork.words import counted
+from latchwork.spi import Grid, Json, command, console, counted, group, say_json, show
 from latchwork_testkit.assign_bench import bench
 from latchwork_testkit.cli.bench_cluster import cluster
 

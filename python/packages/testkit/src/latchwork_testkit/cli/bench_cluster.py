@@ -10,10 +10,20 @@ import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from latchwork.cli.options import Json, Url, command, wanted_url
-from latchwork.cli.outcome import FAILURE, UsageError, quiet_logs
-from latchwork.cli.text import Grid, console, say_json, show
-from latchwork.words import counted
+from latchwork.spi import (
+    FAILURE,
+    Grid,
+    Json,
+    Url,
+    UsageError,
+    command,
+    console,
+    counted,
+    quiet_logs,
+    say_json,
+    show,
+    wanted_url,
+)
 from latchwork_testkit.cluster_bench import BenchOptions, Figures, Goal, goals, measure
 
 

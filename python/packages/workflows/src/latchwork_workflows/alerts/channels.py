@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
 from latchwork.errors import LatchworkError
-from latchwork.words import printable
+from latchwork.spi import printable
 from latchwork_workflows.definitions.model import NAME_PATTERN
 from latchwork_workflows.definitions.templates import SECRET
 

@@ -10,7 +10,7 @@ from email.message import EmailMessage
 from email.policy import SMTP as POLICY
 from email.utils import formatdate
 
-from latchwork.words import counted, reason
+from latchwork.spi import counted, reason
 from latchwork_workflows.alerts.channels import SmtpOptions, sender_of
 from latchwork_workflows.alerts.messages import Message, line
 from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of

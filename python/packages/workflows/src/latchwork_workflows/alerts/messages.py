@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latchwork.words import printable, utc_text
+from latchwork.spi import printable, utc_text
 
 #: Characters of a subject, of a line, and of a text.
 MOST_SUBJECT, MOST_LINE, MOST_TEXT = 200, 1000, 60_000

@@ -17,9 +17,7 @@ import sqlalchemy as sa
 
 from latchwork.clock import Clock, SystemClock
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
-from latchwork.user_code import call_user
-from latchwork.words import reason
+from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import by_apprise, mail, webhook
 from latchwork_workflows.alerts.channels import checked_channel, filled
 from latchwork_workflows.alerts.messages import Message, Told, line, message_of

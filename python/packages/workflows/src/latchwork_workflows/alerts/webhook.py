@@ -13,7 +13,7 @@ import http.client
 import json
 from urllib.parse import urlsplit
 
-from latchwork.words import reason
+from latchwork.spi import reason
 from latchwork_workflows.alerts.channels import WebhookOptions, check_url
 from latchwork_workflows.alerts.messages import Message, line
 from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of

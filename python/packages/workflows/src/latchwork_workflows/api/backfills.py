@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from latchwork.records import MOST_MOMENT_S
+from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.api import models as m
 from latchwork_workflows.database.commands import Asked
 from latchwork_workflows.definitions.model import Priority

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from latchwork.records import MOST_MOMENT_S, MOST_WHOLE
+from latchwork.spi import MOST_MOMENT_S, MOST_WHOLE
 from latchwork_workflows.definitions.model import Definition, Name, Priority
 from latchwork_workflows.definitions.plain import plain_problems
 

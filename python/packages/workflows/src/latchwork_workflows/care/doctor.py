@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.jobs import inspect
 from latchwork.schedules import Cron
+from latchwork.spi import reason
 from latchwork.store import Store
 from latchwork.types import Entry
-from latchwork.words import reason
 from latchwork_workflows.database import Database, schedules
 from latchwork_workflows.database.alerts import views
 from latchwork_workflows.database.alerts.deliveries import STUCK_S

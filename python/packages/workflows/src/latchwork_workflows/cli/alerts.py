@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group
-from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Grid, Line, listed, say, say_json, show, told
-from latchwork.words import utc_text
+from latchwork.spi import (
+    FAILURE,
+    Grid,
+    Json,
+    Line,
+    UsageError,
+    command,
+    group,
+    listed,
+    say,
+    say_json,
+    show,
+    told,
+    utc_text,
+)
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
 
 if TYPE_CHECKING:

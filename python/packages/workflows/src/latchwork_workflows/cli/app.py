@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from latchwork.cli.options import group
+from latchwork.spi import group
 from latchwork_workflows.cli import (
     alerts,
     care,

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import FAILURE, USAGE
-from latchwork.cli.text import Line, say, say_json, show
 from latchwork.errors import WaitTimeout
-from latchwork.words import counted, printable, utc_text
+from latchwork.spi import FAILURE, USAGE, Json, Line, command, counted, printable, say, say_json, show, utc_text
 from latchwork_workflows.cli.define import text_of
 from latchwork_workflows.cli.opening import (
     DatabaseUrl,

@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import FAILURE, USAGE, UsageError
-from latchwork.cli.target import import_module
-from latchwork.cli.text import Line, listed, say, say_json, show, told
-from latchwork.words import counted, utc_text
+from latchwork.spi import (
+    FAILURE,
+    USAGE,
+    Json,
+    Line,
+    UsageError,
+    command,
+    counted,
+    import_module,
+    listed,
+    say,
+    say_json,
+    show,
+    told,
+    utc_text,
+)
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:

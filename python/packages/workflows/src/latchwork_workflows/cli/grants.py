@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from latchwork.cli.options import Json, command, group
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import listed, told
+from latchwork.spi import Json, UsageError, command, group, listed, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
 
 #: As people write the grantee that stands for all projects.

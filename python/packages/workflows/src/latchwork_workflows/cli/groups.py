@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group, renamed
-from latchwork.cli.text import Grid, Line, listed, say, say_json, show, told
-from latchwork.words import counted, utc_text
+from latchwork.spi import (
+    Grid,
+    Json,
+    Line,
+    command,
+    counted,
+    group,
+    listed,
+    renamed,
+    say,
+    say_json,
+    show,
+    told,
+    utc_text,
+)
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:

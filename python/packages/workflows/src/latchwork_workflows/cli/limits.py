@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import listed, say_json, told
+from latchwork.spi import Json, UsageError, command, listed, say_json, told
 from latchwork_workflows.cli.groups import held_document, say_held
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Line, listed, say, say_json, show, told
-from latchwork.records import MOST_WHOLE
-from latchwork.words import counted, utc_text
+from latchwork.spi import (
+    FAILURE,
+    MOST_WHOLE,
+    Json,
+    Line,
+    UsageError,
+    command,
+    counted,
+    listed,
+    say,
+    say_json,
+    show,
+    told,
+    utc_text,
+)
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.operate import DryRun, NoCache, Params, PriorityWord, params_of
 

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
 import typer
 from typer.models import OptionInfo
 
-from latchwork.cli.environment import refuse_readers
-from latchwork.cli.options import Json, command, group, renamed
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import say, say_json, told
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.words import counted
+from latchwork.spi import Json, UsageError, command, counted, group, refuse_readers, renamed, say, say_json, told
 from latchwork_workflows.cli.opening import (
     DatabaseUrl,
     HomeDir,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from latchwork.cli.outcome import UsageError, quiet_logs
 from latchwork.errors import LatchworkError
+from latchwork.spi import UsageError, quiet_logs
 from latchwork.store import Store, connect
 
 if TYPE_CHECKING:

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Line, say, say_json, show, told
 from latchwork.errors import BadRecord
-from latchwork.records import read_json
-from latchwork.words import printable
+from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.watch import STYLES, Run, check_task, plain
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import say
 from latchwork.clock import SYSTEM_CLOCK
+from latchwork.spi import UsageError, say
 from latchwork_workflows.cli.nodes import (
     Groups,
     KeepDays,

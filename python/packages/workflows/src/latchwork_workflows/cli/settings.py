@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group
-from latchwork.cli.outcome import FAILURE, UsageError
-from latchwork.cli.text import Line, listed, say, say_json, show, told
 from latchwork.errors import WaitTimeout
-from latchwork.words import counted, printable
+from latchwork.spi import (
+    FAILURE,
+    Json,
+    Line,
+    UsageError,
+    command,
+    counted,
+    group,
+    listed,
+    printable,
+    say,
+    say_json,
+    show,
+    told,
+)
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.operate import value_of
 

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from latchwork.cli.outcome import LOG_FORMAT, debugging
-from latchwork.signals import on_end_signals
-from latchwork.words import counted
+from latchwork.spi import LOG_FORMAT, counted, debugging, on_end_signals
 
 _EVERY_S = 60.0
 _MOST = 1_000

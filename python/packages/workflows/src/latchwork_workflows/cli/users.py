@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command, group
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import listed, told
+from latchwork.spi import Json, UsageError, command, group, listed, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, home_of, opened_database
 
 if TYPE_CHECKING:

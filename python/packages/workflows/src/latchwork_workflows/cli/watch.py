@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latchwork.cli.options import Json, command
-from latchwork.cli.outcome import UsageError
-from latchwork.cli.text import Grid, Line, listed, say, say_json, show
-from latchwork.records import MOST_WHOLE
-from latchwork.words import printable, utc_text
+from latchwork.spi import (
+    MOST_WHOLE,
+    Grid,
+    Json,
+    Line,
+    UsageError,
+    command,
+    listed,
+    printable,
+    say,
+    say_json,
+    show,
+    utc_text,
+)
 from latchwork_workflows.cli.define import show_definition
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 

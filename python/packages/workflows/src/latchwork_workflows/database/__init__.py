@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from latchwork.doors import late
+from latchwork.spi import late
 from latchwork_workflows.database.database import Database
 from latchwork_workflows.database.shard import Shard
 

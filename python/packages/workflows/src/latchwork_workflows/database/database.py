@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
-from latchwork.disks import make_file, trouble_of
 from latchwork.errors import LatchworkError, Unavailable
+from latchwork.spi import make_file, trouble_of
 from latchwork_workflows.database.fair import FairLock
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from types import TracebackType
 
-from latchwork.interrupts import mutex
+from latchwork.spi import mutex
 
 
 class FairLock:

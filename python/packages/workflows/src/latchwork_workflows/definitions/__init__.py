@@ -5,7 +5,7 @@ How text becomes a definition is kept inside; a ``Definition`` that is handed ou
 
 from typing import TYPE_CHECKING
 
-from latchwork.doors import late
+from latchwork.spi import late
 
 if TYPE_CHECKING:
     from latchwork_workflows.definitions.forms import as_yaml, read, write

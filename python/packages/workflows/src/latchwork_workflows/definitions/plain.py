@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from latchwork.checks import is_number
-from latchwork.records import MOST_DEPTH
+from latchwork.spi import MOST_DEPTH, is_number
 
 #: Parameters of a start take so many bytes at most: each of its tasks gets them.
 MOST_PARAMS_BYTES = 900_000

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from latchwork.records import MOST_MOMENT_S
 from latchwork.schedules import Cron
+from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.definitions import logical
 from latchwork_workflows.definitions.caching import names_secret
 from latchwork_workflows.definitions.forms import read

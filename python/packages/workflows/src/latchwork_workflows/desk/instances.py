@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.checks import is_number
-from latchwork.records import MOST_MOMENT_S
+from latchwork.spi import MOST_MOMENT_S, is_number
 from latchwork_workflows.database import families, runs
 from latchwork_workflows.database.commands import INTERNAL, Asked, CommandType, ask, draw, was_asked
 from latchwork_workflows.database.consuming import is_restarting, withdraw

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.words import counted, reason
+from latchwork.spi import counted, reason
 from latchwork_workflows.logs.masking import Mask
 from latchwork_workflows.logs.places import LogFile, LogStore
 

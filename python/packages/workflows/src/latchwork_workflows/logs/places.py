@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from latchwork.errors import LatchworkError
-from latchwork.words import printable
+from latchwork.spi import printable
 
 #: What a reader gets at once, unless it asks for less.
 PART_BYTES = 65_536

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
-from latchwork.words import reason
+from latchwork.spi import reason
 from latchwork_workflows.database import definitions
 from latchwork_workflows.database.commands import CommandType, ask
 from latchwork_workflows.database.consuming import CommandRow

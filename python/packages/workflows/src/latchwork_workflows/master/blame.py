@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.words import reason
+from latchwork.spi import reason
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 
 #: So many characters of an error are kept.

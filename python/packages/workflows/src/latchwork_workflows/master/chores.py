@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork.words import counted, reason
+from latchwork.spi import counted, reason
 from latchwork_workflows.database import Database, retention
 from latchwork_workflows.database.alerts import views
 from latchwork_workflows.database.policies import caches

@@ -15,10 +15,9 @@ from functools import partial
 from typing import Self
 
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
-from latchwork.interrupts import mutex
 from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Threads
+from latchwork.spi import NodeHealth, mutex
 from latchwork.store import Store
-from latchwork.tasks.node import NodeHealth
 from latchwork_workflows.alerts.sender import POLL_S, Sender
 from latchwork_workflows.database import Database
 from latchwork_workflows.database.database import DatabaseUnavailable

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from latchwork.errors import InvalidKey
-from latchwork.words import counted
+from latchwork.spi import counted
 from latchwork_workflows.keys import attempt_of, x_of
 from latchwork_workflows.master.book import Book
 from latchwork_workflows.master.sending import Sending

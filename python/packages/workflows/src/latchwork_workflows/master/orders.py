@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from latchwork.checks import is_number
-from latchwork.records import MOST_MOMENT_S
+from latchwork.spi import MOST_MOMENT_S, is_number
 from latchwork_workflows.database.consuming import CommandRow
 from latchwork_workflows.definitions.model import PRIORITIES, Priority
 from latchwork_workflows.definitions.moments import MOST_MOMENTS, MOST_PARALLEL

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork.interrupts import mutex
+from latchwork.spi import mutex
 from latchwork_workflows.database import definitions
 from latchwork_workflows.definitions.caching import cache_key_of
 from latchwork_workflows.definitions.graph import in_order

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 
 from latchwork.clock import Clock
 from latchwork.errors import LockLost, OwnershipLost
+from latchwork.spi import reason
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork.words import reason
 from latchwork_workflows.database import Database, Shard, attempts, consuming, runs, schedules
 from latchwork_workflows.database.database import DatabaseUnavailable
 from latchwork_workflows.database.runs import Stored

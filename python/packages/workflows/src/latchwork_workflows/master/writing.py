@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork.words import reason
+from latchwork.spi import reason
 from latchwork_workflows.database import attempts, consuming, definitions, families, runs, schedules
 from latchwork_workflows.database.attempts import AttemptRow
 from latchwork_workflows.database.commands import CommandType

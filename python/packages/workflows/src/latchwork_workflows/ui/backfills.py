@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from latchwork.records import MOST_MOMENT_S
+from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.api.models import MOST_ID, Id, NamePath
 from latchwork_workflows.database.views import catalog
 from latchwork_workflows.definitions.model import PRIORITIES

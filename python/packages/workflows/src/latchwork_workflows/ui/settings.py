@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from latchwork.errors import BadRecord
-from latchwork.records import read_json
+from latchwork.spi import read_json
 from latchwork_workflows.database.settings import SettingKind
 from latchwork_workflows.database.views import catalog
 from latchwork_workflows.desk import grants

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from latchwork.errors import BadRecord
-from latchwork.records import read_json
+from latchwork.spi import read_json
 from latchwork_workflows.api.models import MOST_ID, NamePath
 from latchwork_workflows.database.views import catalog, instances
 from latchwork_workflows.definitions.forms import write

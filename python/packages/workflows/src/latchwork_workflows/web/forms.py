@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from latchwork.errors import BadRecord
-from latchwork.records import read_json
+from latchwork.spi import read_json
 
 
 class FormInvalid(ValueError):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import RunVar
 
-from latchwork.interrupts import mutex
+from latchwork.spi import mutex
 from latchwork_workflows.web.connections import half_of_the_files
 from latchwork_workflows.web.problems import Problem
 

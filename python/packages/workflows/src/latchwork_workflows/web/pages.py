@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from latchwork.words import counted
+from latchwork.spi import counted
 from latchwork_workflows.web.identity import Identity
 
 _HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from latchwork.words import printable
+from latchwork.spi import printable
 
 MEDIA_TYPE = "application/problem+json"
 

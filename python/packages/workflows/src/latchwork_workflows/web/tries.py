@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from latchwork.errors import LatchworkError
-from latchwork.interrupts import mutex
+from latchwork.spi import mutex
 
 _FREE = 5
 _PER_TRY_S = 10.0

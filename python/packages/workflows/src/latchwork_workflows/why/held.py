@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from latchwork.words import counted
+from latchwork.spi import counted
 from latchwork_workflows.state import DONE, FAILED, InstanceState, TaskState
 from latchwork_workflows.state.conditions import Other
 

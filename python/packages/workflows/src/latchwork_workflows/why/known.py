@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from latchwork.words import counted
+from latchwork.spi import counted
 from latchwork_workflows.definitions.model import Definition, TaskSpec
 from latchwork_workflows.state import DONE, FAILED, InstanceState, TaskState, base_of
 from latchwork_workflows.state.records import NOT_TAKEN, OVER

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from latchwork.words import counted
+from latchwork.spi import counted
 from latchwork_workflows.state import FAILED, InstanceState, TaskState
 
 #: So many tasks are named; the others are counted.

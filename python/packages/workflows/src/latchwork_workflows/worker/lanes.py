@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latchwork.errors import BadRecord, InvalidKey
-from latchwork.interrupts import mutex
 from latchwork.primitives import QueueClaim, QueueItem
+from latchwork.spi import mutex
 from latchwork.store import Session
 from latchwork.tasks import (
     Bury,

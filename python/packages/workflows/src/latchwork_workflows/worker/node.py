@@ -9,9 +9,8 @@ import logging
 import re
 import socket
 
-from latchwork.checks import check_store
+from latchwork.spi import Node, check_store, default_node_id
 from latchwork.store import Session, Store, session_ttl_s
-from latchwork.tasks.node import Node, default_node_id
 from latchwork_workflows.definitions.model import NAME_PATTERN
 from latchwork_workflows.home import Home as WorkflowsHome
 from latchwork_workflows.keys import Keys, workflows_store

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from latchwork.checks import is_number
+from latchwork.spi import is_number
 from latchwork_workflows.definitions.model import NAME_PATTERN
 from latchwork_workflows.logs.keeping import MOST_BYTES
 

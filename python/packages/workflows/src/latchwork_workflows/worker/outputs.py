@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from latchwork.errors import BadRecord
-from latchwork.records import read_json, short
+from latchwork.spi import read_json, short
 
 #: So many bytes of outputs are read; a result holds less.
 MOST_BYTES = 64_000

@@ -17,8 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import ValidationError
 
 from latchwork.errors import LatchworkError
-from latchwork.user_code import call_user
-from latchwork.words import reason
+from latchwork.spi import call_user, reason
 from latchwork_workflows.bundles import BadBundle, BundleCache
 from latchwork_workflows.definitions.templates import (
     CONNECTION,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from latchwork.clock import Clock
-from latchwork.interrupts import mutex
+from latchwork.spi import mutex
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
 from latchwork_workflows.keys import PROJECT, Keys, slots_of

@@ -6,8 +6,8 @@ import os
 import pwd
 from pathlib import Path
 
-from latchwork.disks import secure_folder
 from latchwork.errors import LatchworkError
+from latchwork.spi import secure_folder
 
 #: What is in it: a folder for each attempt, below one for each worker; and unpacked code bundles.
 ATTEMPTS, BUNDLES = "attempts", "bundles"

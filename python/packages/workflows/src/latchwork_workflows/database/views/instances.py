@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.records import MOST_WHOLE
+from latchwork.spi import MOST_WHOLE
 from latchwork_workflows.database.tables import attempt, command, definition, event, instance, task
 
 #: A row, by the names of its columns.
