@@ -4,7 +4,7 @@
                                      [--backends etcd35,zookeeper,sqlite] [--peers PYTHON] [--queued 100000]
                                      [--json FILE]
 
-Four runners of eight slots, each a process; tasks that do nothing, submitted one by one by one process. Every side
+Four workers of eight slots, each a process; tasks that do nothing, submitted one by one by one process. Every side
 is started, measured and ended before the next one is, in each round; the processor time of a task is that of all
 processes of a side, its server included. Peers are run by another interpreter, ``.venv/peers/bin/python`` by default;
 without it they are left out. Prints figures, and judges that nothing is lost or ends twice.
@@ -181,7 +181,7 @@ def detached(arguments):
 
 
 def kills(arguments):
-    """Seconds from kill -9 of a runner until its task runs elsewhere, less the granted TTL."""
+    """Seconds from kill -9 of a worker until its task runs elsewhere, less the granted TTL."""
     found = {}
     for backend in arguments.backends:
         late, ends = [], Counter()
@@ -202,7 +202,7 @@ def kills(arguments):
         found[backend] = late
         p50, p95 = statistics.median(late), late[int(len(late) * 0.95)]
         print(
-            f"\n{backend}: {len(late)} runners killed; tasks run elsewhere p50 {p50 * 1000:+.0f} ms, p95 "
+            f"\n{backend}: {len(late)} workers killed; tasks run elsewhere p50 {p50 * 1000:+.0f} ms, p95 "
             f"{p95 * 1000:+.0f} ms, longest {late[-1] * 1000:+.0f} ms beside the granted TTL; "
             f"load {os.getloadavg()[0]:.1f}"
         )
@@ -241,7 +241,7 @@ def wait_for(log, what, keys, times):
 
 
 def idle(arguments):
-    """What a runner without tasks writes, and its processor time beside a process that is only connected."""
+    """What a worker without tasks writes, and its processor time beside a process that is only connected."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=1) as side, ExitStack() as stack:
@@ -250,14 +250,14 @@ def idle(arguments):
             other.hear()
             store = stack.enter_context(latchwork.connect(side.url))
             time.sleep(5)
-            pids = {"runner": side.children[0].pid, "connected": other.pid}
+            pids = {"worker": side.children[0].pid, "connected": other.pid}
             before, written = {name: processor_s(pid) for name, pid in pids.items()}, versions(store)
             time.sleep(arguments.idle_s)
             used = {name: (processor_s(pid) - before[name]) / arguments.idle_s for name, pid in pids.items()}
             one = {**used, "writes": len(versions(store) ^ written)}
         found[backend] = one
         print(
-            f"\n{backend}: an idle runner uses {one['runner']:.2%} of a core, a process that is only connected "
+            f"\n{backend}: an idle worker uses {one['worker']:.2%} of a core, a process that is only connected "
             f"{one['connected']:.2%}; {one['writes']} writes in {arguments.idle_s:.0f} s; load {os.getloadavg()[0]:.1f}"
         )
     return found
@@ -278,8 +278,8 @@ def main():
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--victims", type=int, default=6, help="runners that are killed in one round")
-    parser.add_argument("--ttl-s", type=float, default=3.0, help="of the sessions of runners that are killed")
+    parser.add_argument("--victims", type=int, default=6, help="workers that are killed in one round")
+    parser.add_argument("--ttl-s", type=float, default=3.0, help="of the sessions of workers that are killed")
     parser.add_argument("--idle-s", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import latchwork
 from latchwork.errors import Conflict
-from latchwork.executor import Executor, Member, Runner
+from latchwork.executor import Executor, ExecutorWorker, Member
 from latchwork.store import StoreObserver
 from latchwork.tasks import TaskContext, current_task, task
 
@@ -77,20 +77,20 @@ class Calls(StoreObserver):
 
 
 def node(url, slots=8, node_id=None, ttl_s=10.0, counts=False):
-    """A runner, until its input ends; at each line of it the calls that it has made are told, if they are counted."""
+    """A worker, until its input ends; at each line of it the calls that it has made are told, if they are counted."""
     calls = Calls()
     with latchwork.connect(url, observers=[calls] if counts else []) as store:
-        runner = Runner(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)
-        with runner:
-            runner.wait_ready(60)
-            answer(ready=True, ttl_s=runner.health().session_remaining_s)
+        worker = ExecutorWorker(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)
+        with worker:
+            worker.wait_ready(60)
+            answer(ready=True, ttl_s=worker.health().session_remaining_s)
             for _ in sys.stdin:
                 answer(**calls.counts)
-            answer(**{name: value for name, value in vars_of(runner).items() if isinstance(value, int)})
+            answer(**{name: value for name, value in vars_of(worker).items() if isinstance(value, int)})
 
 
-def vars_of(runner):
-    stats = runner.stats()
+def vars_of(worker):
+    stats = worker.stats()
     return {name: getattr(stats, name) for name in stats.__slots__}
 
 

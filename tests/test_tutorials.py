@@ -152,7 +152,7 @@ def test_the_pool_of_the_tutorial_becomes_a_pool_of_machines_on_etcd(reader):
     for block in reader.steps("tutorial-executor.md"):
         if block.how == "walk=third":
             with latchwork.connect(reader.terminal("third").url()) as store:
-                assert {each.id for each in executor.inspect(store).runners} == {"m1", "m2"}
+                assert {each.id for each in executor.inspect(store).workers} == {"m1", "m2"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import latchwork
 import latchwork.aio
 from latchwork.assignment import Balanced
 from latchwork.errors import OnceFailed, UserCodeFailed
-from latchwork.executor import All, Executor, Runner
+from latchwork.executor import All, Executor, ExecutorWorker
 from latchwork.jobs import FixedDelay, Job, JobManager, Observer
 from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import LeaderLatch, Once
@@ -106,8 +106,8 @@ def pool(store):
 
 
 @pytest.fixture
-def runner(store):
-    with Runner(store, functions=WORK, slots=2, node_id="n1", session_ttl_s=10.0) as made:
+def worker(store):
+    with ExecutorWorker(store, functions=WORK, slots=2, node_id="n1", session_ttl_s=10.0) as made:
         made.wait_ready(PATIENCE_S)
         yield made
 
@@ -152,7 +152,7 @@ def test_control_c_in_the_main_thread_stays_control_c():
 
 
 @pytest.mark.parametrize("fn", [raises, raises_async, raises_in_process], ids=lambda fn: fn.__name__)
-def test_a_task_that_raises_anything_has_an_outcome_that_names_it(pool, runner, fn):
+def test_a_task_that_raises_anything_has_an_outcome_that_names_it(pool, worker, fn):
     futures = {kind: pool.submit(fn, kind) for kind in KINDS}
     for kind, future in futures.items():
         error = error_of(future)
@@ -160,16 +160,16 @@ def test_a_task_that_raises_anything_has_an_outcome_that_names_it(pool, runner, 
         assert kind in name
         assert kind in error.__cause__.args[0], "the traceback of the node"
     assert pool.submit(one).result(PATIENCE_S) == 1
-    assert runner.drain(PATIENCE_S)
+    assert worker.drain(PATIENCE_S)
 
 
-def test_a_result_that_raises_when_it_is_encoded_is_the_failure_of_its_task(pool, runner):
+def test_a_result_that_raises_when_it_is_encoded_is_the_failure_of_its_task(pool, worker):
     for future in [pool.submit(returns_what_raises, kind) for kind in KINDS]:
         assert error_of(future) is not None
     assert pool.submit(one).result(PATIENCE_S) == 1
 
 
-def test_an_exception_whose_class_refuses_everything_is_an_outcome(store, pool, runner):
+def test_an_exception_whose_class_refuses_everything_is_an_outcome(store, pool, worker):
     class Meta(type):
         def __getattribute__(cls, name):
             if name in {"__qualname__", "__name__", "__module__"}:
@@ -200,7 +200,7 @@ def test_a_plan_whose_task_raises_anything_fails_and_names_it(store):
             assert plan.handle.wait(PATIENCE_S).state.value == "failed"
 
 
-def test_a_stop_listener_that_raises_anything_keeps_no_other_from_being_called(store, pool, runner):
+def test_a_stop_listener_that_raises_anything_keeps_no_other_from_being_called(store, pool, worker):
     called = threading.Event()
     begun = threading.Event()
 
@@ -221,7 +221,7 @@ def test_a_stop_listener_that_raises_anything_keeps_no_other_from_being_called(s
 # Executor
 
 
-def test_a_done_callback_that_raises_anything_holds_up_no_other_callback(pool, runner, caplog):
+def test_a_done_callback_that_raises_anything_holds_up_no_other_callback(pool, worker, caplog):
     called = threading.Event()
     future = pool.submit(one)
     whole = pool.with_options(target=All()).submit(one)
@@ -235,7 +235,7 @@ def test_a_done_callback_that_raises_anything_holds_up_no_other_callback(pool, r
     assert pool.submit(one).result(PATIENCE_S) == 1
 
 
-def test_a_picker_that_raises_anything_fails_its_task_alone(pool, runner):
+def test_a_picker_that_raises_anything_fails_its_task_alone(pool, worker):
     class Bad:
         def __init__(self, kind):
             self.kind = kind
@@ -254,8 +254,8 @@ def test_a_node_whose_accept_raises_anything_leaves_that_task_alone(store, pool,
     def accept(function):
         return function != "raises" or raises(kind)
 
-    with Runner(store, functions=WORK, slots=1, accept=accept) as runner:
-        runner.wait_ready(PATIENCE_S)
+    with ExecutorWorker(store, functions=WORK, slots=1, accept=accept) as worker:
+        worker.wait_ready(PATIENCE_S)
         future = pool.submit(raises, kind)
         assert [pool.submit(one).result(PATIENCE_S) for _ in range(3)] == [1, 1, 1]
         assert future.cancel()

@@ -19,9 +19,9 @@ from tasks import count
 STEP, LAST = 2_500, 50_000
 NODE = """
 import sys, latchwork, tasks
-from latchwork.executor import Runner
+from latchwork.executor import ExecutorWorker
 with latchwork.connect(sys.argv[1]) as store:
-    Runner(store, slots=2, session_ttl_s=2.0).run_forever()
+    ExecutorWorker(store, slots=2, session_ttl_s=2.0).run_forever()
 """
 
 

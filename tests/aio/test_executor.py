@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from latchwork import aio
-from latchwork.executor import All, AllFailed, Call, LeastLoaded, Runner, SomeFailed, inspect
+from latchwork.executor import All, AllFailed, Call, ExecutorWorker, LeastLoaded, SomeFailed, inspect
 from latchwork.tasks import Functions, TaskContext, TaskStopped
 from patience import eventually
 
@@ -48,8 +48,8 @@ def endless(key: str, context: TaskContext) -> None:
 
 
 @pytest.fixture
-def runner(store):
-    with Runner(store, node_id="n1", slots=4, functions=WORK, session_ttl_s=10.0) as made:
+def worker(store):
+    with ExecutorWorker(store, node_id="n1", slots=4, functions=WORK, session_ttl_s=10.0) as made:
         made.wait_ready(WAIT_S)
         yield made
 
@@ -62,7 +62,7 @@ def in_a_loop(url, use, **options):
     return asyncio.run(main())
 
 
-def test_futures_are_awaited_gathered_and_waited_for(backend_url, runner):
+def test_futures_are_awaited_gathered_and_waited_for(backend_url, worker):
     async def use(pool):
         assert await pool.submit(square, 7) == 49
         assert await asyncio.gather(*(pool.submit(square, n) for n in range(200))) == [n * n for n in range(200)]
@@ -76,7 +76,7 @@ def test_futures_are_awaited_gathered_and_waited_for(backend_url, runner):
     in_a_loop(backend_url, use)
 
 
-def test_an_error_of_the_task_is_the_futures_own(backend_url, runner):
+def test_an_error_of_the_task_is_the_futures_own(backend_url, worker):
     async def use(pool):
         with pytest.raises(TimeoutError, match="of its own"):
             await pool.submit(boom, "of its own")
@@ -88,7 +88,7 @@ def test_an_error_of_the_task_is_the_futures_own(backend_url, runner):
     in_a_loop(backend_url, use)
 
 
-def test_results_come_in_order_and_are_submitted_as_far_as_the_buffer_goes(backend_url, runner):
+def test_results_come_in_order_and_are_submitted_as_far_as_the_buffer_goes(backend_url, worker):
     async def use(pool):
         assert [value async for value in pool.map(square, range(30))] == [n * n for n in range(30)]
         read = []
@@ -137,7 +137,7 @@ async def anext_of(values):
 
 
 @pytest.mark.parametrize("way", ["timeout", "call", "cancel"])
-def test_a_task_that_nobody_waits_for_any_more_is_told_to_stop(backend_url, store, runner, way):
+def test_a_task_that_nobody_waits_for_any_more_is_told_to_stop(backend_url, store, worker, way):
     async def use(pool):
         future = None
         if way == "call":
@@ -159,7 +159,7 @@ async def wait_for(future):
     return await future
 
 
-def test_a_shielded_future_goes_on_and_a_task_can_be_taken_back_with_an_answer(backend_url, store, runner):
+def test_a_shielded_future_goes_on_and_a_task_can_be_taken_back_with_an_answer(backend_url, store, worker):
     async def use(pool):
         future = pool.submit(endless, "k")
         waiting = asyncio.create_task(wait_for(asyncio.shield(future)))
@@ -177,7 +177,7 @@ def test_a_shielded_future_goes_on_and_a_task_can_be_taken_back_with_an_answer(b
     in_a_loop(backend_url, use)
 
 
-def test_the_first_that_succeeds_counts_and_errors_of_all_are_told(backend_url, runner):
+def test_the_first_that_succeeds_counts_and_errors_of_all_are_told(backend_url, worker):
     async def use(pool):
         assert await pool.first([Call(boom, "a"), Call(square, 4), Call(endless, "k")]) == 16
         with pytest.raises(AllFailed) as failed:
@@ -191,8 +191,8 @@ def test_the_first_that_succeeds_counts_and_errors_of_all_are_told(backend_url, 
     in_a_loop(backend_url, use)
 
 
-def test_a_task_for_all_members_gives_a_dictionary(backend_url, store, runner):
-    with Runner(store, node_id="n2", functions=WORK) as other:
+def test_a_task_for_all_members_gives_a_dictionary(backend_url, store, worker):
+    with ExecutorWorker(store, node_id="n2", functions=WORK) as other:
         other.wait_ready(WAIT_S)
 
         async def use(pool):
@@ -204,7 +204,7 @@ def test_a_task_for_all_members_gives_a_dictionary(backend_url, store, runner):
         in_a_loop(backend_url, use)
 
 
-def test_detached_tasks_are_put_asked_for_and_forgotten(backend_url, runner):
+def test_detached_tasks_are_put_asked_for_and_forgotten(backend_url, worker):
     async def use(pool):
         ref = await pool.detached(square, 5, id="nightly")
         assert await pool.ref("nightly").result(WAIT_S) == 25
@@ -228,7 +228,7 @@ def test_what_was_submitted_before_a_flush_is_stored(backend_url, store):
     assert in_a_loop(backend_url, use) == 10
 
 
-def test_a_loop_that_ends_early_is_told_of_nothing_and_its_executor_can_be_shut_down(backend_url, runner):
+def test_a_loop_that_ends_early_is_told_of_nothing_and_its_executor_can_be_shut_down(backend_url, worker):
     pools = []
 
     async def forget():

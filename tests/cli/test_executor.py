@@ -105,12 +105,12 @@ def test_a_node_runs_what_the_shell_submits_and_answers_probes(executor, node):
     assert asked(port, "/readyz")[0] == 200
     assert "latchwork_executor_done_total 4\n" in asked(port, "/metrics")[1]
     assert asked(port, "/other")[0] == 404
-    (runner,) = executor("status", "--json").json["runners"]
-    assert (runner["id"], runner["labels"]) == ("n1", {"zone": "a"})
-    assert "mytasks:square" in runner["functions"]
+    (worker,) = executor("status", "--json").json["workers"]
+    assert (worker["id"], worker["labels"]) == ("n1", {"zone": "a"})
+    assert "mytasks:square" in worker["functions"]
     started.send_signal(signal.SIGTERM)
     assert started.wait(60) == 0
-    assert executor("status").out.startswith("default: 0 runners")
+    assert executor("status").out.startswith("default: 0 workers")
 
 
 def test_a_task_that_runs_is_seen_and_cancelled_from_the_shell(executor, node, wait_until):

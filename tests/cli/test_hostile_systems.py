@@ -13,7 +13,7 @@ from typer.main import get_command
 
 import latchwork
 from latchwork.cli.main import application
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import Election, Group, Lock, PersistentLock
 from latchwork.tasks import Functions
@@ -76,7 +76,7 @@ def used(tmp_path):
     with latchwork.connect(url) as store:
         with (
             Executor(store, functions=FUNCTIONS) as pool,
-            Runner(store, node_id="r1", slots=2, functions=FUNCTIONS, labels={"x": EVIL}),
+            ExecutorWorker(store, node_id="r1", slots=2, functions=FUNCTIONS, labels={"x": EVIL}),
             PlanWorker(store, functions=FUNCTIONS),
             Plans(store, functions=FUNCTIONS).new("week", id="p1", on_failure="continue") as plan,
         ):

@@ -1,4 +1,4 @@
-"""Runners and executors for tests: in this process, and in processes of their own that can be killed."""
+"""Workers and executors for tests: in this process, and in processes of their own that can be killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import latchwork
 import patience
 from executor.work import WORK
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from trials.remote import Remote
 
 PATIENCE_S = 100.0
@@ -30,21 +30,21 @@ def connect(backend_url):
 
 
 @pytest.fixture
-def runners(store, connect):
-    """Start runners that take tasks; closed after the test."""
+def workers(store, connect):
+    """Start workers that take tasks; closed after the test."""
     made = []
 
     def start(node_id="n1", *, own_store=False, **options):
         options = {"slots": 4, "functions": WORK, "session_ttl_s": 5.0, **options}
-        runner = Runner(connect() if own_store else store, node_id=node_id, **options)
-        made.append(runner)
-        runner.start()
-        runner.wait_ready(PATIENCE_S)
-        return runner
+        worker = ExecutorWorker(connect() if own_store else store, node_id=node_id, **options)
+        made.append(worker)
+        worker.start()
+        worker.wait_ready(PATIENCE_S)
+        return worker
 
     yield start
-    for runner in made:
-        runner.close(5.0)
+    for worker in made:
+        worker.close(5.0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def end(pool):
 
 @pytest.fixture
 def processes(backend_url, store):
-    """Start runners and submitters in processes of their own; killed after the test."""
+    """Start workers and submitters in processes of their own; killed after the test."""
     if not store.capabilities.multi_process:
         pytest.skip("one process only")
     started = []

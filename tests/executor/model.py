@@ -233,7 +233,7 @@ class Run:
                     break
                 return True
 
-    def runner(self, session):
+    def worker(self, session):
         while True:
             free = [key[6:] for key in (yield ("names", "items/"))]
             taken = {key[7:] for key in (yield ("names", "claims/"))}
@@ -355,14 +355,14 @@ class Run:
             self.step(self.chance.choices(ready, [self.pace if proc.is_immortal else 1.0 for proc in ready])[0])
         self.procs = [proc for proc in self.procs if not proc.is_dead or proc.session in self.store.alive]
         if number % 20 == 0 and sum(not proc.is_dead for proc in self.procs) < 4:
-            self.spawn(self.runner)
+            self.spawn(self.worker)
 
     def play(self, turns=6000):
         """Play until all tasks are over; raises what was broken."""
         self.spawn(self.submitter, is_immortal=True)
         self.spawn(self.collector, is_immortal=True)
         for _ in range(3):
-            self.spawn(self.runner)
+            self.spawn(self.worker)
         for number in range(turns):
             self.turn(number)
             if self.dies_at == number:

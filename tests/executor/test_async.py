@@ -1,4 +1,4 @@
-"""``async def`` tasks: all of a runner on one loop of its own; each is cancelled when it has to stop, and ends once."""
+"""``async def`` tasks: all of a worker on one loop of its own; each is cancelled when it has to stop, and ends once."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ async def fails_once(context: TaskContext) -> int:
 
 
 @pytest.fixture
-def crew(runners):
+def crew(workers):
     def start(node_id="n1", **options):
-        return runners(node_id, functions=WORK, **options)
+        return workers(node_id, functions=WORK, **options)
 
     return start
 
@@ -120,20 +120,20 @@ def submit(pools):
     return pools(functions=WORK)
 
 
-def test_all_async_tasks_of_a_runner_share_one_loop_in_a_thread_of_its_own(crew, submit):
+def test_all_async_tasks_of_a_worker_share_one_loop_in_a_thread_of_its_own(crew, submit):
     crew()
     seen = {future.result(PATIENCE_S) for future in [submit.submit(loop_of) for _ in range(6)]}
     assert len(seen) == 1
     assert next(iter(seen))[1] == "latchwork-task-loop-n1"
 
 
-def test_the_loop_of_a_runner_outlives_its_session(crew, submit, eventually):
+def test_the_loop_of_a_worker_outlives_its_session(crew, submit, eventually):
     """So what tasks have opened on it, and keep, can be used on."""
-    runner = crew()
+    worker = crew()
     before = submit.submit(loop_of).result(PATIENCE_S)
-    end_session(runner)
+    end_session(worker)
     assert submit.submit(loop_of).result(PATIENCE_S) == before
-    runner.close()
+    worker.close()
     eventually(lambda: "latchwork-task-loop-n1" not in {thread.name for thread in threading.enumerate()})
 
 
@@ -177,7 +177,7 @@ def test_an_interrupted_async_task_is_cancelled_and_cleans_up(crew, submit, stor
     assert submit.submit(doubled, 4).result(PATIENCE_S) == 8
 
 
-def test_an_async_task_of_a_runner_that_closes_runs_elsewhere(crew, submit, store, eventually):
+def test_an_async_task_of_a_worker_that_closes_runs_elsewhere(crew, submit, store, eventually):
     first = crew("n1", own_store=True)
     future = submit.submit(lingers, "moved")
     eventually(lambda: starts(store, "moved") == ["n1"])
@@ -203,7 +203,7 @@ def test_an_async_task_of_a_lost_session_is_cancelled_and_runs_elsewhere(crew, s
 
 
 def test_an_async_task_that_ignores_its_cancellation_holds_its_slot_and_nobody_elses(crew, submit, store, eventually):
-    runner = crew(slots=2, stop_grace_s=0.3)
+    worker = crew(slots=2, stop_grace_s=0.3)
     said, timeout_s = "its time was over", 0.1
     while "its time was over" in said:  # before it was in the loop that ignores it: the machine is slow
         timeout_s *= 3
@@ -211,19 +211,19 @@ def test_an_async_task_that_ignores_its_cancellation_holds_its_slot_and_nobody_e
             submit.with_options(timeout_s=timeout_s).submit(is_deaf, "deaf").result(PATIENCE_S)
         said = str(raised.value)
     assert "did not end" in said
-    assert len(runner.stats().stuck) == 1
+    assert len(worker.stats().stuck) == 1
     assert submit.submit(doubled, 21).result(PATIENCE_S) == 42
     store.put("deaf/go", b"")
-    eventually(lambda: runner.stats().stuck == ())
+    eventually(lambda: worker.stats().stuck == ())
 
 
-def test_a_runner_closes_in_time_though_an_async_task_ignores_it(crew, submit, store, eventually):
-    runner = crew(stop_grace_s=0.3)
+def test_a_worker_closes_in_time_though_an_async_task_ignores_it(crew, submit, store, eventually):
+    worker = crew(stop_grace_s=0.3)
     submit.submit(is_deaf, "forever")
     eventually(lambda: starts(store, "forever"))
-    runner.close(5.0)
+    worker.close(5.0)
     store.put("forever/go", b"")  # so that its thread ends
-    assert runner.stats().done == 0
+    assert worker.stats().done == 0
 
 
 def test_exit_in_an_async_task_is_its_failure_and_ends_no_other(crew, submit, store, eventually):

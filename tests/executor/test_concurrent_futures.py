@@ -15,7 +15,7 @@ import pytest
 
 import latchwork
 from executor.cpython import IS_LEFT_OUT, load
-from latchwork.executor import Executor, Runner, TaskFuture
+from latchwork.executor import Executor, ExecutorWorker, TaskFuture
 from latchwork.executor.futures import Stage
 from latchwork.store.steps import driven
 from latchwork.tasks import Functions, PickleCodec
@@ -37,7 +37,7 @@ LEFT_OUT = {
     "test_submit_after_interpreter_shutdown": "likewise",
     "test_hang_gh83386": "likewise",
     "test_hang_gh94440": "likewise",
-    "test_max_workers_negative": "an executor has no workers: its runners have slots",
+    "test_max_workers_negative": "an executor has no workers: its workers have slots",
     "test_repr": "has the name of the class Future in what it expects",
     "test_multiple_set_result": "likewise",
     "test_multiple_set_exception": "likewise",
@@ -64,22 +64,22 @@ CASES = [
 
 
 class Pool(Executor):
-    """An executor that has runners of its own, as a pool of threads has its threads."""
+    """An executor that has workers of its own, as a pool of threads has its threads."""
 
     def __init__(self, max_workers=5):
         self.mine = latchwork.connect(f"memory://futures-{uuid.uuid4().hex}")
         nothing = Functions()
         codec = PickleCodec(allow_pickle=True)
         super().__init__(self.mine, functions=nothing, codec=codec, allow_pickle=True)
-        self.runner = Runner(self.mine, slots=max_workers, functions=nothing, allow_pickle=True)
-        self.runner.start()
-        self.runner.wait_ready(60)
+        self.worker = ExecutorWorker(self.mine, slots=max_workers, functions=nothing, allow_pickle=True)
+        self.worker.start()
+        self.worker.wait_ready(60)
         self.submit(abs, 0).result(60)  # as a pool of threads is, it is ready when it is made
 
     def shutdown(self, wait=True, *, cancel_futures=False):
         super().shutdown(wait, cancel_futures=cancel_futures)
         if wait:
-            self.runner.close()
+            self.worker.close()
             self.mine.close()
 
 
@@ -167,7 +167,7 @@ def test_what_is_left_out_is_there_to_be_left_out():
 
 SCRIPT = """
 import latchwork, sys, time
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.tasks import Functions
 work = Functions()
 @work.task(name="show")
@@ -175,8 +175,8 @@ def show(text: str) -> None:
     time.sleep(0.3)
     print(text, flush=True)
 store = latchwork.connect("memory://x")
-runner = Runner(store, functions=work, slots=2)
-runner.start()
+worker = ExecutorWorker(store, functions=work, slots=2)
+worker.start()
 pool = Executor(store, functions=work)
 """
 

@@ -1,4 +1,4 @@
-"""Who dies: runners, all runners one after the other, submitters; and tasks that kill whoever runs them."""
+"""Who dies: workers, all workers one after the other, submitters; and tasks that kill whoever runs them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def starts(store, key):
     return [store.get(f"{key}/starts/{name}").value.decode() for name in store.children(f"{key}/starts")]
 
 
-def end_session(runner):
+def end_session(worker):
     """As the store would: its keys are gone, and it hears of it."""
-    runner._work.session.close()
+    worker._work.session.close()
 
 
-def test_a_killed_runners_task_runs_elsewhere_and_has_one_result(processes, pool, store, eventually):
+def test_a_killed_workers_task_runs_elsewhere_and_has_one_result(processes, pool, store, eventually):
     options = {"session_ttl_s": TTL_S, "slots": 2}
-    first = processes("serve_runner", "n1", options)
+    first = processes("serve_worker", "n1", options)
     future = pool.submit(wait, "killed")
     eventually(lambda: starts(store, "killed") == ["n1"])
-    processes("serve_runner", "n2", options)
+    processes("serve_worker", "n2", options)
     first.kill()
     eventually(lambda: starts(store, "killed") == ["n1", "n2"])
     store.commit([], [Put("killed/go", b"")])
     assert future.result(PATIENCE_S) == "n2"
 
 
-def test_a_task_of_a_lost_session_runs_elsewhere_and_its_late_result_is_dropped(runners, pool, store, eventually):
-    first = runners("n1", own_store=True)
+def test_a_task_of_a_lost_session_runs_elsewhere_and_its_late_result_is_dropped(workers, pool, store, eventually):
+    first = workers("n1", own_store=True)
     future = pool.submit(wait, "lost")
     eventually(lambda: starts(store, "lost") == ["n1"])
-    second = runners("n2", own_store=True)
+    second = workers("n2", own_store=True)
     first.drain(0.0)
     end_session(first)
     eventually(lambda: starts(store, "lost") == ["n1", "n2"])
@@ -54,31 +54,31 @@ def test_a_task_of_a_lost_session_runs_elsewhere_and_its_late_result_is_dropped(
     eventually(lambda: second.stats().done == 1)
 
 
-def test_closing_a_runner_gives_its_tasks_back(runners, pool, store, eventually):
-    first = runners("n1")
+def test_closing_a_worker_gives_its_tasks_back(workers, pool, store, eventually):
+    first = workers("n1")
     future = pool.submit(wait, "closed")
     eventually(lambda: starts(store, "closed") == ["n1"])
-    runners("n2")
+    workers("n2")
     first.close(10.0)
     eventually(lambda: starts(store, "closed") == ["n1", "n2"])
     store.put("closed/go", b"")
     assert future.result(PATIENCE_S) == "n2"
 
 
-def test_a_task_that_is_given_back_keeps_the_tries_that_have_failed(runners, pool, store, eventually):
+def test_a_task_that_is_given_back_keeps_the_tries_that_have_failed(workers, pool, store, eventually):
     """For whatever reason: otherwise it would be tried more often than it may be."""
-    first = runners("n1", own_store=True)
+    first = workers("n1", own_store=True)
     future = pool.submit("fail-then-wait", "again")
     eventually(lambda: starts(store, "again") == ["n1", "n1"])
     first.close(10.0)
-    runners("n2", own_store=True)
+    workers("n2", own_store=True)
     store.put("again/go", b"")
     assert future.result(PATIENCE_S) == 2
     assert starts(store, "again") == ["n1", "n1", "n2"]
 
 
-def test_tasks_in_the_lane_of_a_dead_member_all_end(runners, pool, store, eventually):
-    first = runners("n1", own_store=True, slots=1)
+def test_tasks_in_the_lane_of_a_dead_member_all_end(workers, pool, store, eventually):
+    first = workers("n1", own_store=True, slots=1)
     busy = pool.with_options(target=Member("n1", otherwise="any"))
     blocker = busy.submit(wait, "blocker")
     eventually(lambda: starts(store, "blocker"))
@@ -86,33 +86,33 @@ def test_tasks_in_the_lane_of_a_dead_member_all_end(runners, pool, store, eventu
     pool.flush(PATIENCE_S)
     first.drain(0.0)
     end_session(first)
-    runners("n2", own_store=True)
+    workers("n2", own_store=True)
     assert sum(future.result(PATIENCE_S) for future in futures) == sum(number * number for number in range(100))
     store.put("blocker/go", b"")
     assert blocker.result(PATIENCE_S) == "n2"
 
 
-def test_tasks_survive_when_all_members_are_replaced_one_by_one(runners, pool, store, eventually):
-    old = [runners(f"old{number}", own_store=True, slots=1) for number in range(2)]
+def test_tasks_survive_when_all_members_are_replaced_one_by_one(workers, pool, store, eventually):
+    old = [workers(f"old{number}", own_store=True, slots=1) for number in range(2)]
     for number in range(2):
         pool.submit(wait, f"blocker-{number}")
     eventually(lambda: starts(store, "blocker-0") and starts(store, "blocker-1"))
     spread = pool.with_options(picker=RoundRobin())
     futures = [spread.submit(square, number) for number in range(20)]
     pool.flush(PATIENCE_S)
-    for number, runner in enumerate(old):
-        runners(f"new{number}", own_store=True)
-        runner.close(0.5)
+    for number, worker in enumerate(old):
+        workers(f"new{number}", own_store=True)
+        worker.close(0.5)
     assert [future.result(PATIENCE_S) for future in futures] == [number * number for number in range(20)]
     for number in range(2):
         store.put(f"blocker-{number}/go", b"")
 
 
-def test_a_member_that_joins_or_leaves_reruns_no_task_of_others(runners, pool, store, eventually):
-    runners("n1")
+def test_a_member_that_joins_or_leaves_reruns_no_task_of_others(workers, pool, store, eventually):
+    workers("n1")
     futures = [pool.submit(wait, f"kept-{number}") for number in range(3)]
     eventually(lambda: all(starts(store, f"kept-{number}") for number in range(3)))
-    joined = runners("n2")
+    joined = workers("n2")
     joined.close()
     for number in range(3):
         store.put(f"kept-{number}/go", b"")
@@ -121,9 +121,9 @@ def test_a_member_that_joins_or_leaves_reruns_no_task_of_others(runners, pool, s
 
 
 def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
-    processes, runners, pools, store, eventually
+    processes, workers, pools, store, eventually
 ):
-    runners("n1", own_store=True, slots=1)
+    workers("n1", own_store=True, slots=1)
     submitter = processes("serve_submitter", {"session_ttl_s": TTL_S})
     submitter.submit("wait", "running")
     eventually(lambda: starts(store, "running"))
@@ -135,36 +135,36 @@ def test_queued_tasks_of_a_dead_submitter_are_dropped_and_running_ones_stopped(
     assert starts(store, "queued") == []
 
 
-def test_a_lost_submitters_session_fails_its_futures(runners, pools, store, eventually):
+def test_a_lost_submitters_session_fails_its_futures(workers, pools, store, eventually):
     pool = pools()
     future = pool.submit(mark, "failed")
     pool.flush(PATIENCE_S)
     pool._submitter._line.session.close()
     with pytest.raises(SessionLost, match="submit again"):
         future.result(PATIENCE_S)
-    runners()
+    workers()
     assert pool.submit(square, 3).result(PATIENCE_S) == 9
     eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
     assert starts(store, "failed") == []
 
 
-def test_a_lost_submitters_tasks_are_submitted_again_when_asked(runners, pools):
+def test_a_lost_submitters_tasks_are_submitted_again_when_asked(workers, pools):
     pool = pools(on_session_lost="resubmit")
     future = pool.submit(square, 5)
     pool.flush(PATIENCE_S)
     pool._submitter._line.session.close()
-    runners()
+    workers()
     assert future.result(PATIENCE_S) == 25
 
 
-def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, runners, pool, store, eventually):
+def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, workers, pool, store, eventually):
     options = {"session_ttl_s": TTL_S, "max_attempts": 2, "slots": 1}
     future = pool.submit(kill_node, "poison")
-    processes("serve_runner", "n1", options)
+    processes("serve_worker", "n1", options)
     eventually(lambda: len(starts(store, "poison")) == 1)
-    processes("serve_runner", "n2", options)
+    processes("serve_worker", "n2", options)
     eventually(lambda: len(starts(store, "poison")) == 2)
-    runners("n3", max_attempts=2, own_store=True)
+    workers("n3", max_attempts=2, own_store=True)
     with pytest.raises(TaskDied, match="taken 2 times"):
         future.result(PATIENCE_S)
     assert len(starts(store, "poison")) == 2
@@ -172,23 +172,23 @@ def test_a_task_that_kills_its_nodes_becomes_a_dead_letter(processes, runners, p
 
 
 @pytest.mark.parametrize("copies", [2, 3])
-def test_all_but_one_of_the_copies_may_die(runners, pool, store, eventually, copies):
-    made = [runners(f"n{number}", own_store=True, steal_after_s=None) for number in range(copies)]
+def test_all_but_one_of_the_copies_may_die(workers, pool, store, eventually, copies):
+    made = [workers(f"n{number}", own_store=True, steal_after_s=None) for number in range(copies)]
     future = pool.with_options(copies=copies).submit(wait, "copies")
     eventually(lambda: len(starts(store, "copies")) == copies)
-    for runner in made[:-1]:
-        runner.drain(0.0)
-        end_session(runner)
+    for worker in made[:-1]:
+        worker.drain(0.0)
+        end_session(worker)
     store.put("copies/go", b"")
-    assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
+    assert future.result(PATIENCE_S) in {worker.node_id for worker in made}
     eventually(lambda: store.children("@executor/default/backlog/partitions") == [])
 
 
-def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(runners, pool, store, eventually):
-    busy = runners("n1", own_store=True, slots=1)
+def test_shelves_that_a_gone_member_left_empty_vanish_while_nobody_is_free(workers, pool, store, eventually):
+    busy = workers("n1", own_store=True, slots=1)
     blocker = pool.with_options(target=Member("n1")).submit(wait, "blocker")
     eventually(lambda: starts(store, "blocker"))
-    gone = runners("n2", own_store=True, accept=lambda _: False)
+    gone = workers("n2", own_store=True, accept=lambda _: False)
     future = pool.with_options(target=Member("n2")).submit(square, 2)
     pool.flush(PATIENCE_S)
     assert future.cancel()
@@ -210,31 +210,31 @@ def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
     assert backlog.partitions() == ["m.full", "m.here"]
 
 
-def test_a_target_member_alone_runs_the_task(runners, pool):
-    runners("n1")
-    runners("n2")
+def test_a_target_member_alone_runs_the_task(workers, pool):
+    workers("n1")
+    workers("n2")
     for member in ("n1", "n2"):
         assert pool.with_options(target=Member(member)).submit(where).result(PATIENCE_S) == member
 
 
-def test_a_task_for_a_member_that_is_not_there_fails_with_its_name(runners, pool, store, eventually):
-    runners("n1")
+def test_a_task_for_a_member_that_is_not_there_fails_with_its_name(workers, pool, store, eventually):
+    workers("n1")
     with pytest.raises(NoSuchMember, match="'gone'"):
         pool.with_options(target=Member("gone")).submit(where).result(PATIENCE_S)
     waits = pool.with_options(target=Member("later", otherwise="wait")).submit(where)
     pool.flush(PATIENCE_S)
     assert waits.state().phase == "queued"
-    runners("later")
+    workers("later")
     assert waits.result(PATIENCE_S) == "later"
 
 
-def test_a_task_for_a_member_that_leaves_before_it_ran_fails(runners, pool, store, eventually):
-    first = runners("n1", own_store=True, slots=1)
+def test_a_task_for_a_member_that_leaves_before_it_ran_fails(workers, pool, store, eventually):
+    first = workers("n1", own_store=True, slots=1)
     blocker = pool.with_options(target=Member("n1", "any")).submit(wait, "blocker")
     eventually(lambda: starts(store, "blocker"))
     future = pool.with_options(target=Member("n1")).submit(where)
     pool.flush(PATIENCE_S)
-    runners("n2", own_store=True)
+    workers("n2", own_store=True)
     first.close(0.5)
     with pytest.raises(NoSuchMember, match="left before"):
         future.result(PATIENCE_S)
@@ -242,80 +242,80 @@ def test_a_task_for_a_member_that_leaves_before_it_ran_fails(runners, pool, stor
     blocker.result(PATIENCE_S)
 
 
-def test_tasks_of_one_key_go_to_one_member(runners, pool):
+def test_tasks_of_one_key_go_to_one_member(workers, pool):
     for number in range(3):
-        runners(f"n{number}", steal_after_s=None)
+        workers(f"n{number}", steal_after_s=None)
     keyed = [pool.with_options(target=Key("customer-7")).submit(where) for _ in range(6)]
     assert len({future.result(PATIENCE_S) for future in keyed}) == 1
 
 
-def test_a_label_chooses_among_members(runners, pool):
-    runners("n1", labels={"zone": "a"})
-    runners("n2", labels={"zone": "b"})
+def test_a_label_chooses_among_members(workers, pool):
+    workers("n1", labels={"zone": "a"})
+    workers("n2", labels={"zone": "b"})
     futures = [pool.with_options(target=Label(zone="b")).submit(where) for _ in range(5)]
     assert {future.result(PATIENCE_S) for future in futures} == {"n2"}
 
 
-def test_a_task_for_a_label_that_nobody_has_waits(runners, pool):
-    runners("n1")
+def test_a_task_for_a_label_that_nobody_has_waits(workers, pool):
+    workers("n1")
     future = pool.with_options(target=Label(gpu="yes")).submit(where)
     pool.flush(PATIENCE_S)
     assert future.state().phase == "queued"
-    runners("n2", labels={"gpu": "yes"})
+    workers("n2", labels={"gpu": "yes"})
     assert future.result(PATIENCE_S) == "n2"
 
 
-def test_a_refused_task_runs_on_another_member(runners, pool):
-    runners("n1")
-    runners("n2")
+def test_a_refused_task_runs_on_another_member(workers, pool):
+    workers("n1")
+    workers("n2")
     futures = [pool.submit("refuse-on", "n1") for _ in range(4)]
     assert {future.result(PATIENCE_S) for future in futures} == {"n2"}
 
 
-def test_an_idle_member_takes_from_the_lane_of_a_busy_one(runners, pool, eventually):
-    runners("n1", slots=1)
+def test_an_idle_member_takes_from_the_lane_of_a_busy_one(workers, pool, eventually):
+    workers("n1", slots=1)
     spread = pool.with_options(target=Key("k"))
     futures = [spread.submit(slow_where, 0.5) for _ in range(12)]
     pool.flush(PATIENCE_S)
-    runners("n2", slots=4, steal_after_s=0.3)
+    workers("n2", slots=4, steal_after_s=0.3)
     assert {future.result(PATIENCE_S) for future in futures} == {"n1", "n2"}
 
 
-def test_a_changed_weight_counts_without_rejoining(runners, pool, eventually):
-    first = runners("n1", weight=0.0)
-    runners("n2", weight=1.0)
+def test_a_changed_weight_counts_without_rejoining(workers, pool, eventually):
+    first = workers("n1", weight=0.0)
+    workers("n2", weight=1.0)
     weighted = pool.with_options(picker=Weighted())
     assert {weighted.submit(where).result(PATIENCE_S) for _ in range(5)} == {"n2"}
     first.update(weight=1e9)
     eventually(lambda: weighted.submit(where).result(PATIENCE_S) == "n1")
 
 
-def test_a_task_for_all_runs_once_on_each_member(runners, pool):
+def test_a_task_for_all_runs_once_on_each_member(workers, pool):
     for number in range(3):
-        runners(f"n{number}")
+        workers(f"n{number}")
     assert pool.with_options(target=All()).submit(where).result(PATIENCE_S) == {f"n{n}": f"n{n}" for n in range(3)}
 
 
-def test_an_unknown_function_goes_to_a_member_that_has_it(runners, pools, pool):
+def test_an_unknown_function_goes_to_a_member_that_has_it(workers, pools, pool):
     from latchwork.tasks import Functions
 
-    runners("other", functions=Functions())
+    workers("other", functions=Functions())
     future = pool.submit(where)
     pool.flush(PATIENCE_S)
     time.sleep(0.2)
     assert future.state().phase == "queued"
-    runners("n2")
+    workers("n2")
     assert future.result(PATIENCE_S) == "n2"
 
 
-def test_all_runners_see_one_sequence_of_views_oldest_first(runners, store, eventually):
+def test_all_workers_see_one_sequence_of_views_oldest_first(workers, store, eventually):
     """Who is there, and in which order they came: the same for all, whoever joins and leaves."""
-    made = [runners(f"n{number}", own_store=True) for number in range(3)]
-    seen = {runner.node_id: [] for runner in made[:2]}
-    for runner in made[:2]:
-        views = seen[runner.node_id]
-        runner._work.group.on_view(lambda change, views=views: views.append(change.view))
-    runners("n3", own_store=True)
+    made = [workers(f"n{number}", own_store=True) for number in range(3)]
+    seen = {worker.node_id: [] for worker in made[:2]}
+    for worker in made[:2]:
+        views = seen[worker.node_id]
+        worker._work.group.on_view(lambda change, views=views: views.append(change.view))
+    workers("n3", own_store=True)
     made[2].close()
     eventually(lambda: all(views and [m.id for m in views[-1].by_age] == ["n0", "n1", "n3"] for views in seen.values()))
     numbered = [{view.number: [m.id for m in view.by_age] for view in views} for views in seen.values()]
@@ -326,15 +326,15 @@ def test_all_runners_see_one_sequence_of_views_oldest_first(runners, store, even
         assert [view.number for view in views] == sorted({view.number for view in views})
 
 
-def test_a_member_that_leaves_has_only_its_own_tasks_run_again(runners, pool, store, eventually):
-    keeps = runners("n1", own_store=True, slots=2)
-    leaves = runners("n2", own_store=True, slots=2)
+def test_a_member_that_leaves_has_only_its_own_tasks_run_again(workers, pool, store, eventually):
+    keeps = workers("n1", own_store=True, slots=2)
+    leaves = workers("n2", own_store=True, slots=2)
     held = {node: pool.with_options(target=Member(node, "any")) for node in ("n1", "n2")}
     futures = [held[node].submit(wait, f"{node}-{number}") for node in held for number in range(2)]
     keys = [f"{node}-{number}" for node in held for number in range(2)]
     eventually(lambda: all(starts(store, key) for key in keys))
     assert (keeps.stats().running, leaves.stats().running) == (2, 2)
-    joined = runners("n3", own_store=True, slots=2)
+    joined = workers("n3", own_store=True, slots=2)
     leaves.close(5.0)
     eventually(lambda: len(starts(store, "n2-0")) == len(starts(store, "n2-1")) == 2)
     for key in keys:
@@ -345,8 +345,8 @@ def test_a_member_that_leaves_has_only_its_own_tasks_run_again(runners, pool, st
     assert joined.stats().done == 2
 
 
-def test_running_tasks_of_a_lost_submitter_are_stopped_and_detached_ones_go_on(runners, pools, store, eventually):
-    runners("n1", own_store=True)
+def test_running_tasks_of_a_lost_submitter_are_stopped_and_detached_ones_go_on(workers, pools, store, eventually):
+    workers("n1", own_store=True)
     pool = pools()
     future, ref = pool.submit(wait, "dropped"), pool.detached(wait, "kept", id="kept")
     eventually(lambda: starts(store, "dropped") and starts(store, "kept"))
@@ -363,15 +363,15 @@ def end_session_of(pool):
     pool._submitter._line.session.close()
 
 
-def test_copies_for_all_members_survive_all_deaths_but_one(runners, pool, store, eventually):
+def test_copies_for_all_members_survive_all_deaths_but_one(workers, pool, store, eventually):
     """As many copies as members: all run at a time, and the last one's run was there all the time."""
-    made = [runners(f"n{number}", own_store=True, steal_after_s=None) for number in range(4)]
+    made = [workers(f"n{number}", own_store=True, steal_after_s=None) for number in range(4)]
     future = pool.with_options(copies=4).submit(wait, "all")
     eventually(lambda: len(starts(store, "all")) == 4)
-    for runner in made[:3]:
-        runner.drain(0.0)
-        end_session(runner)
+    for worker in made[:3]:
+        worker.drain(0.0)
+        end_session(worker)
     store.put("all/go", b"")
-    assert future.result(PATIENCE_S) in {runner.node_id for runner in made}
-    assert set(starts(store, "all")[:4]) == {runner.node_id for runner in made}
+    assert future.result(PATIENCE_S) in {worker.node_id for worker in made}
+    assert set(starts(store, "all")[:4]) == {worker.node_id for worker in made}
     eventually(lambda: store.children("@executor/default/results") == [])

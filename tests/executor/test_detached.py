@@ -17,26 +17,26 @@ def starts(store, key):
     return [store.get(f"{key}/starts/{name}").value.decode() for name in store.children(f"{key}/starts")]
 
 
-def test_a_detached_task_runs_after_its_submitter_has_gone(runners, pools, connect):
+def test_a_detached_task_runs_after_its_submitter_has_gone(workers, pools, connect):
     with pools(store=connect()) as gone:
         ref = gone.detached(square, 6, id="nightly-7")
     assert ref.id == "d.nightly-7"
-    runners()
+    workers()
     assert pools(store=connect()).ref("nightly-7").result(PATIENCE_S) == 36
 
 
-def test_a_detached_task_of_a_killed_submitter_runs(processes, runners, pool, store, eventually):
+def test_a_detached_task_of_a_killed_submitter_runs(processes, workers, pool, store, eventually):
     submitter = processes("serve_submitter", {"session_ttl_s": 2.0})
     submitter.detached("mark", "detached")
     submitter.kill()
     eventually(lambda: not store.children("@executor/default/subs"))
-    runners("n1")
+    workers("n1")
     assert pool.ref("one").result(PATIENCE_S) == "n1"
 
 
-def test_the_same_id_is_one_task(runners, pool, store):
+def test_the_same_id_is_one_task(workers, pool, store):
     refs = [pool.detached(mark, "once", id="once") for _ in range(3)]
-    runners()
+    workers()
     assert {ref.result(PATIENCE_S) for ref in refs} == {"n1"}
     pool.detached(mark, "once", id="once")
     assert len(starts(store, "once")) == 1
@@ -44,8 +44,8 @@ def test_the_same_id_is_one_task(runners, pool, store):
         pool.detached(square, 1, id="once")
 
 
-def test_a_result_stays_until_it_is_forgotten(runners, pool, store):
-    runners()
+def test_a_result_stays_until_it_is_forgotten(workers, pool, store):
+    workers()
     ref = pool.detached(square, 3)
     assert ref.result(PATIENCE_S) == ref.result(PATIENCE_S) == 9
     assert ref.state().phase == "done"
@@ -58,7 +58,7 @@ def test_a_result_stays_until_it_is_forgotten(runners, pool, store):
 
 @pytest.mark.parametrize("is_put_again", [False, True], ids=["forgotten", "replaced"])
 def test_a_result_is_not_waited_for_once_it_was_forgotten_before_a_watch_reported_it(
-    runners, pool, connect, eventually, is_put_again
+    workers, pool, connect, eventually, is_put_again
 ):
     ref = pool.detached(square, 3, id="short")
     with (
@@ -69,9 +69,9 @@ def test_a_result_is_not_waited_for_once_it_was_forgotten_before_a_watch_reporte
         result = threads.submit(other.ref("short").result, 20.0)
         eventually(lambda: {f"@executor/default/{each}" for each in ("outcomes", "detached")} <= watched(cut, ref.id))
         cut.cut_watches(silent_s=2.0)
-        runner = runners()
+        worker = workers()
         assert ref.result(PATIENCE_S) == 9
-        runner.close(5.0)
+        worker.close(5.0)
         assert ref.forget()
         if is_put_again:
             pool.detached(square, 4, id="short")
@@ -93,10 +93,10 @@ def test_a_detached_task_that_is_not_over_is_not_forgotten(pool):
         ref.result(0.05)
 
 
-def test_a_detached_task_is_cancelled_queued_and_running(runners, pool, store, eventually):
+def test_a_detached_task_is_cancelled_queued_and_running(workers, pool, store, eventually):
     queued = pool.detached(mark, "queued", id="queued")
     assert queued.cancel()
-    runners()
+    workers()
     running = pool.detached(wait, "running", id="running")
     eventually(lambda: starts(store, "running"))
     assert not running.cancel()
@@ -110,8 +110,8 @@ def test_a_detached_task_is_cancelled_queued_and_running(runners, pool, store, e
     assert starts(store, "queued") == []
 
 
-def test_a_failed_detached_task_raises_for_everybody(runners, pool):
-    runners()
+def test_a_failed_detached_task_raises_for_everybody(workers, pool):
+    workers()
     ref = pool.detached(boom, "again")
     for _ in range(2):
         with pytest.raises(ValueError, match="again"):
@@ -120,8 +120,8 @@ def test_a_failed_detached_task_raises_for_everybody(runners, pool):
     assert "again" in ref.state().why
 
 
-def test_large_values_of_detached_tasks_are_deleted_when_they_are_forgotten(runners, pool, store, eventually):
-    runners()
+def test_large_values_of_detached_tasks_are_deleted_when_they_are_forgotten(workers, pool, store, eventually):
+    workers()
     refs = [pool.detached(length, b"x" * 200_000), pool.detached(blob, 200_000)]
     assert refs[0].result(PATIENCE_S) == 200_000
     assert len(refs[1].result(PATIENCE_S)) == 200_000
@@ -130,11 +130,11 @@ def test_large_values_of_detached_tasks_are_deleted_when_they_are_forgotten(runn
     eventually(lambda: store.children("@executor/default/data") == [])
 
 
-def test_a_detached_task_may_wait_for_its_member(runners, pool):
+def test_a_detached_task_may_wait_for_its_member(workers, pool):
     ref = pool.with_options(target=Member("later", "wait")).detached("where")
-    runners("other")
+    workers("other")
     assert ref.state().phase == "queued"
-    runners("later")
+    workers("later")
     assert ref.result(PATIENCE_S) == "later"
 
 

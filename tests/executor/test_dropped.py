@@ -13,9 +13,9 @@ pytestmark = pytest.mark.threads
 
 
 @pytest.fixture
-def dropped(store, runners):
+def dropped(store, workers):
     """The only reference to an executor that has run a task, in a list, and its submitter."""
-    runners()
+    workers()
     held = [Executor(store, "default", functions=WORK)]
     assert held[0].submit("square", 7).result(100) == 49
     return held, held[0]._submitter

@@ -43,8 +43,8 @@ def test_a_child_that_exits_does_not_wait_for_the_futures_of_its_parent(how):
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-def test_each_use_of_an_executor_in_a_child_is_refused_at_once(runners, pool, store, eventually):
-    runners("n1")
+def test_each_use_of_an_executor_in_a_child_is_refused_at_once(workers, pool, store, eventually):
+    workers("n1")
     future = pool.submit(wait, "k")
     whole = pool.with_options(target=All()).submit(wait, "all")
     ended = pool.submit(square, 3)

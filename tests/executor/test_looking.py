@@ -25,17 +25,17 @@ from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 
 
-def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eventually):
-    runners("n1", slots=1, labels={"zone": "a"})
+def test_workers_lanes_and_tasks_are_seen_from_outside(workers, pool, store, eventually):
+    workers("n1", slots=1, labels={"zone": "a"})
     to_one = pool.with_options(target=Member("n1"))
     first, second = to_one.submit(wait, "seen"), to_one.with_options(priority=7).submit(square, 2)
     eventually(lambda: store.children("seen/starts"))
     pool.flush(PATIENCE_S)
     state = inspect(store)
-    (runner,) = state.runners
-    assert runner.slots == 1
-    assert (runner.id, runner.running, runner.queued, dict(runner.labels)) == ("n1", 1, 2, {"zone": "a"})
-    assert "wait" in runner.functions
+    (worker,) = state.workers
+    assert worker.slots == 1
+    assert (worker.id, worker.running, worker.queued, dict(worker.labels)) == ("n1", 1, 2, {"zone": "a"})
+    assert "wait" in worker.functions
     assert [(lane.name, lane.tasks, lane.running, lane.is_orphan) for lane in state.lanes] == [("m.n1", 2, 1, False)]
     assert (state.submitters, state.dead) == (1, 0)
     running, queued = list_tasks(store)
@@ -46,13 +46,13 @@ def test_runners_lanes_and_tasks_are_seen_from_outside(runners, pool, store, eve
     assert second.result(PATIENCE_S) == 4
 
 
-def test_a_runner_says_how_many_tasks_it_runs_before_its_first(runners, store):
-    runners(slots=3)
-    assert [each.slots for each in inspect(store).runners] == [3]
+def test_a_worker_says_how_many_tasks_it_runs_before_its_first(workers, store):
+    workers(slots=3)
+    assert [each.slots for each in inspect(store).workers] == [3]
 
 
 def test_an_executor_that_nobody_uses_has_nothing(store):
-    assert inspect(store).runners == ()
+    assert inspect(store).workers == ()
     assert list_tasks(store) == dead_tasks(store) == []
 
 
@@ -66,8 +66,8 @@ def test_a_queued_task_that_somebody_else_cancels_ends_its_future(pool, store):
     assert list_tasks(store) == []
 
 
-def test_a_running_task_that_somebody_else_cancels_stops_only_when_interrupted(runners, pool, store, eventually):
-    runners("n1")
+def test_a_running_task_that_somebody_else_cancels_stops_only_when_interrupted(workers, pool, store, eventually):
+    workers("n1")
     future = pool.submit(wait, "told")
     eventually(lambda: store.children("told/starts"))
     assert not cancel_task(store, future.id)
@@ -78,9 +78,9 @@ def test_a_running_task_that_somebody_else_cancels_stops_only_when_interrupted(r
     eventually(lambda: store.children("told/stops"))
 
 
-def test_all_copies_of_a_task_are_taken_back_by_one_cancel(runners, pool, store, eventually):
+def test_all_copies_of_a_task_are_taken_back_by_one_cancel(workers, pool, store, eventually):
     for number in range(2):
-        runners(f"n{number}", steal_after_s=None)
+        workers(f"n{number}", steal_after_s=None)
     future = pool.with_options(copies=2).submit(wait, "copied")
     eventually(lambda: len(store.children("copied/starts")) == 2)
     (seen,) = list_tasks(store)
@@ -110,28 +110,28 @@ def test_a_task_that_is_not_there_is_named(store):
 
 
 def bury(store, task_id, why="its nodes died"):
-    """As a runner would, after too many attempts."""
+    """As a worker would, after too many attempts."""
     (claim,) = WorkQueue(system_namespace(store, "executor"), "default/backlog").try_take(["any"])
     assert claim.item.id == f"{task_id}.0"
     claim.bury(why)
 
 
-def test_a_detached_dead_letter_is_put_back_and_runs(runners, pool, store):
+def test_a_detached_dead_letter_is_put_back_and_runs(workers, pool, store):
     ref = pool.detached(square, 3, id="again")
     bury(store, ref.id)
     (dead,) = dead_tasks(store)
     assert (dead.id, dead.function, dead.attempts, dead.why) == ("d.again", "square", 1, "its nodes died")
     assert revive_task(store, dead.letter) == "d.again"
-    runners("n1")
+    workers("n1")
     assert ref.result(PATIENCE_S) == 9
     assert dead_tasks(store) == []
 
 
-def test_a_letter_that_is_put_back_has_all_its_tries_before_it(runners, pool, store):
+def test_a_letter_that_is_put_back_has_all_its_tries_before_it(workers, pool, store):
     ref = pool.detached("fail-twice", "again", id="again")
     bury(store, ref.id, why="try 3 failed on n1: ValueError")
     revive_task(store, dead_tasks(store)[0].letter)
-    runners("n1")
+    workers("n1")
     assert ref.result(PATIENCE_S) == 3
     assert len(store.children("again/starts")) == 3
 
@@ -150,8 +150,8 @@ def test_a_dead_letter_of_a_submitter_is_not_put_back_but_dropped(pool, store):
             act(store, dead.letter)
 
 
-def test_an_idle_runner_writes_nothing(runners, pool, store, eventually):
-    runners()
+def test_an_idle_worker_writes_nothing(workers, pool, store, eventually):
+    workers()
     assert pool.submit(square, 2).result(PATIENCE_S) == 4
     pool.shutdown()
 
@@ -159,7 +159,7 @@ def test_an_idle_runner_writes_nothing(runners, pool, store, eventually):
         return {(entry.key, entry.version) for entry in system_namespace(store, "executor").list("", recursive=True)}
 
     seen = [versions(), set()]
-    while seen[0] != seen[1]:  # what a runner has left to tidy
+    while seen[0] != seen[1]:  # what a worker has left to tidy
         time.sleep(2.5)
         seen = [versions(), seen[0]]
     time.sleep(6.0)

@@ -14,7 +14,7 @@ import pytest
 import executor.work
 import latchwork
 from executor.conftest import PATIENCE_S
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.tasks import Functions, TaskProcessDied, TaskTimeout
 from patience import eventually
 from trials.remote import Remote
@@ -110,10 +110,10 @@ def end(store, request):
     def run(fn, run_in):
         options = {"session_ttl_s": 10.0, "stop_grace_s": 0.2, "max_attempts": 2}
         with (
-            Runner(store, functions=WORK, slots=2, run_in=run_in, **options) as runner,
+            ExecutorWorker(store, functions=WORK, slots=2, run_in=run_in, **options) as worker,
             Executor(store, functions=WORK) as pool,
         ):
-            runner.wait_ready(PATIENCE_S)
+            worker.wait_ready(PATIENCE_S)
             future = pool.submit(fn)
             try:
                 future.exception(PATIENCE_S)
@@ -168,10 +168,10 @@ def test_a_task_in_a_thread_that_closes_the_files_of_its_node_ends_there_or_else
     options = {"functions": executor.work.WORK}
     with latchwork.connect(url) as store, Executor(store, **options) as pool:
         future = pool.submit(executor.work.close_files, "files")
-        node = Remote("executor.work:serve_runner", url, "n1", {"session_ttl_s": 2.0, "slots": 1}, report=print)
+        node = Remote("executor.work:serve_worker", url, "n1", {"session_ttl_s": 2.0, "slots": 1}, report=print)
         try:
             eventually(lambda: store.children("files/starts"), PATIENCE_S)
-            with Runner(store, node_id="n2", **options):
+            with ExecutorWorker(store, node_id="n2", **options):
                 assert future.result(PATIENCE_S) in {"n1", "n2"}
         finally:
             node.kill()

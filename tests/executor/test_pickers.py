@@ -203,18 +203,18 @@ def test_bad_targets_are_refused():
 @pytest.mark.parametrize(
     "options", [{"copies": 2}, {"picker": RoundRobin()}, {"target": Key("a")}], ids=lambda each: next(iter(each))
 )
-def test_tasks_that_ask_for_a_member_are_stored_at_once_before_the_first_runner_is_there(pool, runners, options):
+def test_tasks_that_ask_for_a_member_are_stored_at_once_before_the_first_worker_is_there(pool, workers, options):
     asking = [pool.with_options(**options).submit(square, n) for n in range(5)]
     plain = pool.submit(square, 9)
     began = time.monotonic()
     pool.flush(PATIENCE_S)
     assert time.monotonic() - began < 5.0, "not ten seconds for each of them"
-    runners()
+    workers()
     assert [future.result(PATIENCE_S) for future in [*asking, plain]] == [0, 1, 4, 9, 16, 81]
 
 
-def test_a_plain_task_does_not_wait_behind_those_that_ask_for_a_member(runners, pool, monkeypatch):
-    runners()
+def test_a_plain_task_does_not_wait_behind_those_that_ask_for_a_member(workers, pool, monkeypatch):
+    workers()
     asked, before, number = [], [], 400
 
     class Slow:

@@ -12,7 +12,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
-from latchwork.executor import Executor, Runner, TaskDied, cancel_task, dead_tasks, find_task, revive_task
+from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, revive_task
 from latchwork.executor.running.lanes import Lanes, WorkerProfile
 from latchwork.executor.running.shift import Shift
 from latchwork.primitives import WorkQueue
@@ -75,8 +75,8 @@ def meanwhile(store, monkeypatch, act):
 
 
 @EACH
-def test_a_submit_whose_answer_is_lost_runs_each_task_once(runners, pools, store, faulty, eventually, fault):
-    runners(own_store=True)
+def test_a_submit_whose_answer_is_lost_runs_each_task_once(workers, pools, store, faulty, eventually, fault):
+    workers(own_store=True)
     pool = pools(store=faulty)
     assert pool.submit(square, 0).result(PATIENCE_S) == 0
     hit(faulty, fault, ITEMS)  # what lands late, lands when the task may be over
@@ -90,18 +90,18 @@ def test_a_submit_whose_answer_is_lost_runs_each_task_once(runners, pools, store
 @EACH
 def test_a_finish_whose_answer_is_lost_gives_one_result_and_no_second_run(pool, store, faulty, eventually, fault):
     hit(faulty, fault, RESULTS)
-    with Runner(faulty, node_id="n1", functions=WORK, slots=2) as runner:
+    with ExecutorWorker(faulty, node_id="n1", functions=WORK, slots=2) as worker:
         futures = [pool.submit(mark, f"once-{number}") for number in range(6)]
         assert {future.result(PATIENCE_S) for future in futures} == {"n1"}
         was_hit(faulty)
-        eventually(lambda: runner.stats().done == 6)
+        eventually(lambda: worker.stats().done == 6)
         settled(eventually, store)
     assert [len(starts(store, f"once-{number}")) for number in range(6)] == [1] * 6
 
 
 @EACH
 def test_a_cancel_whose_answer_is_lost_is_true_and_the_task_never_runs(
-    runners, pools, store, faulty, eventually, fault
+    workers, pools, store, faulty, eventually, fault
 ):
     pool = pools(store=faulty)
     future = pool.submit(mark, "never")
@@ -112,15 +112,15 @@ def test_a_cancel_whose_answer_is_lost_is_true_and_the_task_never_runs(
             future.cancel()
     assert future.cancel()
     was_hit(faulty)
-    runners(own_store=True)
+    workers(own_store=True)
     assert pool.submit(square, 2).result(PATIENCE_S) == 4
     settled(eventually, store)
     assert starts(store, "never") == []
 
 
 @EACH
-def test_an_interrupt_whose_answer_is_lost_stops_the_task_once(runners, pools, store, faulty, eventually, fault):
-    runners(own_store=True)
+def test_an_interrupt_whose_answer_is_lost_stops_the_task_once(workers, pools, store, faulty, eventually, fault):
+    workers(own_store=True)
     pool = pools(store=faulty)
     future = pool.submit(wait, "told")
     eventually(lambda: starts(store, "told"))
@@ -139,10 +139,10 @@ def test_an_interrupt_whose_answer_is_lost_stops_the_task_once(runners, pools, s
 @pytest.mark.parametrize("fault", FAULTS[1:])
 @pytest.mark.parametrize("runs", [False, True])
 def test_cancel_task_whose_answer_is_lost_says_that_it_was_this_one(
-    runners, pool, store, faulty, eventually, fault, runs
+    workers, pool, store, faulty, eventually, fault, runs
 ):
     if runs:
-        runners(own_store=True)
+        workers(own_store=True)
     future = pool.submit(wait, "asked")
     pool.flush(PATIENCE_S)
     if runs:
@@ -157,12 +157,12 @@ def test_cancel_task_whose_answer_is_lost_says_that_it_was_this_one(
 
 
 @pytest.mark.parametrize("fault", FAULTS[1:])
-def test_a_detached_task_whose_answer_is_lost_is_put_once(runners, pools, store, faulty, fault):
+def test_a_detached_task_whose_answer_is_lost_is_put_once(workers, pools, store, faulty, fault):
     pool = pools(store=faulty)
     hit(faulty, fault, "@executor/default/detached/*", times=1)
     ref = pool.detached(mark, "detached", id="one")
     was_hit(faulty)
-    runners(own_store=True)
+    workers(own_store=True)
     assert ref.result(PATIENCE_S) == "n1"
     time.sleep(LATE_S + 0.1)
     assert len(starts(store, "detached")) == 1
@@ -176,7 +176,10 @@ def test_copies_whose_finish_is_lost_give_one_result(pool, store, connect, event
         hit(each, fault, RESULTS, times=2)
     with stores[0], stores[1]:
         options = {"functions": WORK, "slots": 2, "steal_after_s": None}
-        with Runner(stores[0], node_id="n0", **options) as one, Runner(stores[1], node_id="n1", **options) as two:
+        with (
+            ExecutorWorker(stores[0], node_id="n0", **options) as one,
+            ExecutorWorker(stores[1], node_id="n1", **options) as two,
+        ):
             one.wait_ready(PATIENCE_S)
             two.wait_ready(PATIENCE_S)
             future = pool.with_options(copies=2).submit(wait, "copied")
@@ -197,7 +200,7 @@ def test_a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome(pool, 
         WorkQueue(system_namespace(dying, "executor"), "default/backlog").try_take(["any"])  # and dies
     hit(faulty, fault, DEAD, times=1)
     with (
-        Runner(faulty, node_id="n1", functions=WORK, max_attempts=1),
+        ExecutorWorker(faulty, node_id="n1", functions=WORK, max_attempts=1),
         pytest.raises(TaskDied, match="'mark' was taken 1 times"),
     ):
         future.result(PATIENCE_S)
@@ -209,9 +212,9 @@ def test_a_dead_letter_whose_answer_is_lost_is_one_letter_and_one_outcome(pool, 
 
 @EACH
 def test_results_whose_deletion_is_lost_are_told_once_and_leave_nothing(
-    runners, pools, store, faulty, eventually, fault
+    workers, pools, store, faulty, eventually, fault
 ):
-    runners(own_store=True)
+    workers(own_store=True)
     pool = pools(store=faulty)
     hit(faulty, fault, RESULTS, times=2)
     told = []
@@ -226,14 +229,14 @@ def test_results_whose_deletion_is_lost_are_told_once_and_leave_nothing(
 # Races that are lost
 
 
-def test_a_task_that_is_taken_between_look_and_cancel_goes_on(runners, pools, connect, store, eventually, monkeypatch):
+def test_a_task_that_is_taken_between_look_and_cancel_goes_on(workers, pools, connect, store, eventually, monkeypatch):
     mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     future = pool.submit(wait, "taken")
     pool.flush(PATIENCE_S)
 
     def take():
-        runners(own_store=True)
+        workers(own_store=True)
         eventually(lambda: starts(store, "taken"))
 
     meanwhile(mine, monkeypatch, take)
@@ -243,10 +246,10 @@ def test_a_task_that_is_taken_between_look_and_cancel_goes_on(runners, pools, co
 
 
 def test_a_task_that_ends_between_look_and_interrupt_has_its_result(
-    runners, pools, connect, store, eventually, monkeypatch
+    workers, pools, connect, store, eventually, monkeypatch
 ):
     mine = system_namespace(connect(), "executor")
-    runners(own_store=True)
+    workers(own_store=True)
     pool = pools(store=mine)
     future = pool.submit(wait, "ended")
     eventually(lambda: starts(store, "ended"))
@@ -260,16 +263,16 @@ def test_a_task_that_ends_between_look_and_interrupt_has_its_result(
     assert future.result(PATIENCE_S) == "n1"
 
 
-def test_a_task_that_is_cancelled_between_look_and_finish_has_no_result(runners, pool, store, connect, eventually):
-    runner = runners(own_store=True)
+def test_a_task_that_is_cancelled_between_look_and_finish_has_no_result(workers, pool, store, connect, eventually):
+    worker = workers(own_store=True)
     future = pool.submit(wait, "cut")
     eventually(lambda: starts(store, "cut"))
     other = connect()
     assert cancel_task(other, future.id, interrupt=True)
     with pytest.raises(concurrent.futures.CancelledError):
         future.result(PATIENCE_S)
-    eventually(lambda: runner.stats().lost + runner.stats().released == 1)
-    assert runner.stats().done == 0
+    eventually(lambda: worker.stats().lost + worker.stats().released == 1)
+    assert worker.stats().done == 0
 
 
 def test_two_who_cancel_one_task_agree_and_leave_one_outcome(pool, store, connect, eventually):
@@ -285,20 +288,20 @@ def test_two_who_cancel_one_task_agree_and_leave_one_outcome(pool, store, connec
     assert items(store) == []
 
 
-def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(runners, pool, store, eventually):
-    runner = runners(own_store=True)
+def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(workers, pool, store, eventually):
+    worker = workers(own_store=True)
     future = pool.submit(wait, "orphan")
     eventually(lambda: starts(store, "orphan"))
     sid = future.id.partition(".")[0]
     pool._submitter._line.session.close()
     eventually(lambda: store.children("orphan/stops"))
-    eventually(lambda: runner.stats().running == 0)
-    assert runner.stats().done == 0
+    eventually(lambda: worker.stats().running == 0)
+    assert worker.stats().done == 0
     eventually(lambda: store.children(f"@executor/default/results/{sid}") == [] and items(store) == [])
 
 
-def test_a_task_whose_submitter_went_before_its_runner_watched_submitters_is_stopped(
-    runners, pool, store, eventually, monkeypatch
+def test_a_task_whose_submitter_went_before_its_worker_watched_submitters_is_stopped(
+    workers, pool, store, eventually, monkeypatch
 ):
     go, follow = Signal(), Shift._follow
 
@@ -308,13 +311,13 @@ def test_a_task_whose_submitter_went_before_its_runner_watched_submitters_is_sto
         await follow(shift, prefix, *more)
 
     monkeypatch.setattr(Shift, "_follow", late)
-    runner = runners(own_store=True)
+    worker = workers(own_store=True)
     pool.submit(wait, "early")
     eventually(lambda: starts(store, "early"))
     pool._submitter._line.session.close()
     go.set()
     eventually(lambda: store.children("early/stops"))
-    eventually(lambda: runner.stats().running == 0)
+    eventually(lambda: worker.stats().running == 0)
 
 
 def lanes_of(store, member="n1"):
@@ -365,15 +368,15 @@ def test_a_submitter_that_dies_between_look_and_claim_has_nothing_begun(pool, st
     assert len(lanes.submitters_gone()) == 1
 
 
-def test_a_task_whose_item_is_deleted_while_it_runs_has_no_result(runners, pool, store, eventually):
-    runner = runners(own_store=True)
+def test_a_task_whose_item_is_deleted_while_it_runs_has_no_result(workers, pool, store, eventually):
+    worker = workers(own_store=True)
     future = pool.submit(wait, "deleted")
     eventually(lambda: starts(store, "deleted"))
     (item,) = items(store)
     system_namespace(store, "executor").delete(item.key)
     store.put("deleted/go", b"")
-    eventually(lambda: runner.stats().lost == 1)
-    assert runner.stats().done == 0
+    eventually(lambda: worker.stats().lost == 1)
+    assert worker.stats().done == 0
     assert find_or_none(store, future.id) is None
 
 
@@ -387,7 +390,7 @@ def find_or_none(store, task_id):
 
 
 @pytest.mark.parametrize("fault", FAULTS[1:])
-def test_a_revived_letter_whose_answer_is_lost_runs_once(runners, pool, store, faulty, fault):
+def test_a_revived_letter_whose_answer_is_lost_runs_once(workers, pool, store, faulty, fault):
     ref = pool.detached(mark, "again", id="again")
     with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         (claim,) = backlog.try_take(["any"])
@@ -401,14 +404,14 @@ def test_a_revived_letter_whose_answer_is_lost_runs_once(runners, pool, store, f
         if dead_tasks(store):
             revive_task(faulty, dead.letter)
     was_hit(faulty)
-    runners(own_store=True)
+    workers(own_store=True)
     assert ref.result(PATIENCE_S) == "n1"
     assert len(starts(store, "again")) == 1
     assert dead_tasks(store) == []
 
 
-def test_an_executor_of_a_store_with_late_answers_ends_in_time(runners, faulty, eventually):
-    runners(own_store=True)
+def test_an_executor_of_a_store_with_late_answers_ends_in_time(workers, faulty, eventually):
+    workers(own_store=True)
     faulty.add(Fault("slow_answer", op="commit", times=None, delay_s=0.05))
     with Executor(faulty, functions=WORK) as pool:
         assert list(pool.map(square, range(8))) == [number * number for number in range(8)]

@@ -75,8 +75,8 @@ def test_call_and_first_and_map_end_on_time(freeze, pools):
     thawed.set()
 
 
-def test_a_task_that_runs_is_not_cancelled_with_those_that_are_queued(runners, pool, store, eventually):
-    runners(slots=1)
+def test_a_task_that_runs_is_not_cancelled_with_those_that_are_queued(workers, pool, store, eventually):
+    workers(slots=1)
     running = pool.submit(wait, "k")
     assert eventually(lambda: running.state().phase == "running", PATIENCE_S)
     queued = [pool.submit(square, n) for n in range(5)]

@@ -11,7 +11,7 @@ import patience
 from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, mark, square
-from latchwork.executor import Member, Runner, TaskDied
+from latchwork.executor import ExecutorWorker, Member, TaskDied
 from latchwork.executor.keys import Keys
 from latchwork.executor.running.large import LargeOutcomes
 from latchwork.executor.running.sweeping import Sweeper
@@ -83,27 +83,27 @@ def test_a_submitter_that_comes_while_a_sweep_looks_loses_nothing(system, sweep,
     assert found[0].state().phase == "queued"
 
 
-def test_a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches(runners, pool, store, eventually):
-    """From the lane of a member that is gone a task goes to that of all, where each new runner looks."""
-    gone = runners("gone", own_store=True, accept=lambda _: False)
+def test_a_task_that_is_tried_again_leaves_a_lane_that_nobody_watches(workers, pool, store, eventually):
+    """From the lane of a member that is gone a task goes to that of all, where each new worker looks."""
+    gone = workers("gone", own_store=True, accept=lambda _: False)
     again = Retry(attempts=3, initial_s=0.01, jitter=0.0)
     future = pool.with_options(target=Member("gone", "any"), retry=again).submit("fail-twice", "moved")
     pool.flush(PATIENCE_S)
     gone.close()
-    runners("n1", own_store=True, accept=lambda _: not starts(store, "moved"))  # it takes it once
+    workers("n1", own_store=True, accept=lambda _: not starts(store, "moved"))  # it takes it once
     eventually(lambda: store.children("@executor/default/backlog/partitions/any/items") != [])
-    runners("n2", own_store=True)
+    workers("n2", own_store=True)
     assert future.result(PATIENCE_S) == 3
     assert starts(store, "moved") == ["n1", "n2", "n2"]
 
 
-def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(runners, pools, store, connect):
+def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(workers, pools, store, connect):
     pool = pools()
     future = pool.submit("length", b"x" * 50_000)
     pool.flush(PATIENCE_S)
     with connect() as dying:
         WorkQueue(system_namespace(dying, "executor"), KEYS.backlog).try_take(["any"])  # and dies
-    runners("n1", own_store=True, max_attempts=1)
+    workers("n1", own_store=True, max_attempts=1)
     with pytest.raises(TaskDied, match="'length'"):
         future.result(PATIENCE_S)
     assert below(store, KEYS.data) == []
@@ -111,8 +111,8 @@ def test_a_dead_letter_of_a_task_with_a_large_argument_leaves_the_letter_alone(r
     assert [key.split("/")[2] for key in left] == ["dead"]
 
 
-def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(runners, pools, store, eventually):
-    runners("n1", own_store=True)
+def test_a_large_result_that_nobody_fetched_goes_with_its_submitter(workers, pools, store, eventually):
+    workers("n1", own_store=True)
     pool = pools()
     futures = [pool.submit(blob, 200_000), pool.submit(mark, "x")]
     for future in futures:
@@ -125,9 +125,9 @@ def test_a_sweep_that_failed_is_made_again_two_seconds_later(store, connect):
     """And not half a minute later, or once another submitter has gone."""
     with FaultyStore(connect()) as faulty:
         faulty.add(Fault("fail", op="delete_tree", key="@executor/default/results/gone", times=2))
-        with Runner(faulty, node_id="n1", functions=WORK, unknown_after_s=1.0) as runner:
-            runner.wait_ready(PATIENCE_S)
-            shift = runner._work
+        with ExecutorWorker(faulty, node_id="n1", functions=WORK, unknown_after_s=1.0) as worker:
+            worker.wait_ready(PATIENCE_S)
+            shift = worker._work
             shift._sweep_s = 3600.0
             system_namespace(store, "executor").put(KEYS.result("gone", 7), b"x")
             shift._sweep_at = store.clock.now()
@@ -140,20 +140,20 @@ def test_tasks_that_were_refused_are_removed_though_the_first_try_failed(store, 
         backlog.put("elsewhere", "5-000000000000-gone", "gone.000000001.0", b"x")
         with FaultyStore(connect()) as faulty:
             faulty.add(Fault("fail", op="delete_tree", times=2))
-            with Runner(faulty, node_id="n1", functions=WORK) as runner:
-                runner.wait_ready(PATIENCE_S)
-                runner._work._sweep_at = store.clock.now() + 3600.0
-                runner._work.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
+            with ExecutorWorker(faulty, node_id="n1", functions=WORK) as worker:
+                worker.wait_ready(PATIENCE_S)
+                worker._work._sweep_at = store.clock.now() + 3600.0
+                worker._work.lanes.note_gone(["gone"])  # as a task in another lane of that submitter tells
                 patience.eventually(lambda: backlog.items() == [], 30.0)
                 assert len(faulty.faults) == 2
 
 
 @pytest.mark.parametrize("how", ["interrupted", "copies"])
 def test_a_large_outcome_that_no_result_names_is_deleted_while_its_submitter_lives(
-    runners, pool, store, eventually, how
+    workers, pool, store, eventually, how
 ):
     for number in range(3):
-        runners(f"n{number}", own_store=True, slots=2)
+        workers(f"n{number}", own_store=True, slots=2)
     eventually(lambda: len(store.children("@executor/default/functions")) == 3)
     if how == "copies":
         futures = [pool.with_options(copies=3).submit("late-blob", f"k{n}", 200_000) for n in range(3)]

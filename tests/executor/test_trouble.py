@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, boom, length, mark, square, wait, where
 from latchwork.errors import OutcomeUnknown, QuotaExceeded, SessionLost
-from latchwork.executor import Member, Runner, TaskDied, dead_tasks, inspect, list_tasks, revive_task
+from latchwork.executor import ExecutorWorker, Member, TaskDied, dead_tasks, inspect, list_tasks, revive_task
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.tasks import BadPayload, Functions, PayloadTooLarge, TaskProcessDied, UnknownFunction, task
@@ -50,11 +50,11 @@ def others_end(pool):
 # Functions
 
 
-def test_a_function_that_is_registered_nowhere_is_refused_at_submit_by_its_name(runners, pool):
+def test_a_function_that_is_registered_nowhere_is_refused_at_submit_by_its_name(workers, pool):
     def local(n: int) -> int:
         return n
 
-    runners()
+    workers()
     with pytest.raises(UnknownFunction, match="local"):
         pool.submit(local, 1)
     with pytest.raises(UnknownFunction, match="lambda"):
@@ -68,8 +68,8 @@ LONELY = Functions()
 LONELY.task(name="lonely")(square_of_text)
 
 
-def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners, pools, store):
-    runners(unknown_after_s=0.5)
+def test_a_function_that_no_worker_has_for_a_time_fails_its_task_by_name(workers, pools, store):
+    workers(unknown_after_s=0.5)
     with pytest.raises(UnknownFunction, match="'lonely'"):
         pools(functions=LONELY).submit("lonely", "x").result(PATIENCE_S)
     (letter,) = dead_tasks(store)
@@ -78,19 +78,19 @@ def test_a_function_that_no_runner_has_for_a_time_fails_its_task_by_name(runners
     others_end(pools())
 
 
-def test_a_detached_task_whose_function_nobody_had_is_put_back_and_runs_once_somebody_has_it(runners, pools, store):
-    runners(unknown_after_s=0.5)
+def test_a_detached_task_whose_function_nobody_had_is_put_back_and_runs_once_somebody_has_it(workers, pools, store):
+    workers(unknown_after_s=0.5)
     ref = pools(functions=LONELY).detached("lonely", "x", id="early")
     with pytest.raises(UnknownFunction, match="'lonely'"):
         ref.result(PATIENCE_S)
-    runners("new", functions=LONELY)
+    workers("new", functions=LONELY)
     assert revive_task(store, dead_tasks(store)[0].letter) == "d.early"
     assert ref.result(PATIENCE_S) == "x"
 
 
-def test_all_copies_of_a_task_whose_function_nobody_has_end_with_one_letter(runners, pools, store, eventually):
+def test_all_copies_of_a_task_whose_function_nobody_has_end_with_one_letter(workers, pools, store, eventually):
     for name in ("n1", "n2"):
-        runners(name, unknown_after_s=0.5)
+        workers(name, unknown_after_s=0.5)
     copies = pools(functions=LONELY).with_options(copies=2)
     with pytest.raises(UnknownFunction, match="'lonely'"):
         copies.submit("lonely", "x" * 5000).result(PATIENCE_S)
@@ -109,9 +109,9 @@ class Always:
         return self.member
 
 
-def test_a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_known(runners, pools, eventually, store):
-    runners("old", functions=Functions())
-    runners("new")
+def test_a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_known(workers, pools, eventually, store):
+    workers("old", functions=Functions())
+    workers("new")
     eventually(lambda: len(store.children("@executor/default/functions")) == 2)
     pool = pools(picker=Always("old"))
     assert pool.submit(where).result(PATIENCE_S) == "new"
@@ -119,24 +119,24 @@ def test_a_task_in_the_lane_of_a_member_without_its_function_runs_where_it_is_kn
     assert pool.with_options(copies=2).submit(where).result(PATIENCE_S) == "new"
 
 
-def test_a_task_for_a_member_alone_that_has_not_its_function_fails_by_name(runners, pools):
-    runners("old", functions=Functions())
+def test_a_task_for_a_member_alone_that_has_not_its_function_fails_by_name(workers, pools):
+    workers("old", functions=Functions())
     with pytest.raises(UnknownFunction, match="'where'"):
         pools().with_options(target=Member("old")).submit(where).result(PATIENCE_S)
 
 
-def test_a_task_that_waits_for_its_member_waits_until_that_has_its_function(runners, pools, eventually):
-    old = runners("n1", functions=Functions(), unknown_after_s=0.5)
+def test_a_task_that_waits_for_its_member_waits_until_that_has_its_function(workers, pools, eventually):
+    old = workers("n1", functions=Functions(), unknown_after_s=0.5)
     future = pools().with_options(target=Member("n1", "wait")).submit(where)
     time.sleep(4.0)
     assert future.state().phase == "queued"
     old.close()
-    runners("n1")
+    workers("n1")
     assert future.result(PATIENCE_S) == "n1"
 
 
-def test_a_function_with_other_parameters_on_the_runner_fails_its_task_by_name(runners, pools, pool):
-    runners("old", functions=SKEWED)
+def test_a_function_with_other_parameters_on_the_worker_fails_its_task_by_name(workers, pools, pool):
+    workers("old", functions=SKEWED)
     with pytest.raises(BadPayload, match="'square'"):
         pool.submit(square, 3).result(PATIENCE_S)
     assert pools(functions=SKEWED).submit("square", "x").result(PATIENCE_S) == "x"
@@ -145,15 +145,15 @@ def test_a_function_with_other_parameters_on_the_runner_fails_its_task_by_name(r
 # Values
 
 
-def test_an_argument_above_the_limit_is_refused_at_submit_by_name(runners, pool):
-    runners()
+def test_an_argument_above_the_limit_is_refused_at_submit_by_name(workers, pool):
+    workers()
     with pytest.raises(PayloadTooLarge, match="'length'"):
         pool.submit(length, b"x" * ABOVE_THE_LIMIT)
     others_end(pool)
 
 
-def test_a_result_above_the_limit_fails_its_task_by_name(runners, pool, store, eventually):
-    runners()
+def test_a_result_above_the_limit_fails_its_task_by_name(workers, pool, store, eventually):
+    workers()
     with pytest.raises(PayloadTooLarge, match="'blob'"):
         pool.submit(blob, ABOVE_THE_LIMIT).result(PATIENCE_S)
     others_end(pool)
@@ -163,26 +163,26 @@ def test_a_result_above_the_limit_fails_its_task_by_name(runners, pool, store, e
 # Nodes
 
 
-def test_a_task_that_kills_its_process_fails_alone_and_its_node_goes_on(runners, pools):
+def test_a_task_that_kills_its_process_fails_alone_and_its_node_goes_on(workers, pools):
     from latchwork.tasks import DEFAULT
 
     pool = pools(functions=DEFAULT)
-    runner = runners(functions=DEFAULT, slots=1)
+    worker = workers(functions=DEFAULT, slots=1)
     future = pool.submit(dies)
     with pytest.raises(TaskProcessDied, match="SIGKILL") as raised:
         future.result(PATIENCE_S)
     assert future.id in str(raised.value)
     assert pool.submit(square_in_process, 5).result(PATIENCE_S) == 25
-    assert runner.health().ok
+    assert worker.health().ok
 
 
-def test_a_runner_that_is_cut_off_loses_its_tasks_to_others_and_comes_back(runners, pool, store, connect, eventually):
+def test_a_worker_that_is_cut_off_loses_its_tasks_to_others_and_comes_back(workers, pool, store, connect, eventually):
     options = {"functions": WORK, "slots": 2, "session_ttl_s": TTL_S}
-    with FaultyStore(connect()) as cut, Runner(cut, node_id="n1", **options) as first:
+    with FaultyStore(connect()) as cut, ExecutorWorker(cut, node_id="n1", **options) as first:
         first.wait_ready(PATIENCE_S)
         future = pool.submit(wait, "cut")
         eventually(lambda: starts(store, "cut") == ["n1"])
-        runners("n2", own_store=True)
+        workers("n2", own_store=True)
         cut.cut_off()
         eventually(lambda: starts(store, "cut") == ["n1", "n2"])
         store.put("cut/go", b"")
@@ -196,8 +196,8 @@ def test_a_runner_that_is_cut_off_loses_its_tasks_to_others_and_comes_back(runne
 # Submitters
 
 
-def test_a_submitter_that_is_cut_off_is_told_and_what_it_submits_then_runs(runners, pools, store, connect, eventually):
-    runners(own_store=True)
+def test_a_submitter_that_is_cut_off_is_told_and_what_it_submits_then_runs(workers, pools, store, connect, eventually):
+    workers(own_store=True)
     with FaultyStore(connect()) as cut:
         pool = pools(store=cut, session_ttl_s=TTL_S)
         future = pool.submit(wait, "cut")
@@ -212,8 +212,8 @@ def test_a_submitter_that_is_cut_off_is_told_and_what_it_submits_then_runs(runne
         pool.shutdown()
 
 
-def test_a_submitter_that_was_frozen_is_told_and_goes_on(processes, runners, store, eventually):
-    runners(own_store=True)
+def test_a_submitter_that_was_frozen_is_told_and_goes_on(processes, workers, store, eventually):
+    workers(own_store=True)
     submitter = processes("serve_submitter", {"session_ttl_s": TTL_S})
     submitter.submit("wait", "frozen")
     eventually(lambda: starts(store, "frozen"))
@@ -225,13 +225,13 @@ def test_a_submitter_that_was_frozen_is_told_and_goes_on(processes, runners, sto
     assert submitter.outcomes() == ["SessionLost", "49"]
 
 
-def test_a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself(runners, pool):
+def test_a_submitters_tasks_are_told_of_a_picker_that_raises_each_by_itself(workers, pool):
     class Broken:
         def pick(self, task, view, load):
             raise ValueError(f"cannot place {task.function}")
 
     broken = pool.with_options(picker=Broken())
-    runners()
+    workers()
     fine, bad = [], []
     for number in range(6):
         fine.append(pool.submit(square, number))
@@ -252,8 +252,8 @@ def test_a_store_that_is_away_for_longer_than_every_ttl_loses_no_task_that_is_to
     stores = [FaultyStore(connect()) for _ in range(3)]
     mine, other, nodes = stores
     options = {"functions": WORK, "slots": 4, "session_ttl_s": TTL_S}
-    with mine, other, nodes, Runner(nodes, node_id="n1", **options) as runner:
-        runner.wait_ready(PATIENCE_S)
+    with mine, other, nodes, ExecutorWorker(nodes, node_id="n1", **options) as worker:
+        worker.wait_ready(PATIENCE_S)
         again = pools(store=mine, session_ttl_s=TTL_S, on_session_lost="resubmit")
         fails = pools(store=other, session_ttl_s=TTL_S)
         waiting, failing = again.submit(wait, "again"), fails.submit(wait, "fails")
@@ -294,8 +294,8 @@ def is_full(store, monkeypatch, key, unless="nothing"):
     return lambda: room.append(True)
 
 
-def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(runners, pools, connect, store, monkeypatch):
-    runners(own_store=True)
+def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(workers, pools, connect, store, monkeypatch):
+    workers(own_store=True)
     mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     others_end(pool)
@@ -309,9 +309,9 @@ def test_a_full_store_fails_what_is_submitted_by_name_and_nothing_else(runners, 
 
 
 def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it_looks(
-    runners, pools, connect, store, monkeypatch
+    workers, pools, connect, store, monkeypatch
 ):
-    runners(own_store=True)
+    workers(own_store=True)
     mine = system_namespace(connect(), "executor")
     pool = pools(store=mine)
     others_end(pool)
@@ -331,8 +331,8 @@ def test_a_task_that_may_be_stored_is_not_failed_by_a_store_that_is_full_when_it
 
 def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, connect, store, eventually, monkeypatch):
     mine = system_namespace(connect(), "executor")
-    with Runner(mine, node_id="n1", functions=WORK, max_attempts=50) as runner:
-        runner.wait_ready(PATIENCE_S)
+    with ExecutorWorker(mine, node_id="n1", functions=WORK, max_attempts=50) as worker:
+        worker.wait_ready(PATIENCE_S)
         give_room = is_full(mine, monkeypatch, "/results/")
         future = pool.submit(square, 9)
         time.sleep(1.0)
@@ -344,8 +344,8 @@ def test_a_result_that_a_full_store_refuses_comes_when_there_is_room(pool, conne
 
 def test_a_task_whose_result_can_never_be_stored_is_a_dead_letter_and_says_why(pool, connect, store, monkeypatch):
     mine = system_namespace(connect(), "executor")
-    with Runner(mine, node_id="n1", functions=WORK, max_attempts=1) as runner:
-        runner.wait_ready(PATIENCE_S)
+    with ExecutorWorker(mine, node_id="n1", functions=WORK, max_attempts=1) as worker:
+        worker.wait_ready(PATIENCE_S)
         is_full(mine, monkeypatch, "/results/", unless="/dead/")
         with pytest.raises(TaskDied, match=r"'square'.*no room"):
             pool.submit(square, 9).result(PATIENCE_S)
@@ -368,7 +368,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(runners, pool, store, eventually):
+def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(workers, pool, store, eventually):
     with closing(WorkQueue(system_namespace(store, "executor"), "default/backlog")) as backlog:
         for number, value in enumerate(HOSTILE):
             backlog.put("any", "0-000000000000-x", f"x.{number:09d}.0", value)
@@ -376,15 +376,15 @@ def test_hostile_items_run_nothing_and_keep_no_other_task_from_running(runners, 
         "default/backlog/partitions/any/items/0-000000000000-x/raw", b"no item at all"
     )
     system_namespace(store, "executor").put("default/backlog/partitions/any/claims/0-000000000000-x/raw2", b"no claim")
-    runner = runners(slots=2)
+    worker = workers(slots=2)
     others_end(pool)
-    assert runner.health().ok
+    assert worker.health().ok
     eventually(lambda: dead_tasks(store))
     assert isinstance(inspect(store).dead, int)
     list_tasks(store)
 
 
-def test_hostile_results_fail_one_future_and_no_other(runners, pool, store):
+def test_hostile_results_fail_one_future_and_no_other(workers, pool, store):
     futures = [pool.submit(wait, "hostile") for _ in range(3)]
     pool.flush(PATIENCE_S)
     sid = futures[0].id.partition(".")[0]
@@ -398,19 +398,19 @@ def test_hostile_results_fail_one_future_and_no_other(runners, pool, store):
     )
     with pytest.raises(BadPayload):
         futures[2].result(PATIENCE_S)
-    runners()
+    workers()
     store.put("hostile/go", b"")
     assert futures[0].result(PATIENCE_S) == "n1"
 
 
-def test_hostile_marks_loads_and_records_stop_nothing(runners, pool, store, eventually):
+def test_hostile_marks_loads_and_records_stop_nothing(workers, pool, store, eventually):
     for key in ("load/x", "load/n1", "functions/x", "subs/x", "detached/00/d.x", "outcomes/00/d.x", "cancels/n1/x"):
         system_namespace(store, "executor").put(f"default/{key}", b"\xff\x00{")
-    runner = runners()
+    worker = workers()
     system_namespace(store, "executor").put("default/cancels/n1/\u0078.9.9", b"")
     spread = [pool.submit(square, number) for number in range(4)]
     assert [future.result(PATIENCE_S) for future in spread] == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="still"):
         pool.submit(boom, "still").result(PATIENCE_S)
     inspect(store)
-    assert runner.health().ok
+    assert worker.health().ok

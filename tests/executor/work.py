@@ -7,7 +7,7 @@ import time
 from concurrent.futures import CancelledError
 
 import latchwork
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.tasks import Functions, Retry, TaskContext, TaskStopped
 
 WORK = Functions()
@@ -130,20 +130,20 @@ def unstorable() -> object:
     return object()
 
 
-def serve_runner(wire, url, node_id, options):
-    """A runner in a process of its own, until it is killed or told to close."""
+def serve_worker(wire, url, node_id, options):
+    """A worker in a process of its own, until it is killed or told to close."""
     store = latchwork.connect(url)
-    runner = Runner(store, node_id=node_id, functions=WORK, **options)
-    runner.start()
-    runner.wait_ready(60)
+    worker = ExecutorWorker(store, node_id=node_id, functions=WORK, **options)
+    worker.start()
+    worker.wait_ready(60)
 
     class Served:
         def close(self):
-            runner.close()
+            worker.close()
             store.close()
 
         def stats(self):
-            return runner.stats()
+            return worker.stats()
 
     wire.report("ready")
     wire.serve(Served())

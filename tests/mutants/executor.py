@@ -1,4 +1,4 @@
-"""Defects of the executor and its tasks: blobs, group commit, feeder, submitters and runners."""
+"""Defects of the executor and its tasks: blobs, group commit, feeder, submitters and workers."""
 
 from __future__ import annotations
 

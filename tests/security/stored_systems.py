@@ -62,10 +62,10 @@ ROWS = {
     "task of an executor with a target": (
         "executor.items", replace(ITEM, stored_target=StoredTarget.of(Member("m1", "any"))).to_bytes(), TaskItem.of
     ),
-    "load of a runner": (
+    "load of a worker": (
         "executor.placing.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
     ),
-    "functions of a runner": (
+    "functions of a worker": (
         "executor.placing.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
     ),
     "detached task": (

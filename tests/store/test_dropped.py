@@ -16,7 +16,7 @@ import pytest
 
 import latchwork
 from latchwork import Session, Store, aio
-from latchwork.executor import Runner
+from latchwork.executor import ExecutorWorker
 from latchwork.jobs import JobManager
 from latchwork.plans import PlanWorker
 from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
@@ -223,7 +223,7 @@ def test_rate_limiter_that_is_dropped_ends_its_watch_and_does_not_keep_its_store
 STARTED: dict[str, Callable[[Store], Any]] = {
     "latch": lambda store: LeaderLatch(store, "latch", node_id="node"),
     "keeper": LockKeeper,
-    "runner": lambda store: Runner(store, slots=1),
+    "worker": lambda store: ExecutorWorker(store, slots=1),
     "plan worker": PlanWorker,
     "node": lambda store: JobManager(store, "node", []),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import latchwork
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.jobs import Job, JobManager
 from latchwork.plans import PlanWorker
 from latchwork.store import session_ttl_s
@@ -49,8 +49,8 @@ def a_job_manager_with_a_url(store, ttl, _folder):
     return a_job_manager(url, ttl, _folder)
 
 
-def a_runner(store, ttl, _folder):
-    return Runner(store, node_id="n1", functions=FUNCTIONS, **ttl)
+def a_worker(store, ttl, _folder):
+    return ExecutorWorker(store, node_id="n1", functions=FUNCTIONS, **ttl)
 
 
 def a_plan_worker(store, ttl, _folder):
@@ -65,7 +65,7 @@ def a_workflow_worker(store, ttl, folder):
 SYSTEMS = [
     (a_job_manager, 10.0),
     (a_job_manager_with_a_url, 10.0),
-    (a_runner, 10.0),
+    (a_worker, 10.0),
     (a_plan_worker, 10.0),
     (a_workflow_worker, 30.0),
 ]
@@ -104,6 +104,6 @@ def test_a_store_for_tests_keeps_the_ttl_of_the_store_below():
 @pytest.mark.parametrize("ttl_s", [0, -1.0, "10", True, float("nan")])
 def test_an_option_that_is_no_duration_is_refused_by_name(ttl_s):
     with latchwork.connect(URL) as store:
-        for make, _ in (a_job_manager, 0), (a_runner, 0), (a_plan_worker, 0):
+        for make, _ in (a_job_manager, 0), (a_worker, 0), (a_plan_worker, 0):
             with pytest.raises(ValueError, match="session_ttl_s"):
                 make(store, {"session_ttl_s": ttl_s}, None)

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 
-from latchwork.executor import Executor, Runner
+from latchwork.executor import Executor, ExecutorWorker
 from latchwork.plans import Plans, PlanWorker
 from latchwork.tasks import Functions, TaskContext
 from latchwork_workflows.worker import Worker
@@ -83,7 +83,7 @@ class Executors(Kind):
         self.closing.callback(self.pool.shutdown, cancel_futures=True)
 
     def node(self, store=None, **options):
-        return Runner(store or self.store, node_id="n1", slots=1, functions=FUNCTIONS, **options)
+        return ExecutorWorker(store or self.store, node_id="n1", slots=1, functions=FUNCTIONS, **options)
 
     def put(self, name):
         self.pool.detached("waits", name)

@@ -9,8 +9,8 @@ from latchwork.executor.futures import TaskFuture
 from latchwork.executor.looking import (
     DeadTask,
     ExecutorState,
+    ExecutorWorkerInfo,
     LaneInfo,
-    RunnerInfo,
     TaskRecord,
     cancel_task,
     dead_tasks,
@@ -34,7 +34,7 @@ from latchwork.executor.placing.pickers import (
 )
 from latchwork.executor.placing.targets import All, Key, Label, Member
 from latchwork.executor.refs import TaskRef
-from latchwork.executor.running.runner import Runner
+from latchwork.executor.running.worker import ExecutorWorker
 from latchwork.executor.stored import TaskState
 from latchwork.executor.submitting.options import Call
 
@@ -45,6 +45,8 @@ __all__ = [
     "DeadTask",
     "Executor",
     "ExecutorState",
+    "ExecutorWorker",
+    "ExecutorWorkerInfo",
     "Key",
     "Label",
     "LaneInfo",
@@ -59,8 +61,6 @@ __all__ = [
     "Rank",
     "Rendezvous",
     "RoundRobin",
-    "Runner",
-    "RunnerInfo",
     "SomeFailed",
     "TaskDied",
     "TaskExists",

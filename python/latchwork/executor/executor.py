@@ -1,4 +1,4 @@
-"""``Executor``: a ``concurrent.futures.Executor`` whose workers are the runners of a cluster.
+"""``Executor``: a ``concurrent.futures.Executor`` whose workers are processes of a cluster.
 
 Keys: see ``keys``. Who submits need not run anything, and who runs need not be there yet.
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class Executor(concurrent.futures.Executor):
-    """Submits calls that runners of the cluster run: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
+    """Submits calls that workers of the cluster run: ``with Executor(store) as pool: pool.submit(square, 7).result()``.
 
     All of ``concurrent.futures.Executor``, and all that takes one (``as_completed``, ``wait``,
     ``loop.run_in_executor``), works unchanged. A task is run at least once, wherever its nodes die, and has one result.
@@ -71,9 +71,9 @@ class Executor(concurrent.futures.Executor):
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
-        name: the executor's name; its runners have the same.
+        name: the executor's name; its workers have the same.
         functions: which functions may be submitted; those registered by ``task`` by default.
-        codec: how arguments are stored; ``PickleCodec()`` takes any function and any value, if the runners allow it.
+        codec: how arguments are stored; ``PickleCodec()`` takes any function and any value, if the workers allow it.
         allow_pickle: whether pickled results are read: who can write to the store can run code here then.
         picker: who is asked first; default whoever is free.
         priority: 0 runs before 9.

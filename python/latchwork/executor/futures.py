@@ -43,7 +43,7 @@ class Tasks(Protocol):
     callbacks: Callbacks
 
     def why_nothing_runs(self) -> str:
-        """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
+        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
         ...
 
     def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
@@ -172,7 +172,7 @@ class TaskFuture(CallbackFuture[T]):
         return self._ticket.id
 
     def result(self, timeout: float | None = None) -> T:
-        """Return the result; see ``concurrent.futures.Future``. ``TimeoutError`` says when there is no runner."""
+        """Return the result; see ``concurrent.futures.Future``. ``TimeoutError`` says when there is no worker."""
         try:
             return super().result(timeout)
         except TimeoutError:

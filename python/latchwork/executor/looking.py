@@ -35,8 +35,8 @@ _CLAIMS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerInfo:
-    """A runner, as others see it.
+class ExecutorWorkerInfo:
+    """A worker, as others see it.
 
     Attributes:
         id: the member.
@@ -88,14 +88,14 @@ class ExecutorState:
 
     Attributes:
         name: of the executor.
-        runners: who runs tasks, by id.
+        workers: who runs tasks, by id.
         lanes: where tasks are, by name.
         submitters: how many live.
         dead: how many dead letters there are.
     """
 
     name: str
-    runners: tuple[RunnerInfo, ...]
+    workers: tuple[ExecutorWorkerInfo, ...]
     lanes: tuple[LaneInfo, ...]
     submitters: int
     dead: int
@@ -164,8 +164,8 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
             owner = member_of(lane)
             lanes.append(LaneInfo(lane, backlog.size(lane), len(holders), owner is not None and owner not in ids))
         queued = {member_of(lane.name): lane.tasks for lane in lanes}
-        runners = [
-            RunnerInfo(
+        workers = [
+            ExecutorWorkerInfo(
                 member.id,
                 member.host,
                 member.pid,
@@ -181,7 +181,7 @@ def inspect(store: Store, name: str = NAME) -> ExecutorState:
             for member in members
         ]
         dead = len(backlog.dead_letters(_CLAIMS))
-        return ExecutorState(name, tuple(runners), tuple(lanes), len(system.children(keys.subs)), dead)
+        return ExecutorState(name, tuple(workers), tuple(lanes), len(system.children(keys.subs)), dead)
 
 
 def list_tasks(store: Store, name: str = NAME, *, limit: int = 100) -> list[TaskRecord]:

@@ -1,4 +1,4 @@
-"""The processes of an executor under faults: runners, and submitters of tasks of all kinds.
+"""The processes of an executor under faults: workers, and submitters of tasks of all kinds.
 
 Every event is reported with the time of the clock that all processes of the machine share. Some tasks write with their
 fence as they end, so that the referee can tell whether a frozen one got anything through after another had its task.
@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 
 import latchwork
 from latchwork import Conflict, LatchworkError, Put
-from latchwork.executor import Executor, RoundRobin, Runner
+from latchwork.executor import Executor, ExecutorWorker, RoundRobin
 from latchwork.tasks import Functions, TaskContext
 from trials.chaos.node import Log, heartbeat
 
@@ -84,11 +84,11 @@ def _begin(wire, node_id):
     return LOG[0]
 
 
-def serve_runner(wire, url, node_id):
-    """Be a runner until SIGTERM."""
+def serve_worker(wire, url, node_id):
+    """Be a worker until SIGTERM."""
     log = _begin(wire, node_id)
     with latchwork.connect(url) as store:
-        runner = Runner(
+        worker = ExecutorWorker(
             store,
             node_id=node_id,
             slots=SLOTS,
@@ -98,14 +98,14 @@ def serve_runner(wire, url, node_id):
             steal_after_s=0.3,
             stop_grace_s=1.0,
         )
-        runner.start()
-        threading.Thread(target=_told_when_ready, args=(runner, log), daemon=True).start()
-        runner.run_forever(drain_s=5.0)
+        worker.start()
+        threading.Thread(target=_told_when_ready, args=(worker, log), daemon=True).start()
+        worker.run_forever(drain_s=5.0)
 
 
-def _told_when_ready(runner, log):
+def _told_when_ready(worker, log):
     with contextlib.suppress(LatchworkError):
-        runner.wait_ready(300)
+        worker.wait_ready(300)
         log("ready")
 
 

@@ -1,4 +1,4 @@
-"""Runners and submitters of one executor in processes of their own, and what hurts them, by a seed."""
+"""Workers and submitters of one executor in processes of their own, and what hurts them, by a seed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ExecutorStorm(Storm):
         return self
 
     def start_node(self, node):
-        work = "serve_runner" if node in RUNNERS else "serve_submitter"
+        work = "serve_worker" if node in RUNNERS else "serve_submitter"
         self.processes[node] = Remote(
             f"trials.chaos.executor_node:{work}",
             self.url(node),
@@ -94,7 +94,7 @@ class ExecutorStorm(Storm):
         return kinds_of(self.stage.backend)
 
     def victim(self, whom):
-        return self.random.choice(RUNNERS if whom == "runner" else SUBMITTERS)
+        return self.random.choice(RUNNERS if whom == "worker" else SUBMITTERS)
 
     # The end
 
@@ -112,7 +112,7 @@ class ExecutorStorm(Storm):
         self.report.seconds = time.monotonic() - began
         self._close_submitters()
         self.report.left_over = left or self._left_of_tasks(time.monotonic() + RECOVERY_S)
-        self.close_runners()
+        self.close_workers()
         faults = [Fault(fault.kind, fault.since, fault.until, fault.pid) for fault in self.faults]
         (self.folder / "faults.json").write_text(json.dumps([asdict(fault) for fault in faults]))
         self.report.verdict = _joined(judge(list(self.events), faults, ended_at=ended), self.report.verdict)
@@ -129,7 +129,7 @@ class ExecutorStorm(Storm):
                     ref.forget()
 
     def _left_of_tasks(self, until, besides=""):
-        """Keys of tasks that are over, and of submitters that are gone; runners live, and clear them up.
+        """Keys of tasks that are over, and of submitters that are gone; workers live, and clear them up.
 
         A large value that was written, and whose answer and removal were lost, stays until its submitter is gone: so
         those are looked at ``besides``, once submitters have closed.
@@ -145,19 +145,19 @@ class ExecutorStorm(Storm):
         for node in SUBMITTERS:
             self.processes[node].close()
 
-    def close_runners(self):
+    def close_workers(self):
         for node in RUNNERS:
             self.processes[node].terminate()
         for node in RUNNERS:
             if not self.processes[node].wait(20):
-                self.report.verdict.violations.append(f"runner {node} did not close within 20 s")
+                self.report.verdict.violations.append(f"worker {node} did not close within 20 s")
             self.processes[node].kill()
 
 
 def kinds_of(backend):
     """Every kind of fault there is."""
     whats = ["kill", "freeze"] if backend == "sqlite" else list(_ON_NODES)
-    on_nodes = [f"{what} {whom}" for what in whats for whom in ("runner", "submitter")]
+    on_nodes = [f"{what} {whom}" for what in whats for whom in ("worker", "submitter")]
     return on_nodes + ([] if backend == "sqlite" else ["kill server", "freeze server"])
 
 

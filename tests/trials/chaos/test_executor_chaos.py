@@ -1,4 +1,4 @@
-"""A short chaos run of an executor: three runners, two submitters, real processes, a real server.
+"""A short chaos run of an executor: three workers, two submitters, real processes, a real server.
 
 `make check WHAT=chaos ARGS="--of executor"` has long ones.
 """

@@ -69,7 +69,7 @@ def test_a_task_that_was_cancelled_while_it_was_queued_never_runs():
 
 
 def test_what_ran_on_a_node_that_died_may_be_queued_again_and_cancelled():
-    died = Fault("kill runner", 0.8, 0.8, 1)
+    died = Fault("kill worker", 0.8, 0.8, 1)
     log = (submitted(), start(0.5), event("cancelled", 3.0, 7, interrupt=False), over(3.1, "cancelled"))
     assert violations(*log, faults=[died]) == []
 
@@ -84,14 +84,14 @@ def test_nothing_begins_after_its_submitter_was_seen_dead():
     killed = [Fault("kill submitter", 0.1, 0.1, 7)]
     assert violations(submitted(), gone, start(2.5), end(3.0), faults=killed) == []
     assert "seen dead" in violations(submitted(), gone, start(3.5), end(4.0), faults=killed)[0]
-    frozen = [*killed, Fault("freeze runner", 1.9, 3.4, 1)]
+    frozen = [*killed, Fault("freeze worker", 1.9, 3.4, 1)]
     assert violations(submitted(), gone, start(3.5), end(4.0), faults=frozen) == []
 
 
 def test_two_runs_at_a_time_are_a_violation_unless_the_first_was_held_up():
     log = (submitted(), start(1.0), start(2.0, 2, 20), end(3.0), end(4.0, 2, 20), over(4.1))
     assert "twice at a time" in violations(*log)[0]
-    verdict = judge(log, [Fault("freeze runner", 1.1, 2.9, 1)], ended_at=9.0)
+    verdict = judge(log, [Fault("freeze worker", 1.1, 2.9, 1)], ended_at=9.0)
     assert (verdict.violations, verdict.forgiven, verdict.again) == ([], 1, 1)
 
 
@@ -101,7 +101,7 @@ def test_copies_run_at_a_time():
 
 def test_a_write_of_an_earlier_run_after_the_later_one_had_the_task_is_never_forgiven():
     log = (submitted(), start(1.0), start(2.0, 2, 20), end(3.0), end(4.0, 2, 20), over(4.1))
-    frozen = [Fault("freeze runner", 1.1, 2.9, 1)]
+    frozen = [Fault("freeze worker", 1.1, 2.9, 1)]
     assert "wrote at 21" in violations(*log, event("wrote", 2.95, 1, token=10, commit=21), faults=frozen)[0]
     assert violations(*log, event("wrote", 1.05, 1, token=10, commit=11), faults=frozen) == []
 
@@ -116,7 +116,7 @@ def test_tokens_grow_from_run_to_run():
 
 def test_a_frozen_process_may_begin_with_an_older_token_but_write_nothing():
     log = (submitted(), start(1.0, 1, 20), end(1.5, 1, 20), start(2.0, 2, 10), end(3.0, 2, 10), over(3.1))
-    frozen = [Fault("freeze runner", 0.5, 1.9, 2)]
+    frozen = [Fault("freeze worker", 0.5, 1.9, 2)]
     assert violations(*log, faults=frozen) == []
     assert "wrote at 21" in violations(*log, event("wrote", 2.5, 2, token=10, commit=21), faults=frozen)[0]
-    assert "older token" in violations(*log, faults=[Fault("freeze runner", 0.5, 1.9, 1)])[0]
+    assert "older token" in violations(*log, faults=[Fault("freeze worker", 0.5, 1.9, 1)])[0]

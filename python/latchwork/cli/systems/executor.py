@@ -31,11 +31,11 @@ from latchwork.errors import LatchworkError
 from latchwork.executor import (
     Executor,
     ExecutorState,
+    ExecutorWorker,
+    ExecutorWorkerInfo,
     LaneInfo,
     Member,
     NoSuchTask,
-    Runner,
-    RunnerInfo,
     TaskFuture,
     TaskRecord,
     TaskState,
@@ -118,14 +118,14 @@ def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
             thread.join(_LOOK_S)
 
 
-def answer(runner: Runner, path: str) -> tuple[int, str, bytes]:
+def answer(worker: ExecutorWorker, path: str) -> tuple[int, str, bytes]:
     """Status, content type and body for a path."""
     if path in {"/healthz", "/readyz"}:
-        health, stats = runner.health(), runner.stats()
+        health, stats = worker.health(), worker.stats()
         body = {
             "ok": health.ok and not (path == "/readyz" and health.is_draining),
             "reasons": [*health.reasons, *(["it drains"] if path == "/readyz" and health.is_draining else [])],
-            "runner": runner.node_id,
+            "worker": worker.node_id,
             "session_remaining_s": round(health.session_remaining_s, 3),
             "is_draining": health.is_draining,
             "slots": stats.slots,
@@ -135,12 +135,12 @@ def answer(runner: Runner, path: str) -> tuple[int, str, bytes]:
         status = HTTPStatus.OK if body["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", json.dumps(body).encode()
     if path == "/metrics":
-        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", _metrics(runner).encode()
+        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", _metrics(worker).encode()
     return HTTPStatus.NOT_FOUND, "text/plain", b"there are /healthz, /readyz and /metrics\n"
 
 
-def _metrics(runner: Runner) -> str:
-    stats = runner.stats()
+def _metrics(worker: ExecutorWorker) -> str:
+    stats = worker.stats()
     lines = []
     for name, about in _COUNTS.items():
         lines += _metric(f"latchwork_executor_{name}_total", "counter", about, getattr(stats, name))
@@ -250,7 +250,7 @@ def run(
     functions = _functions(modules or ())
     labels = dict(map(_label, label or ()))
     with connect(wanted_url(url)) as store:
-        runner = Runner(
+        worker = ExecutorWorker(
             store,
             name,
             node_id=node_id,
@@ -263,9 +263,9 @@ def run(
             session_ttl_s=session_ttl_s,
             max_attempts=max_attempts,
         )
-        what = f"runner {runner.node_id}"
-        with served(what, probe_host, probe_port, lambda path: answer(runner, path)):
-            runner.run_forever(drain_s=drain_s)
+        what = f"worker {worker.node_id}"
+        with served(what, probe_host, probe_port, lambda path: answer(worker, path)):
+            worker.run_forever(drain_s=drain_s)
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -432,26 +432,26 @@ def _show(state: ExecutorState, *, as_json: bool, one_line: bool = False) -> Non
         return
     tasks, running = sum(lane.tasks for lane in state.lanes), sum(lane.running for lane in state.lanes)
     say(
-        f"{state.name}: {counted(len(state.runners), 'runner')}, {counted(state.submitters, 'submitter')}, "
+        f"{state.name}: {counted(len(state.workers), 'worker')}, {counted(state.submitters, 'submitter')}, "
         f"{tasks - running:,} queued, {running:,} running, {counted(state.dead, 'dead letter')}"
     )
-    if state.runners:
-        show(Grid(map(_runner_row, state.runners), right=("slots", "running", "queued", "weight")))
+    if state.workers:
+        show(Grid(map(_worker_row, state.workers), right=("slots", "running", "queued", "weight")))
     if state.lanes:
         show(Grid(map(_lane_row, state.lanes), right=("tasks", "running")))
 
 
-def _runner_row(runner: RunnerInfo) -> dict[str, str]:
+def _worker_row(worker: ExecutorWorkerInfo) -> dict[str, str]:
     return {
-        "runner": runner.id,
-        "host": f"{runner.host}:{runner.pid}",
-        "slots": str(runner.slots or "?"),
-        "running": str(runner.running),
-        "queued": str(runner.queued - min(runner.queued, runner.running)),
-        "weight": f"{runner.weight:g}",
-        "labels": " ".join(f"{label}={value}" for label, value in sorted(runner.labels.items())),
-        "functions": str(len(runner.functions)),
-        "since": utc_text(runner.joined_at_s),
+        "worker": worker.id,
+        "host": f"{worker.host}:{worker.pid}",
+        "slots": str(worker.slots or "?"),
+        "running": str(worker.running),
+        "queued": str(worker.queued - min(worker.queued, worker.running)),
+        "weight": f"{worker.weight:g}",
+        "labels": " ".join(f"{label}={value}" for label, value in sorted(worker.labels.items())),
+        "functions": str(len(worker.functions)),
+        "since": utc_text(worker.joined_at_s),
     }
 
 
@@ -460,7 +460,7 @@ def _lane_row(lane: LaneInfo) -> dict[str, str]:
         "lane": lane.name,
         "tasks": str(lane.tasks),
         "running": str(lane.running),
-        "": "its runner is gone; others take from it" if lane.is_orphan else "",
+        "": "its worker is gone; others take from it" if lane.is_orphan else "",
     }
 
 

@@ -129,7 +129,7 @@ class Placing:
         return View(view.number, tuple(each for each in view.members if each.id not in gone)) if gone else view
 
     async def has_members(self) -> bool:
-        """Return whether any runner is there now."""
+        """Return whether any worker is there now."""
         with closing(Group(self._store, self._keys.group)) as group:
             return bool(await steps_of(group.members)())
 

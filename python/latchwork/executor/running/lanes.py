@@ -1,6 +1,6 @@
-"""What a runner takes, from which lanes, and how a run ends: the decisions of its feeder. Little of it does I/O.
+"""What a worker takes, from which lanes, and how a run ends: the decisions of its feeder. Little of it does I/O.
 
-A runner looks into its own lane, the lane of all, the lanes of members that are gone, and, when it has nothing to do,
+A worker looks into its own lane, the lane of all, the lanes of members that are gone, and, when it has nothing to do,
 that of the member that has most to do.
 """
 
@@ -55,7 +55,7 @@ _ONCE = Retry()
 
 
 class WorkerProfile:
-    """What decides which tasks a runner takes: its functions and labels. Thread-safe.
+    """What decides which tasks a worker takes: its functions and labels. Thread-safe.
 
     Args:
         member_id: the member.
@@ -107,7 +107,7 @@ class WorkerProfile:
 
 
 class Lanes(FeederHooks):
-    """The hooks of a runner's feeder.
+    """The hooks of a worker's feeder.
 
     Args:
         store: the store.

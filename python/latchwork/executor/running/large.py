@@ -33,7 +33,7 @@ class _Written:
 
 
 class LargeOutcomes:
-    """Large outcomes of one runner's claims. Safe to share between threads.
+    """Large outcomes of one worker's claims. Safe to share between threads.
 
     Args:
         store: the store.

@@ -1,4 +1,4 @@
-"""One shift of a runner: from the beginning of a session to its end. The runner begins another one then.
+"""One shift of a worker: from the beginning of a session to its end. The worker begins another one then.
 
 Session, membership and claims have one life: what the store lets go of with one of them, it lets go of with all.
 """
@@ -40,7 +40,7 @@ _COUNTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a runner was told: its options, checked.
+    """What a worker was told: its options, checked.
 
     Attributes:
         slots: tasks at a time.
@@ -106,7 +106,7 @@ class Shift:
         self._node = node
         self._plan = plan
         self.session = session
-        self._what = f"runner {node.member_id!r} of executor {keys.name!r}"
+        self._what = f"worker {node.member_id!r} of executor {keys.name!r}"
         self.group = Group(
             store, keys.group, member_id=node.member_id, weight=plan.weight, labels=node.labels, session=session
         )
@@ -179,9 +179,9 @@ class Shift:
             ("subs", self._keys.subs, self._see_sub, self._reported.clear),
             ("cancels", self._keys.cancels_at(self._node.member_id), self._see_mark, lambda: None),
         ):
-            thread = f"latchwork-runner-{name}-{self._node.member_id}"
+            thread = f"latchwork-executor-{name}-{self._node.member_id}"
             self._threads.append(Background(partial(self._follow, prefix, see, begun), thread))
-        self._threads.append(Background(self._chores, f"latchwork-runner-{self._node.member_id}"))
+        self._threads.append(Background(self._chores, f"latchwork-executor-{self._node.member_id}"))
 
     def drain(self, timeout_s: float | None) -> bool:
         """Leave the group, so that our lane is everybody's; then wait for what runs. False when the time is over."""

@@ -166,5 +166,5 @@ class Sweeper:
 
 def _unknown(item: TaskItem, known: set[str]) -> UnknownFunction:
     if item.function == PICKLED:
-        return UnknownFunction("no member of the executor runs pickled functions; see allow_pickle=True of a runner")
+        return UnknownFunction("no member of the executor runs pickled functions; see allow_pickle=True of a worker")
     return UnknownFunction.of(item.function, known)

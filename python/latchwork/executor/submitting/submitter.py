@@ -24,7 +24,7 @@ from latchwork.executor.placing.placing import Placing, is_for_all
 from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
-from latchwork.executor.submitting.runner_watch import RunnerWatch
+from latchwork.executor.submitting.worker_watch import WorkerWatch
 from latchwork.interrupts import Finally, surely
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
@@ -81,7 +81,7 @@ class Submitter:
         self._backlog = WorkQueue(store, keys.backlog, label=label)
         self._stored = Stored(store, keys, self._backlog)
         self._placing = Placing(store, keys)
-        self._runners = RunnerWatch(store.clock, keys.name, self._placing.has_members)
+        self._workers = WorkerWatch(store.clock, keys.name, self._placing.has_members)
         self._preparing = Preparing(store, keys, self._backlog, self._placing)
         self.callbacks = Callbacks(store.clock, keys.name)
         self._changed = Bell()
@@ -125,8 +125,8 @@ class Submitter:
         return self._plain if is_plain else self._to_place
 
     def why_nothing_runs(self) -> str:
-        """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
-        return self._runners.why()
+        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
+        return self._workers.why()
 
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all that was submitted before is stored, or over; False when the time is over."""
@@ -156,7 +156,7 @@ class Submitter:
                 await self._lose_line(self._line)
                 continue
             if not batch:
-                await Pause(self._store.clock, self._wake, await self._runners.look(is_waiting=bool(self._tickets)))
+                await Pause(self._store.clock, self._wake, await self._workers.look(is_waiting=bool(self._tickets)))
                 continue
             try:
                 await self._send(batch)
@@ -330,7 +330,7 @@ class Submitter:
 
     def ticket(self, number: int) -> TaskTicket | None:
         """The ticket of a result that has come; None for a task that is over."""
-        self._runners.progress()
+        self._workers.progress()
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 

@@ -1,4 +1,4 @@
-"""``Runner``: a node that runs the tasks of an executor, in threads or in processes of its own.
+"""``ExecutorWorker``: a node that runs the tasks of an executor, in threads or in processes of its own.
 
 docs/design/0022-executor.md has the steps and the races.
 """
@@ -19,12 +19,12 @@ from latchwork.store.keys import validate_name
 from latchwork.tasks import DEFAULT, Functions, Payloads, RunIn, TaskLoop
 from latchwork.tasks.node import Node, default_node_id
 
-#: The TTL of a runner's session unless it or the URL gives one.
+#: The TTL of a worker's session unless it or the URL gives one.
 SESSION_TTL_S = 10.0
 
 
-class Runner(Node[Shift]):
-    """Runs tasks of an executor: ``with Runner(store, slots=8) as runner: runner.run_forever()``.
+class ExecutorWorker(Node[Shift]):
+    """Runs tasks of an executor: ``with ExecutorWorker(store, slots=8) as worker: worker.run_forever()``.
 
     After its session is lost, its tasks are told to stop, others run them, and it begins anew. It runs what is
     registered, and nothing else: what the store says is never imported, evaluated or unpickled, unless it says
@@ -71,7 +71,7 @@ class Runner(Node[Shift]):
         stop_grace_s: float = 5.0,
         context: object = None,
     ) -> None:
-        system = executor_store(store, "a runner")
+        system = executor_store(store, "a worker")
         self.name = validate_name(name)
         self.node_id = check_member_id(node_id if node_id is not None else default_node_id())
         count = (os.cpu_count() or 1) if slots is None else slots
@@ -105,13 +105,13 @@ class Runner(Node[Shift]):
         super().__init__(
             system,
             self.node_id,
-            what=f"runner {self.node_id!r} of executor {self.name!r}",
+            what=f"worker {self.node_id!r} of executor {self.name!r}",
             slots=count,
             session_ttl_s=ttl_s(store, session_ttl_s, SESSION_TTL_S),
         )
 
     def __repr__(self) -> str:
-        return f"<Runner {self.node_id!r} of executor {self.name!r}>"
+        return f"<ExecutorWorker {self.node_id!r} of executor {self.name!r}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
         """See ``Node``. The loop of ``async def`` tasks ends too."""

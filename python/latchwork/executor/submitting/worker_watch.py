@@ -1,4 +1,4 @@
-"""Notices that an executor has tasks and no runner."""
+"""Notices that an executor has tasks and no worker."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from latchwork.store.steps import Steps
 
 _log = logging.getLogger(__name__)
 
-#: Seconds without a result: before the first look, between two looks that find no runner, before the warning.
+#: Seconds without a result: before the first look, between two looks that find no worker, before the warning.
 _FIRST_S, _AGAIN_S, WARN_S = 0.5, 1.0, 5.0
-#: Seconds until the next look while there are runners.
+#: Seconds until the next look while there are workers.
 _RARELY_S = 60.0
 
 
-class RunnerWatch:
-    """Looks for runners while tasks wait and no result comes, and warns when there is none. One thread looks.
+class WorkerWatch:
+    """Looks for workers while tasks wait and no result comes, and warns when there is none. One thread looks.
 
     Args:
         clock: the store's.
         name: of the executor.
-        has_members: reads whether any runner is there.
+        has_members: reads whether any worker is there.
     """
 
     def __init__(self, clock: Clock, name: str, has_members: Callable[[], Steps[bool]]) -> None:
@@ -41,11 +41,11 @@ class RunnerWatch:
         self._is_missing = False
 
     def why(self) -> str:
-        """Say, for the end of a message, that there is no runner; empty if there is one, or that is not known."""
+        """Say, for the end of a message, that there is no worker; empty if there is one, or that is not known."""
         if not self._is_missing:
             return ""
         named = "" if self._name == NAME else f" --name {self._name}"
-        return f': no runner is there; start one with "latchwork executor run --import MODULE{named}"'
+        return f': no worker is there; start one with "latchwork executor run --import MODULE{named}"'
 
     async def look(self, *, is_waiting: bool) -> float | None:
         """Look if it is time; the seconds until the next look, None while no task waits."""
@@ -61,7 +61,7 @@ class RunnerWatch:
         try:
             self._is_missing = not await self._has_members()
         except LatchworkError as error:
-            _log.debug("executor %s: its runners are looked for later: %s", self._name, error)
+            _log.debug("executor %s: its workers are looked for later: %s", self._name, error)
             self._look_at = now + _AGAIN_S
             return _AGAIN_S
         if self._is_missing and now >= since + WARN_S and not self._has_warned:

@@ -1,4 +1,4 @@
-"""An executor that has no runner: it says so, and one Ctrl-C is enough to leave."""
+"""An executor that has no worker: it says so, and one Ctrl-C is enough to leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork import aio
 from latchwork.executor import Call
-from latchwork.executor.submitting.runner_watch import RunnerWatch
+from latchwork.executor.submitting.worker_watch import WorkerWatch
 from latchwork.store.steps import run
 from latchwork.testing import VirtualClock
 
@@ -65,7 +65,7 @@ def test_one_control_c_is_enough_to_leave(how):
     assert "KeyboardInterrupt" in said
 
 
-def test_a_timeout_says_that_there_is_no_runner_and_how_to_start_one(pool, eventually):
+def test_a_timeout_says_that_there_is_no_worker_and_how_to_start_one(pool, eventually):
     future = pool.submit(square, 1)
     eventually(pool._submitter.why_nothing_runs, PATIENCE_S)
     with pytest.raises(TimeoutError, match='latchwork executor run --import MODULE"'):
@@ -114,13 +114,13 @@ def test_a_timeout_in_an_event_loop_says_so_too(backend_url, eventually, wait):
     asyncio.run(main())
 
 
-def test_a_warning_comes_after_five_seconds_without_a_runner_and_once(caplog):
+def test_a_warning_comes_after_five_seconds_without_a_worker_and_once(caplog):
     clock, there = VirtualClock(), [False]
 
     async def has_members():
         return there[0]
 
-    watch = RunnerWatch(clock, "nightly", has_members)
+    watch = WorkerWatch(clock, "nightly", has_members)
     began = clock.now()
     while not caplog.records and clock.now() < began + 60.0:
         clock.advance(run(watch.look(is_waiting=True)))
