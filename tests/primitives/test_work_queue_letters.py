@@ -136,7 +136,7 @@ def test_what_a_later_version_keeps_of_an_item_is_left_as_it_is(backlog, store):
     take(mine)[0].release("no")
     take(mine)[0].bury("no")
     mine.revive("1")
-    assert b'"later": [1]' in store.get(key).value
+    assert b'"later":[1]' in store.get(key).value
     assert mine.items()[0].value == b"s/1"
 
 

@@ -11,16 +11,18 @@ Keys:  <name>/partitions/<partition>/sort_keys/<sort key>      empty, written by
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
+from msgspec import Meta, Struct, convert, to_builtins
+
+from latchwork._base.decoding import Count, Decoder, Whole, encode
+from latchwork.errors import BadRecord, ValueTooLarge
 from latchwork.primitives.waiting.common import check_bytes
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.records import Record, short
 from latchwork.types import At, Create, Entry, Op, Put
 
 #: Values up to this size are kept in the item itself, and written again with each attempt.
@@ -31,11 +33,6 @@ MAX_VALUE_BYTES = 990_000
 MAX_WHY_CHARS = 1000
 #: Characters kept of a letter's name when another letter has that name already.
 _KEPT_CHARS = 100
-#: The fields that this version keeps before a value. Fields of a later version are kept as they are.
-_FIELDS = frozenset({"attempts", "why", "size", "data", "nonce", "partition", "sort_key", "id"})
-_DATA_ID = re.compile(r"[0-9a-f]{32}\Z")
-#: The head that ``_plain_head`` writes, read without a JSON reader.
-_PLAIN = re.compile(rb'\{"attempts": (0|[1-9]\d{0,8}), "why": "", "size": (0|[1-9]\d{0,11}), "data": ""\}\n')
 #: A sort key that ``Queue`` makes: the priority, then a block of numbers.
 _PRIORITY = re.compile(r"(\d)-\d{9}\Z")
 
@@ -88,6 +85,23 @@ class Names:
         return f"{self.name}/data/{data_id}"
 
 
+class ItemHead(Struct, frozen=True, omit_defaults=True):
+    """What is stored before the value of an item: see ``QueueItem``; of a dead letter also where the item was."""
+
+    attempts: Count
+    size: Whole
+    why: str = ""
+    data: Annotated[str, Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
+    nonce: str = ""
+    partition: str = ""
+    sort_key: str = ""
+    id: str = ""
+
+
+_FIELDS = frozenset(ItemHead.__struct_fields__)
+_HEAD: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "an item of a work queue")
+
+
 @dataclass(frozen=True, slots=True)
 class QueueItem:
     """One item of a queue, as it was read.
@@ -104,6 +118,8 @@ class QueueItem:
         letter: the name by which ``revive`` and ``drop`` know a dead letter; empty for an item that is none.
         key: the key it was read from.
         version: of that key, as it was read.
+        nonce: of its put, as long as nobody has taken it.
+        more: fields of a later version, kept as they are.
     """
 
     id: str
@@ -144,7 +160,7 @@ class QueueItem:
             BadRecord: it is no item.
         """
         partition, _, sort_key, item_id = entry.key.split("/")[-4:]
-        return _read(entry, item_id, partition, sort_key)
+        return _read(entry, (partition, sort_key, item_id))
 
     @classmethod
     def letter_of(cls, entry: Entry) -> QueueItem:
@@ -154,28 +170,19 @@ class QueueItem:
             BadRecord: it is no dead letter.
         """
         letter = entry.key.rpartition("/")[2]
-        try:
-            body, _ = split(entry.value)
-            place = (_check_segment(body.text(name)) for name in ("partition", "sort_key", "id"))
-            partition, sort_key, item_id = place
-        except BadRecord as error:
-            raise _no_item(entry, error) from None
-        return _read(entry, item_id, partition, sort_key, letter)
+        return _read(entry, None, letter)
 
     def to_letter(self) -> bytes:
         """Encode it as a dead letter."""
-        head = {**self._head(), "partition": self.partition, "sort_key": self.sort_key, "id": self.id}
-        return json.dumps(head).encode() + b"\n" + self.value
+        return self._encoded(self.partition, self.sort_key, self.id)
 
     def to_bytes(self) -> bytes:
         """Encode it as an item."""
-        if self.why or self.data_id or self.nonce or self.more:
-            return json.dumps(self._head()).encode() + b"\n" + self.value
-        return _plain_head(self.attempts, self.size) + self.value
+        return self._encoded()
 
-    def _head(self) -> dict[str, object]:
-        head = {**self.more, "attempts": self.attempts, "why": self.why, "size": self.size, "data": self.data_id}
-        return {**head, "nonce": self.nonce} if self.nonce else head
+    def _encoded(self, *place: str) -> bytes:
+        head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, *place)
+        return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 
     def at(self, entry: Entry) -> QueueItem:
         """Return the same item, at the key and in the version of an entry that holds it."""
@@ -297,50 +304,38 @@ def other_letter(item_id: str) -> str:
     return f"{item_id[:_KEPT_CHARS]}~{uuid.uuid4().hex[:8]}"
 
 
-def split(stored: bytes) -> tuple[Record, bytes]:
-    """Return the head of a stored item, and its value if that is small.
-
-    Raises:
-        BadRecord: it is no item.
-    """
-    head, _, value = stored.partition(b"\n")
-    return Record.of(head), value
-
-
-def _plain_head(attempts: int, size: int) -> bytes:
-    """Encode the head of an item about which there is nothing more to say."""
-    return b'{"attempts": %d, "why": "", "size": %d, "data": ""}\n' % (attempts, size)
-
-
-def _read(entry: Entry, item_id: str, partition: str, sort_key: str, letter: str = "") -> QueueItem:
-    plain = _PLAIN.match(entry.value)
-    if plain is not None and not letter:
-        attempts, size, value = int(plain[1]), int(plain[2]), entry.value[plain.end() :]
-        return QueueItem(item_id, attempts, "", size, "", value, partition, sort_key, "", entry.key, entry.version)
+def _read(entry: Entry, place: tuple[str, str, str] | None, letter: str = "") -> QueueItem:
+    """Read an item, or a dead letter, which says itself where the item was."""
+    line, _, value = entry.value.partition(b"\n")
     try:
-        body, value = split(entry.value)
-        attempts, why = body.whole("attempts", least=0), body.text("why")
-        size, data_id, nonce = body.whole("size"), _check_data_id(body.text("data")), body.text("nonce", "")
-    except BadRecord as error:
+        body = _HEAD.decode(line)
+        head = convert(body, ItemHead)
+        partition, sort_key, item_id = place or _checked(head)
+    except ValueError as error:  # BadRecord and InvalidKey are such
         raise _no_item(entry, error) from None
-    more = {name: each for name, each in body.body.items() if name not in _FIELDS}
+    more = {name: body[name] for name in body.keys() - _FIELDS}
     return QueueItem(
-        item_id, attempts, why, size, data_id, value, partition, sort_key, letter, entry.key, entry.version, nonce, more
+        item_id,
+        head.attempts,
+        head.why,
+        head.size,
+        head.data,
+        value,
+        partition,
+        sort_key,
+        letter,
+        entry.key,
+        entry.version,
+        head.nonce,
+        more,
     )
 
 
-def _check_data_id(text: str) -> str:
-    if text and not _DATA_ID.match(text):
-        raise BadRecord(f"{short(text)} is no name of a value")
-    return text
+def _checked(head: ItemHead) -> tuple[str, str, str]:
+    place = head.partition, head.sort_key, head.id
+    check_place(*place)
+    return place
 
 
-def _check_segment(text: str) -> str:
-    try:
-        return check_member(text, "item")
-    except InvalidKey as error:
-        raise BadRecord(str(error)) from None
-
-
-def _no_item(entry: Entry, error: BadRecord) -> BadRecord:
+def _no_item(entry: Entry, error: Exception) -> BadRecord:
     return BadRecord(f"key {entry.key!r} holds no item of a work queue ({error}); delete it")

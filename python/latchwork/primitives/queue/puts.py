@@ -11,11 +11,12 @@ exceeds it.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from latchwork.errors import BadRecord, Conflict, LatchworkError, Unavailable, WaitTimeout
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder, Positive, Whole, encode
+from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
 from latchwork.primitives.fair.tickets import TicketQueue
 from latchwork.primitives.fair.turns import take_turn
 from latchwork.primitives.numbers.cell import Cell
@@ -23,7 +24,6 @@ from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.waiting.common import Patience, check_whole
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits
-from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch
@@ -32,12 +32,11 @@ from latchwork.types import Check, Entry, Op, Put
 _CELL_PATIENCE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True):
     """The capacity of a queue, None for no limit, and how many puts it has room for without counting its items."""
 
-    capacity: int | None
-    free: int = 0
+    capacity: Positive | None
+    free: Whole = 0
 
     @classmethod
     def of(cls, entry: Entry) -> Room:
@@ -46,16 +45,14 @@ class Room:
         Raises:
             BadRecord: it is no capacity.
         """
-        try:
-            body = Record.of(entry.value)
-            capacity = body.whole("capacity", least=1) if body.has("capacity") else None
-            return cls(capacity, body.whole("free", 0))
-        except BadRecord as error:
-            raise BadRecord(f"key {entry.key!r} holds no capacity of a queue ({error}); use another name") from None
+        return _ROOM.decode_entry(entry)
 
     def to_bytes(self) -> bytes:
         """Encode it."""
-        return json.dumps({"capacity": self.capacity, "free": self.free}).encode()
+        return encode(self)
+
+
+_ROOM: Decoder[Room] = Decoder(Room, "a capacity of a queue", "use another name")
 
 
 class _Full(Exception):
