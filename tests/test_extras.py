@@ -147,7 +147,13 @@ def test_the_fixtures_for_pytest_do_not_need_the_command_line(made):
     [
         (
             "status",
-            {"latchwork.executor", "latchwork.tasks", "latchwork.plans", "latchwork.worker_group", "latchwork_workflows"},
+            {
+                "latchwork.executor",
+                "latchwork.tasks",
+                "latchwork.plans",
+                "latchwork.worker_group",
+                "latchwork_workflows",
+            },
         ),
         ("--debug workers status", {"latchwork.executor", "latchwork.plans", "latchwork_workflows"}),
         ("plans list", {"latchwork.worker_group", "latchwork_workflows"}),
