@@ -189,16 +189,12 @@ KINDS = {
         json.dumps(strategies_note({"*": "balanced"})).encode(),
         lambda value: noted_strategies(at(value)),
     ),
-    "demo running": Kind("apps.demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
-    "demo starts": Kind(
-        "apps.demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))
-    ),
+    "demo running": Kind("demo.records", encode_it(demo.Running("a", 5)), lambda value: demo.running(at(value))),
+    "demo starts": Kind("demo.records", encode_it([demo.Start("n1", 5, 1.0)]), lambda value: demo.starts(at(value))),
     "demo result": Kind(
-        "apps.demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
+        "demo.records", encode_it(demo.Result("n1", 5, Counts(1, 2))), lambda value: demo.result(at(value))
     ),
-    "demo share": Kind(
-        "apps.demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))
-    ),
+    "demo share": Kind("demo.records", encode_it(demo.Share("n1", 1.0, ("a",))), lambda value: demo.share(at(value))),
     "any value shown": Kind("cli.screens.tree", b'{"password":"x","a":[1]}', lambda value: shown(at(value))),
 }
 
