@@ -41,7 +41,7 @@ BENCHES = [
     "keeper",
     "primitives",
     "group",
-    "backlog",
+    "work_queue",
     "workers",
     "executor",
     "plans",

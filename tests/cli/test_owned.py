@@ -122,10 +122,10 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
         Once(store, "migrate").run(lambda _work: b"done\x1b[31m")
     assert cli("show", "counter", "visits", "--url", url).out == "value: 3\n"
     assert cli("show", "queue", "mail", "--url", url, "--json").json["items"] == 1
-    backlog = cli("show", "backlog", "tasks", "--url", url, "--json").json
+    backlog = cli("show", "work-queue", "tasks", "--url", url, "--json").json
     assert backlog["partitions"] == [{"partition": "any", "items": 1, "takers": 0}]
     assert backlog["dead_letters"][0]["item"] == "any/s/1"
-    assert "\x1b" not in cli("show", "backlog", "tasks", "--url", url).out
+    assert "\x1b" not in cli("show", "work-queue", "tasks", "--url", url).out
     text = cli("show", "once", "migrate", "--url", url).out
     assert "outcome: done\n" in text
     assert "\x1b" not in text
@@ -144,7 +144,7 @@ def test_primitives_are_looked_at_and_an_outcome_is_forgotten(cli, url):
         "election",
         "once",
         "queue",
-        "backlog",
+        "work-queue",
         "counter",
         "group",
     ],

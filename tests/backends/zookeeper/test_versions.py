@@ -247,3 +247,26 @@ def test_a_check_of_a_live_session_passes_from_any_store_and_fails_when_it_ended
     assert caught.value.failed == (alive,)
     with pytest.raises(SessionLost):
         put(backend, "k", session=session)
+
+
+def stale_list(backend, prefix):
+    return result(backend.list(prefix, recursive=False, limit=None, start_after=None, stale_ok=True))
+
+
+def test_a_check_of_an_entry_of_a_stale_list_needs_no_read(backend, other, monkeypatch):
+    put(backend, "mine")
+    for key in ("q/a", "q/b"):
+        put(other, key)
+    first, second = stale_list(backend, "q")
+    monkeypatch.setattr(
+        "latchwork.backends.zookeeper.writing.writes.read_states", lambda *_args, **_options: pytest.fail("it was read")
+    )
+    assert result(backend.commit([At(first), At(second)], [Put("q/a", b"new")])).entries[0].value == b"new"
+
+
+def test_at_refuses_a_key_of_a_stale_list_that_was_recreated_with_the_same_data_version(backend, other):
+    put(other, "q/a")
+    (stale,) = stale_list(backend, "q")
+    delete(other, "q/a")
+    assert put(other, "q/a").version.data == stale.version.data
+    refused(backend, stale, "q/a")

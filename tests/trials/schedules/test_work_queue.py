@@ -36,14 +36,15 @@ class WorkQueueModel(Model):
         return [f"{me.name}-{number:03d}" for number in range(self.next - count, self.next)]
 
     def surely(self, ids, found, call):
-        """Make a call that ends something for these; until it has ended, and if nobody knows how, they are unsure."""
-        self.unsure.update(ids)
+        """Make a call that puts or ends these; a put is unsure until it has ended, and if nobody knows how."""
+        is_put = found is self.put
+        self.unsure.update(ids if is_put else ())
         try:
             call()
         except OutcomeUnknown:
             raise
         except LatchworkError:
-            self.unsure.difference_update(set(ids) - found)
+            self.unsure.difference_update(set(ids) - found if is_put else ())
             raise
         found.update(ids)
 
@@ -173,7 +174,6 @@ class WorkQueueModel(Model):
                     cancelled = Create(f"cancelled/{item.id}", b"")
                     removing = lambda item=item, end=cancelled: backlog.remove(item, ops=[end])  # noqa: E731
                     self.surely([item.id], set(), removing)
-                    self.unsure.discard(item.id)
 
     @action
     def cancel(self, me):
@@ -191,7 +191,6 @@ class WorkQueueModel(Model):
                 )
                 if removed == [True]:
                     self.cancelled.add(item.id)
-                self.unsure.discard(item.id)
 
     # In the end
 

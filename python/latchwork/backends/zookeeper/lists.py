@@ -42,7 +42,7 @@ class Lister:
         *,
         stale_ok: bool = False,
     ) -> Steps[list[Entry]]:
-        """Keys directly below, sorted."""
+        """Return the keys directly below, sorted. Also a stale entry has a version that a check can be built on."""
         context = yield from self.reader.begin(connection, deadline, stale_ok=stale_ok)
         names = yield from self.reader.names(connection, prefix, deadline)
         keys = sorted(key for key in below(prefix, names) if start_after is None or key > start_after)
@@ -50,7 +50,11 @@ class Lister:
         at = step = 0
         while at < len(keys) and (limit is None or len(entries) < limit):
             step = len(keys) if limit is None else max(limit - len(entries), min(2 * step, LARGEST_BATCH))
-            found = yield from self.reader.read_keys(context, keys[at : at + step])
+            some = keys[at : at + step]
+            if stale_ok:
+                found = yield from self.reader.read_with_guards(connection, some, deadline)
+            else:
+                found = yield from self.reader.read_keys(context, some)
             entries.extend(entry for entry in found if entry is not None)
             at += step
         return entries[:limit]

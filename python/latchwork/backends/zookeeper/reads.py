@@ -72,7 +72,7 @@ class Reader:
     def begin(self, connection: Connection, deadline: float, *, stale_ok: bool = False) -> Steps[ReadContext]:
         """For reads from now on: behind a barrier, or of what the connected server has.
 
-        The versions of a stale read make any check read the keys again first.
+        The versions of a stale read make any check read the keys again first; see ``read_with_guards``.
         """
         if stale_ok:
             return ReadContext(connection, deadline, _NO_GENS)

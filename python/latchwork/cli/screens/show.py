@@ -104,19 +104,19 @@ def _queue(store: Store, name: str) -> dict[str, Any]:
         }
 
 
-def _backlog(store: Store, name: str) -> dict[str, Any]:
-    with closing(WorkQueue(store, name)) as backlog:
-        partitions = backlog.partitions()
-        takers = {partition: backlog.takers(partition) for partition in partitions}
+def _work_queue(store: Store, name: str) -> dict[str, Any]:
+    with closing(WorkQueue(store, name)) as queue:
+        partitions = queue.partitions()
+        takers = {partition: queue.takers(partition) for partition in partitions}
         return {
             "partitions": [
-                {"partition": partition, "items": backlog.size(partition), "takers": len(takers[partition])}
+                {"partition": partition, "items": queue.size(partition), "takers": len(takers[partition])}
                 for partition in partitions
             ],
-            "claims": [{"item": item, **_ticket(each)} for item, each in backlog.claims().items()],
+            "claims": [{"item": item, **_ticket(each)} for item, each in queue.claims().items()],
             "dead_letters": [
                 {"letter": each.letter, "item": each.path, "attempts": each.attempts, "why": each.why}
-                for each in backlog.dead_letters()
+                for each in queue.dead_letters()
             ],
         }
 
@@ -140,7 +140,7 @@ _KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
     "election": _election,
     "once": _once,
     "queue": _queue,
-    "backlog": _backlog,
+    "work-queue": _work_queue,
     "counter": _counter,
     "group": _group,
 }

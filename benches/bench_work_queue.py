@@ -1,11 +1,11 @@
-"""What a backlog costs: puts, takes and acknowledgements a second, a take from a long lane, and being woken.
+"""What a work queue costs: puts, takes and acknowledgements a second, a take from a long partition, and being woken.
 
-    python benches/bench_backlog.py [--backends memory,sqlite,etcd35,zookeeper] [--items 100000] [--shelves 200]
+    python benches/bench_work_queue.py [--backends memory,sqlite,etcd35,zookeeper] [--items 100000] [--sort-keys 200]
                                     [--seconds 2] [--json FILE]
 
-A long lane has as many items as asked for, a short one a hundredth of that: a take should cost the same from both. The
-``queue`` figures are those of a ``Queue`` on the same store, put and taken one by one. Prints figures and judges none
-of them, but that takers that wait write nothing.
+A long partition has as many items as asked for, a short one a hundredth of that: a take should cost the same from both.
+The ``queue`` figures are those of a ``Queue`` on the same store, put and taken one by one. Prints figures and judges
+none of them, but that takers that wait write nothing.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def median_ms(use, times):
     return statistics.median(took)
 
 
-def fill(store, backlog, lane, items, shelves):
-    """Put items into shelves of a lane, many in one transaction."""
+def fill(store, work_queue, partition, items, sort_keys):
+    """Put items with sort keys of a partition, many in one transaction."""
     ops = []
-    for shelf in range(shelves):
-        ids = [f"{n:08d}" for n in range(shelf, items, shelves)]
+    for sort_key in range(sort_keys):
+        ids = [f"{n:08d}" for n in range(sort_key, items, sort_keys)]
         parts = (ids[at : at + OP_COUNT] for at in range(0, len(ids), OP_COUNT))
-        ops += [backlog.put_ops(lane, f"{shelf:06d}", dict.fromkeys(part, VALUE)) for part in parts]
+        ops += [work_queue.put_ops(partition, f"{sort_key:06d}", dict.fromkeys(part, VALUE)) for part in parts]
     with store.pipeline(max_in_flight=8) as pipeline:
         for future in [pipeline.commit([], each) for each in ops]:
             future.result()
@@ -71,25 +71,25 @@ def fill(store, backlog, lane, items, shelves):
 
 def rates(store, seconds):
     """Puts, takes and acknowledgements a second of one thread."""
-    backlog, number = WorkQueue(store, "rates"), iter(range(10**9))
+    work_queue, number = WorkQueue(store, "rates"), iter(range(10**9))
 
     def put():
         at = next(number)
-        backlog.put("any", f"{at // 500:06d}", f"{at:08d}", VALUE)
+        work_queue.put("any", f"{at // 500:06d}", f"{at:08d}", VALUE)
         return 1
 
     def put_together():
         many = [f"{next(number):08d}" for _ in range(40)]
-        store.commit([], backlog.put_ops("many", f"{int(many[0]) // 500:06d}", dict.fromkeys(many, VALUE)))
+        store.commit([], work_queue.put_ops("many", f"{int(many[0]) // 500:06d}", dict.fromkeys(many, VALUE)))
         return len(many)
 
     found = {"put_s": per_second(put, seconds), "put_40_together_s": per_second(put_together, seconds)}
     held, takes = [], {1: [], 16: []}
-    for limit, lane in ((1, "any"), (16, "many")):
+    for limit, partition in ((1, "any"), (16, "many")):
 
-        def cycle(limit=limit, lane=lane):
+        def cycle(limit=limit, partition=partition):
             begun = time.perf_counter()
-            held[:] = backlog.try_take([lane], limit=limit)
+            held[:] = work_queue.try_take([partition], limit=limit)
             takes[limit].append((time.perf_counter() - begun) / max(1, len(held)))
             for claim in held:
                 claim.ack()
@@ -97,7 +97,7 @@ def rates(store, seconds):
 
         found[f"take_{limit}_and_ack_s"] = per_second(cycle, seconds)
         found[f"take_{limit}_s"] = 1 / statistics.median(takes[limit])
-    claims = backlog.try_take(["many"], limit=400)
+    claims = work_queue.try_take(["many"], limit=400)
     begun = time.perf_counter()
     for claim in claims[: len(claims) // 2]:
         claim.ack()
@@ -110,7 +110,7 @@ def rates(store, seconds):
         for part in parts:
             part.committed()
     found["ack_40_together_s"] = len(rest) / (time.perf_counter() - begun)
-    backlog.close()
+    work_queue.close()
     return found
 
 
@@ -123,20 +123,22 @@ def queue_rates(store, seconds):
     return {"queue_put_s": put, "queue_take_and_ack_s": both}
 
 
-def take_cost(store, items, shelves):
-    """A take from a lane of so many items, and from one of a hundredth; a take behind many that are taken."""
+def take_cost(store, items, sort_keys):
+    """A take from a partition of so many items, and from one of a hundredth; a take behind many that are taken."""
     found = {}
-    for name, count, of in (("short", items // 100, max(1, shelves // 100)), ("long", items, shelves)):
-        with WorkQueue(store, f"lane-{name}") as backlog:
+    for name, count, of in (("short", items // 100, max(1, sort_keys // 100)), ("long", items, sort_keys)):
+        with WorkQueue(store, f"partition-{name}") as work_queue:
             begun = time.perf_counter()
-            fill(store, backlog, "any", count, of)
+            fill(store, work_queue, "any", count, of)
             found[f"fill_{name}_s"] = count / (time.perf_counter() - begun)
-            backlog.try_take(["any"])
-            found[f"take_from_{name}_ms"] = median_ms(lambda backlog=backlog: backlog.try_take(["any"])[0].ack(), 30)
-            found[f"look_at_{name}_ms"] = median_ms(lambda backlog=backlog: backlog.wait_free("any", 0), 30)
+            work_queue.try_take(["any"])
+            found[f"take_from_{name}_ms"] = median_ms(
+                lambda work_queue=work_queue: work_queue.try_take(["any"])[0].ack(), 30
+            )
+            found[f"look_at_{name}_ms"] = median_ms(lambda work_queue=work_queue: work_queue.wait_free("any", 0), 30)
             if name == "long":
-                held = backlog.try_take(["any"], limit=1000)
-                found["take_behind_1000_taken_ms"] = median_ms(lambda b=backlog: b.try_take(["any"]), 10)
+                held = work_queue.try_take(["any"], limit=1000)
+                found["take_behind_1000_taken_ms"] = median_ms(lambda b=work_queue: b.try_take(["any"]), 10)
                 del held
     return found
 
@@ -149,12 +151,12 @@ def versions(store):
 def wake_up(url):
     """From a put to the return of ``wait_free`` in another client, and what idle takers write."""
     with latchwork.connect(url) as mine, latchwork.connect(url) as theirs:
-        backlog, waiting, woken = WorkQueue(mine, "wake"), WorkQueue(theirs, "wake"), []
-        took, backlogs = [], [WorkQueue(theirs, "wake") for _ in range(5)]
-        threads = [threading.Thread(target=each.wait_free, args=("idle", 2.0)) for each in backlogs]
+        work_queue, waiting, woken = WorkQueue(mine, "wake"), WorkQueue(theirs, "wake"), []
+        took, queues = [], [WorkQueue(theirs, "wake") for _ in range(5)]
+        threads = [threading.Thread(target=each.wait_free, args=("idle", 2.0)) for each in queues]
         for each in threads:
             each.start()
-        while len(backlog.takers("idle")) < len(backlogs):
+        while len(work_queue.takers("idle")) < len(queues):
             time.sleep(0.01)
         before = versions(mine)
         time.sleep(1.0)
@@ -164,14 +166,14 @@ def wake_up(url):
         for at in range(30):
             thread = threading.Thread(target=lambda: woken.append((waiting.wait_free("any", 10), time.perf_counter())))
             thread.start()
-            while not backlog.takers("any"):
+            while not work_queue.takers("any"):
                 time.sleep(0.002)
             time.sleep(0.02)
             begun = time.perf_counter()
-            backlog.put("any", "s", f"{at:04d}", VALUE)
+            work_queue.put("any", "s", f"{at:04d}", VALUE)
             thread.join()
             took.append((woken[-1][1] - begun) * 1000)
-            backlog.try_take(["any"])[0].ack()
+            work_queue.try_take(["any"])[0].ack()
         return {
             "put_to_woken_p50_ms": statistics.median(took),
             "put_to_woken_p95_ms": sorted(took)[int(len(took) * 0.95)],
@@ -188,7 +190,7 @@ def measure(name, arguments):
             **rates(store, arguments.seconds),
             **queue_rates(store, arguments.seconds),
             **wake_up(url),
-            **take_cost(store, arguments.items, arguments.shelves),
+            **take_cost(store, arguments.items, arguments.sort_keys),
         }
 
 
@@ -196,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="memory,sqlite,etcd35,zookeeper")
     parser.add_argument("--items", type=int, default=100_000)
-    parser.add_argument("--shelves", type=int, default=200)
+    parser.add_argument("--sort-keys", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
