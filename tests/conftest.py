@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import latchwork
 from backends_table import BY_NAME, SERVERS
+from latchwork import interrupts
+from latchwork.store import steps
 from levels import LONG
 from run_servers import SharedServer, shared_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytest_plugins = ["run_plugin"]
 
@@ -32,6 +35,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREAD_GRACE_S = 5.0
+_TESTS = str(Path(__file__).parent)
+_refuse_inside = interrupts.refuse_inside
 
 
 def _shared(name: str) -> Callable[..., SharedServer]:
@@ -95,6 +100,22 @@ def store(backend_url: str) -> Iterator[latchwork.Store]:
     """A store on each backend in turn, empty at first, closed after the test."""
     with latchwork.connect(backend_url) as opened:
         yield opened
+
+
+def _refuse_unless_from_a_test() -> None:
+    """What a test puts in the place of a function of ours runs inside a call, and may make calls, as a user's does."""
+    if not sys._getframe(2).f_code.co_filename.startswith(_TESTS):
+        _refuse_inside()
+
+
+@pytest.fixture(autouse=True)
+def calls_of_tests_inside_calls(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Serve the calls of tests in the middle of a call; not in tests marked ``reentrant``."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("reentrant") is None:
+            for where in (interrupts, steps):
+                patch.setattr(where, "refuse_inside", _refuse_unless_from_a_test)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import latchwork
 from latchwork import interrupts
-from latchwork.interrupts import Mutex
 from levels import DRIVEN
 
 #: Seconds of processor time of the loop's thread: what a step of ours may take at the most.
@@ -48,7 +47,7 @@ class FollowedMutex:
     """A mutex that tells a guard when the loop's thread meets it while another thread holds it."""
 
     def __init__(self, guard):
-        self._real = Mutex()
+        self._real = threading.Lock()
         self._guard = guard
         self._holder = None
 
@@ -57,7 +56,7 @@ class FollowedMutex:
 
     def __exit__(self, *raised):
         self._holder = None
-        return self._real.__exit__(*raised)
+        return self._real.release()
 
     def acquire(self, *args, **options):
         holder = self._holder

@@ -8,29 +8,19 @@ is plain string order, by code points.
 Placements are part of the contract: the same arguments give the same result on every machine and in every version.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeVar, final, overload
-
-_Object = TypeVar("_Object")
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, final, overload
 
 __all__ = [
     "Assignment",
-    "Attempt",
     "Board",
     "Delta",
-    "Driven",
     "EtcdCodec",
     "EtcdPage",
     "EtcdRequest",
-    "Finally",
     "ItemSet",
-    "Itself",
     "Moves",
-    "Mutex",
-    "OncePerThread",
     "RendezvousHasher",
-    "Surely",
     "ZooKeeperCodec",
     "choose_moves",
     "compat_score",
@@ -38,7 +28,6 @@ __all__ = [
     "hash128",
     "place",
     "place_replicas",
-    "refuse_inside",
 ]
 
 def hash128(data: str | bytes, seed: int = 0) -> tuple[int, int]:
@@ -625,114 +614,3 @@ class ZooKeeperCodec:
             An entry for each key, None where there is none; the places of the keys that have children; and place and
             error code of the first key that was refused, if one was.
         """
-
-@final
-class Mutex:
-    """A mutex that knows its thread. Entered and left without any bytecode, so that no interrupt comes in between.
-
-    Where a lock of ``threading`` would make a thread wait for itself, as in a signal handler that came in the middle of
-    the block, this one refuses. Safe to share between threads; ``threading.Condition`` takes one.
-
-    Raises:
-        ReentrantCall: when the thread that holds it enters it.
-    """
-
-    def __init__(self) -> None: ...
-    def __enter__(self) -> bool: ...
-    def __exit__(self, *raised: object) -> None: ...
-    def acquire(self, blocking: bool = True, timeout: float = -1.0) -> bool:
-        """Take it; False if the time, in seconds, is over first. A negative time is for ever."""
-
-    def release(self) -> None:
-        """Let it go.
-
-        Raises:
-            RuntimeError: this thread does not hold it.
-        """
-
-    def trying(self) -> AbstractContextManager[bool]:
-        """For a ``with`` that holds it if nobody does, this thread included; its value says so. Used once."""
-
-    def locked(self) -> bool:
-        """Whether somebody holds it."""
-
-@final
-class OncePerThread:
-    """For blocks that a thread must not enter again before it has left: entered and left without any bytecode.
-
-    Raises:
-        ReentrantCall: when a thread that is inside enters it.
-    """
-
-    def __init__(self) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *raised: object) -> None: ...
-
-def refuse_inside() -> None:
-    """Refuse a call that is made while its thread holds a ``Mutex`` or is inside of a ``OncePerThread``.
-
-    No code of ours makes a call there, so a signal handler or a finalizer does, and the answer may need what its thread
-    holds: the call would wait for itself.
-
-    Raises:
-        ReentrantCall: the thread holds one, or is inside of one.
-    """
-
-@final
-class Finally:
-    """Calls a function when its block ends, and again if the call was cut short by what is no ``Exception``.
-
-    Entered and left without any bytecode. The function has to be one that can be begun again from its start.
-    """
-
-    def __new__(cls, cleanup: Callable[[], object]) -> Finally: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *raised: object) -> None: ...
-
-@final
-class Attempt:
-    """What undoes one call, should an interrupt end it. Safe to share between threads."""
-
-    def __init__(self) -> None: ...
-    def add(self, undo: Callable[[], object]) -> int:
-        """Have this called by ``undo``; returns how many there were before. It must be quick, and may be repeated."""
-
-    def settle(self, count: int) -> None:
-        """Forget all but the first so many: what they undo is over."""
-
-    def undo(self) -> None:
-        """Call and forget them all, the newest first; one that raises goes to ``sys.unraisablehook``."""
-
-@final
-class Driven:
-    """A protocol as a method. Its frame has no bytecode, so that whatever the protocol noted is undone after an
-    interrupt at any bytecode.
-
-    Args:
-        protocol: an ``async def`` function.
-        run: drives its coroutine: ``run(steps, attempt)``.
-        ends: it ends something, so that it must not be skipped: if an interrupt comes before it has noted anything, it
-            is called once more, and then the interrupt is raised.
-    """
-
-    def __new__(
-        cls, protocol: Callable[..., object], run: Callable[[Any, Attempt], object], ends: bool = False
-    ) -> Driven: ...
-    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
-    def __call__(self, *args: Any, **options: Any) -> Any: ...
-
-@final
-class Surely:
-    """A method that can be begun again from its start, and is if what is no ``Exception`` cut it short."""
-
-    def __new__(cls, function: Callable[..., object]) -> Surely: ...
-    def __get__(self, instance: object, owner: type | None = None, /) -> Any: ...
-    def __call__(self, *args: Any, **options: Any) -> Any: ...
-
-@final
-class Itself:
-    """A method that returns its object: an ``__enter__`` with no bytecode at which an interrupt would skip the end."""
-
-    def __new__(cls) -> Itself: ...
-    def __get__(self, instance: _Object, owner: type | None = None, /) -> Callable[[], _Object]: ...
-    def __call__(self, instance: _Object) -> _Object: ...

@@ -1,90 +1,98 @@
-"""What holds when an interrupt comes at any bytecode: Ctrl-C, ``SystemExit``, an exception that a thread is sent.
+"""Calls that are interrupted, and calls that a signal handler makes in the middle of another one.
 
-``Mutex`` is entered and left in native code: an interrupt comes before or inside the block, and a thread that is
-inside already is refused instead of waiting for itself. ``refuse_inside`` refuses what is called in there. ``Finally``
-runs what ends a block, and once more if an interrupt cut it short: its function must be one that can be begun again
-from the start. ``surely`` makes a method like that. ``Itself`` is the ``__enter__`` of what was there before its
-``with``. An ``Attempt`` has what undoes a call;
-``store.steps`` says how a protocol uses it.
+A thread that is inside one of our calls may hold what the next one waits for. ``entrance`` marks the outermost calls of
+users, and refuses a signal handler or a finalizer that comes in the middle of one. ``call_outside`` takes the mark away
+while a function of the user runs.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from _thread import LockType, allocate_lock, start_new_thread
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
-from latchwork._core import Attempt, Driven, Finally, Itself, Mutex, OncePerThread, Surely, refuse_inside
 from latchwork.errors import ReentrantCall
 
 __all__ = [
     "Attempt",
-    "Driven",
-    "Event",
-    "Finally",
-    "Itself",
-    "Mutex",
-    "OncePerThread",
     "call_after_finalizer",
+    "call_outside",
     "condition",
+    "entrance",
+    "here",
     "mutex",
-    "once_left",
     "refuse_inside",
-    "start_thread",
-    "surely",
 ]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Made by ``mutex``; a simulation puts its own here.
+Mutex = threading.Lock
 
-def mutex() -> Mutex:
-    """A new mutex, for one object; in a simulation, one of its own."""
+
+class _Here(threading.local):
+    """What this thread does.
+
+    Attributes:
+        is_inside: it is inside one of our calls.
+    """
+
+    is_inside = False
+
+
+here = _Here()
+
+
+def mutex() -> threading.Lock:
+    """Return a new mutex, for one object; in a simulation, one of its own."""
     return Mutex()
 
 
-def condition(of: Mutex | None = None) -> threading.Condition:
-    """A condition of a mutex: one that there is, or a new one."""
-    return threading.Condition(cast("Any", of or mutex()))
+def condition(of: threading.Lock | None = None) -> threading.Condition:
+    """Return a condition of a mutex: of the given one, or of a new one."""
+    return threading.Condition(of or mutex())
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; an interrupt leaves it started.
+def refuse_inside() -> None:
+    """Refuse a call of a thread that is inside one: nothing has been done."""
+    raise ReentrantCall(
+        "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
+        "put into a queue.SimpleQueue or set a flag there, and call when the thread has returned"
+    )
 
-    ``Thread.start`` waits for the new thread with a condition that an interrupt may leave held, or free: the one hangs
-    the new thread, the other raises ``RuntimeError``. So it is called in a thread that is started natively.
+
+def entrance(call: Callable[P, T]) -> Callable[P, T]:
+    """Mark a call of users: it is refused while its thread is inside one.
+
+    No bytecode at which the interpreter looks for signals is between the mark and the ``try``, or in the ``finally``.
     """
-    if threading.get_ident() != threading.main_thread().ident:
-        thread.start()
-    else:
-        _start_beside(thread)
+
+    @wraps(call)
+    def enter(*args: P.args, **options: P.kwargs) -> T:
+        before = here.is_inside
+        if before:
+            refuse_inside()
+        here.is_inside = True
+        try:
+            return call(*args, **options)
+        finally:
+            here.is_inside = before
+
+    return enter
 
 
-def _start_beside(thread: threading.Thread) -> None:
-    """By another thread; a simulation has its own way instead."""
-    failed: list[BaseException] = []
-    gate = allocate_lock()
-    gate.acquire()
-    start_new_thread(_begin, (thread, gate, failed))
-    gate.acquire()
-    if failed:
-        raise failed[0]
-
-
-def _begin(thread: threading.Thread, gate: LockType, failed: list[BaseException]) -> None:
+def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
+    """Call a function that may make calls: one of the user, or an entrance that a protocol uses."""
+    before, here.is_inside = here.is_inside, False
     try:
-        thread.start()
-    except BaseException as error:
-        failed.append(error)
-    gate.release()
-
-
-def once_left(call: Callable[[], object]) -> None:
-    """Make a call once this thread has left what it is inside of: in a thread of its own, which waits for that."""
-    start_thread(threading.Thread(target=call, name="latchwork-after-handler", daemon=True))
+        return call(*args, **options)
+    finally:
+        here.is_inside = before
 
 
 def call_after_finalizer(call: Callable[[], object], name: str) -> None:
@@ -102,42 +110,25 @@ def _start_natively(thread: threading.Thread) -> None:
     start_new_thread(thread.start, ())
 
 
-class Event(threading.Event):
-    """An event that a signal handler may set while its thread sets it, or waits for it.
-
-    The mutex of its condition is entered natively: ``Condition.__exit__``, which may be cut short before it has begun,
-    would leave it held.
-    """
+class Attempt:
+    """What undoes one call, should an interrupt or a cancellation end it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._mutex = mutex()
-        self._cond = condition(self._mutex)
-        self._flag = False
+        self._undos: list[Callable[[], object]] = []
 
-    def set(self) -> None:
-        """Set it, and wake who waits; a moment later in such a handler."""
-        try:
-            self._set()
-        except ReentrantCall:
-            once_left(self._set)
+    def add(self, undo: Callable[[], object]) -> int:
+        """Have this called by ``undo``; returns how many there were before. It must be quick."""
+        self._undos.append(undo)
+        return len(self._undos) - 1
 
-    def _set(self) -> None:
-        with self._mutex:
-            self._flag = True
-            self._cond.notify_all()
+    def settle(self, count: int) -> None:
+        """Forget all but the first so many: what they undo has ended."""
+        del self._undos[count:]
 
-    def clear(self) -> None:
-        """Make it unset again."""
-        with self._mutex:
-            self._flag = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set; False if the time, in seconds, is over before."""
-        with self._mutex:
-            return self._flag or self._cond.wait(timeout)
-
-
-def surely(method: Callable[P, T]) -> Callable[P, T]:
-    """Begin the method again if an interrupt cut it short, then raise that: for one that ends something."""
-    return cast("Callable[P, T]", wraps(method)(Surely(method)))
+    def undo(self) -> None:
+        """Call and forget them all, the newest first; one that raises goes to ``sys.excepthook``."""
+        while self._undos:
+            try:
+                self._undos.pop()()
+            except Exception:
+                sys.excepthook(*sys.exc_info())

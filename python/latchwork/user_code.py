@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from latchwork.errors import UserCodeFailed
+from latchwork.interrupts import call_outside
 from latchwork.words import has_message, reason
 
 P = ParamSpec("P")
@@ -39,7 +40,7 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         BaseException: it was interrupted in the main thread.
     """
     try:
-        return fn(*args, **kwargs)
+        return call_outside(fn, *args, **kwargs)
     except BaseException as error:
         if is_interrupt(error) or _is_plain(error):
             raise

@@ -66,18 +66,6 @@ def test_a_sigterm_in_user_code_of_the_main_thread_is_no_failure_of_that_code():
     assert raised.value.code == 3
 
 
-class Dropped:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_sigterm_that_a_destructor_swallows_ends_the_next_wait():
-    with ended_by_sigterm(3) as told:
-        Dropped()
-        assert told.wait(10.0)
-
-
 def test_two_signals_are_requests_to_end_and_the_third_acts_as_before():
     requests, before = SimpleQueue(), []
     previous = signal.signal(signal.SIGTERM, lambda *_: before.append("third"))

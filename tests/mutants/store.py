@@ -79,8 +79,8 @@ DEFECTS = (
         "Watch",
         "a change during a listener's run is not delivered",
         "store/dispatch.py",
-        "                    self._again = True\n                    return\n",
-        "                    return\n",
+        "                self._again = True\n                return\n",
+        "                return\n",
         id_of("store/dispatch", "a_signal_during_a_run_causes_exactly_one_more_run"),
     ),
     Defect(

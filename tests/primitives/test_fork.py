@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from latchwork.errors import ForkedProcess, LockLost, NotLeader, OutcomeUnknown
-from latchwork.interrupts import Mutex
 from latchwork.primitives import (
     Barrier,
     Counter,
@@ -39,7 +38,7 @@ from latchwork.types import Put
 
 #: Seconds for one call in the child before it counts as hanging: a call there fails without any I/O.
 HANG_S = 20
-_MUTEXES = (Mutex, type(threading.Lock()), type(threading.RLock()), threading.Condition)
+_MUTEXES = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 def mutexes(thing, seen=None):

@@ -35,7 +35,6 @@ from latchwork import (
 from latchwork.aio.registry import twin_of
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.executor import Executor, TaskRef, cancel_task, list_tasks
-from latchwork.interrupts import Driven
 from latchwork.jobs import Control
 from latchwork.plans import PlanHandle, Plans, PlanWorker
 from latchwork.primitives import (
@@ -58,6 +57,7 @@ from latchwork.primitives import (
 )
 from latchwork.store import system_namespace
 from latchwork.store.keys import SYSTEMS
+from latchwork.store.steps import is_driven
 from latchwork.tasks import Functions
 from latchwork.testing import VirtualClock
 from latchwork.testing.faults import Fault, FaultyStore
@@ -396,7 +396,7 @@ def test_every_call_of_the_primitives_and_of_tasks_that_writes_is_swept():
         for kind in kinds
         for each in kind.__mro__
         for name, value in vars(each).items()
-        if isinstance(value, Driven) and not name.startswith("_") and name not in OTHERS
+        if is_driven(value) and not name.startswith("_") and name not in OTHERS
     }
     swept = {name.partition(" ")[0] for name in CALLS}
     assert calls - COMPOSED <= swept

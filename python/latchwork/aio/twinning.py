@@ -16,10 +16,9 @@ from latchwork.aio.threads import InThread, one
 from latchwork.aio.users import as_listener, as_look, as_work
 from latchwork.callers import acting
 from latchwork.errors import Closed
-from latchwork.interrupts import Driven
 from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import caller_here
-from latchwork.store.steps import Steps
+from latchwork.store.steps import Steps, is_driven
 
 T = TypeVar("T")
 
@@ -95,7 +94,7 @@ _SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__a
 
 
 def _member(name: str, found: object) -> object | None:
-    if isinstance(found, Driven):
+    if is_driven(found):
         return _awaited(found)
     if isinstance(found, property):
         return property(_read(cast("Callable[[Any], Any]", found.fget)), doc=found.__doc__)
@@ -122,10 +121,10 @@ def _of_option(name: str, value: Any) -> Any:
     return (lambda: inside(value())) if name == "session" and inspect.isfunction(value) else inside(value)
 
 
-def _awaited(found: Driven) -> Callable[..., Awaitable[Any]]:
-    protocol: Callable[..., Steps[Any]] = found.__wrapped__  # type: ignore[attr-defined]
-    begun: Callable[..., Steps[Any]] = found.begun  # type: ignore[attr-defined]
-    ends: bool = found.ends  # type: ignore[attr-defined]
+def _awaited(found: Any) -> Callable[..., Awaitable[Any]]:
+    protocol: Callable[..., Steps[Any]] = found.__wrapped__
+    begun: Callable[..., Steps[Any]] = found.begun
+    ends: bool = found.ends
     adapt = _adapter(protocol)
 
     @wraps(protocol)

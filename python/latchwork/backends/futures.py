@@ -1,26 +1,25 @@
 """Futures without an event loop: write several steps as one generator, drive it by callbacks.
 
 A step is ``result = yield future``; an error of the future is raised at the yield. An interrupt of the thread that
-takes a step is the future's error, and is raised in that thread too. Nothing here touches the network.
+takes a step is raised in that thread, and the future fails. Nothing here touches the network.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from functools import partial
-from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-from latchwork.interrupts import mutex, once_left
+from latchwork.errors import OutcomeUnknown
+from latchwork.interrupts import mutex
 from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
+_INTERRUPTED = "the thread that did a part of this call was interrupted; it may have been applied; read again to know"
 
-P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 Steps = Generator["Future[Any]", Any, T]
@@ -339,9 +338,10 @@ def _advance(steps: Steps[T], outcome: Future[T], ready: Future[Any] | None) -> 
             resolve(outcome, stop.value)
             return
         except BaseException as error:
-            told = ready.exception() if ready is not None and ready.done() else None
-            reject(outcome, error)
-            _raise_interrupt(error, told)
+            before = ready.exception() if ready is not None and ready.done() else None
+            is_interrupt = error is not before and not isinstance(error, Exception)
+            reject(outcome, OutcomeUnknown(_INTERRUPTED) if is_interrupt else error)
+            _raise_interrupt(error, before)
             return
         if not ready.done():
             ready.add_done_callback(lambda ended: _advance(steps, outcome, ended))
@@ -353,36 +353,3 @@ def _step(steps: Steps[Any], ready: Future[Any] | None) -> Future[Any]:
         return next(steps)
     error = ready.exception()
     return steps.throw(error) if error is not None else steps.send(ready.result())
-
-
-class Pool(ThreadPoolExecutor):
-    """An executor that a signal handler may give work to while its thread gives it some. Safe to share.
-
-    Executors share a lock of their library, which is no mutex of ours: a thread would wait for itself.
-    """
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have it called in the pool; in the midst of another ``submit`` of this thread, a moment later."""
-        if not _is_inside():
-            return super().submit(fn, *args, **kwargs)
-        outcome: Future[T] = Future()
-        once_left(lambda: self._submit_late(outcome, partial(fn, *args, **kwargs)))
-        return outcome
-
-    def _submit_late(self, outcome: Future[T], call: Callable[[], T]) -> None:
-        try:
-            future = self.submit(call)
-        except RuntimeError as error:  # it was shut down meanwhile
-            reject(outcome, error)
-        else:
-            chain(future, outcome)
-
-
-def _is_inside() -> bool:
-    """Whether this thread was interrupted in a ``submit``. Its frames tell: a mark might be left by an interrupt."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - who called submit
-    while frame is not None:
-        if frame.f_code is Pool.submit.__code__:
-            return True
-        frame = frame.f_back
-    return False

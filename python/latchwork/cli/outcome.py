@@ -27,7 +27,6 @@ from latchwork.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
-from latchwork.interrupts import Event
 from latchwork.words import printable
 
 OK = 0
@@ -95,20 +94,15 @@ def reported(command: F) -> F:
 
 
 @contextmanager
-def ended_by_sigterm(code: int) -> Iterator[Event]:
-    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code.
-
-    The event is set then too, for a wait that begins after a destructor or a callback has swallowed the exception.
-    """
-    told = Event()
+def ended_by_sigterm(code: int) -> Iterator[None]:
+    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
         raise Terminated(code)
 
     previous = signal.signal(signal.SIGTERM, leave)
     try:
-        yield told
+        yield
     finally:
         signal.signal(signal.SIGTERM, previous)
 

@@ -14,7 +14,7 @@ from latchwork.backends.futures import completed, then
 from latchwork.backends.url import MAX_DURATION_S
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import Finally, mutex, once_left, refuse_inside
+from latchwork.interrupts import mutex
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.cleanup import Cleanup
@@ -93,15 +93,6 @@ class Core:
             raise Closed(f"the store {self.url} was closed; connect again")
         self._home.check()
 
-    def check_call(self) -> None:
-        """As ``check``, for a call that waits for an answer.
-
-        Raises:
-            ReentrantCall: made by a signal handler or a finalizer, while its thread holds what the answer may need.
-        """
-        refuse_inside()
-        self.check()
-
     def reopened(self) -> Core:
         """Another one, connected as this one was."""
         if self._again is None:
@@ -144,16 +135,12 @@ class Core:
         session = Session(handle, self.clock, self._forget_session, self.owner)
         with self._lock:
             self._sessions[session] = None
-        kept: list[Session] = []
-
-        def end_unless_kept() -> None:  # after an interrupt: nobody will ever know of it
-            if not kept:
-                once_left(session.close)
-
-        with Finally(end_unless_kept):
+        try:
             session.begin()
             self._announce(session, opened, gone, ttl_s)
-            kept.append(session)
+        except BaseException:
+            session.close()
+            raise
         if self._closed:
             session.close()
             self.check()

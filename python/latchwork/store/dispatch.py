@@ -13,13 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from latchwork.backends.futures import Pool
 from latchwork.callers import current
-from latchwork.errors import ReentrantCall
-from latchwork.interrupts import mutex, once_left
+from latchwork.interrupts import mutex
 from latchwork.store.forks import Home
 from latchwork.user_code import call_user
 
@@ -56,8 +53,8 @@ class Dispatcher:
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
         self._home = Home("callbacks")
-        self._pool = Pool(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
-        self._futures = Pool(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
+        self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
+        self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
     def lane(self, drain: Callable[[], None], label: str) -> Lane:
         """A new lane that runs ``drain`` after each signal."""
@@ -101,15 +98,11 @@ class Outlet:
         if self._home.is_foreign:
             self._call(fn, value)
             return
-        try:
-            with self._lock:
-                self._calls.append((fn, value))
-                if self._running:
-                    return
-                self._running = True
-        except ReentrantCall:
-            once_left(partial(self, fn, value))
-            return
+        with self._lock:
+            self._calls.append((fn, value))
+            if self._running:
+                return
+            self._running = True
         try:
             self._pool.submit(self._run)
         except RuntimeError:  # the pool was closed, with the store or with the process
@@ -156,17 +149,13 @@ class Lane:
 
     def signal(self) -> None:
         """See to it that ``drain`` runs at least once after this moment."""
-        try:
-            with self._lock:
-                if self._closed or self._queued:
-                    return
-                if self._running:
-                    self._again = True
-                    return
-                self._queued = True
-        except ReentrantCall:
-            once_left(self.signal)
-            return
+        with self._lock:
+            if self._closed or self._queued:
+                return
+            if self._running:
+                self._again = True
+                return
+            self._queued = True
         self._submit()
 
     def close(self) -> None:

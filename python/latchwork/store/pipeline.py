@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from latchwork.backends.futures import Outlet, with_outlet
-from latchwork.interrupts import condition, mutex
+from latchwork.interrupts import condition, entrance, mutex
 from latchwork.store.calls import Calls
 from latchwork.store.forks import Home
 
@@ -23,6 +23,7 @@ def _in_flight(call: Callable[Concatenate[Calls, P], Future[T]]) -> Callable[Con
     name = call.__name__
 
     @wraps(call)
+    @entrance
     def send(self: Pipeline, /, *args: P.args, **options: P.kwargs) -> Future[T]:
         self._home.check()
         with self._lock:

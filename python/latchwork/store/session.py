@@ -16,7 +16,7 @@ from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
-from latchwork.interrupts import Event, Finally, mutex, once_left, start_thread
+from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
@@ -59,7 +59,7 @@ class Session:
         self._clock = clock
         self._on_end = on_end
         self._lock = mutex()
-        self._wake = Event()
+        self._wake = threading.Event()
         every_s = backend.renew_every_s  # the first at once, when opening it took longer
         lease = Lease(
             backend.opened_at,
@@ -85,7 +85,7 @@ class Session:
 
     def begin(self) -> None:
         """Renew it from now on; called once, by who has noted it and so will end it."""
-        start_thread(self._thread)
+        self._thread.start()
         _log.info("session %s opened with a ttl of %.3g s", self.id, self.ttl_s)
 
     def __repr__(self) -> str:
@@ -213,24 +213,12 @@ class Session:
         return then(handle.commit(checks, ops), carried)
 
     def close(self) -> None:
-        """End the session now: its keys vanish at once if the server is reachable. Twice is fine.
+        """End the session now: its keys vanish at once if the server is reachable. Idempotent.
 
-        If an interrupt cuts it short it goes on in the background.
+        If it is interrupted, another call goes on with it.
         """
         if self._home.is_foreign:
             return
-        has_closed: list[bool] = []
-
-        def go_on() -> None:
-            if not has_closed:
-                once_left(self._close)
-
-        with Finally(go_on):
-            self._close()
-            has_closed.append(True)
-
-    def _close(self) -> None:
-        """Can be begun again from its start, and by two threads at once."""
         with self._lock:
             if self._has_closed:
                 return

@@ -12,6 +12,7 @@ A protocol holds no mutex at an ``await``: an event loop would block on it. Noth
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
@@ -22,8 +23,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.errors import LatchworkError, OutcomeUnknown, ReentrantCall, after_unknown
-from latchwork.interrupts import Attempt, Driven, Event, once_left
+from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
+from latchwork.interrupts import Attempt, call_outside, here, refuse_inside
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,8 +97,7 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """Drive a protocol in this thread, and return what it returns.
 
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
-    What it notes with ``OnInterrupt`` goes to the attempt. A call in a signal handler that is refused half-way is
-    undone like one that is interrupted, once its thread has left what it is inside of.
+    What it notes with ``OnInterrupt`` goes to the attempt.
 
     Once a step has ended with ``OutcomeUnknown``, the protocol fails with no error that says "not applied"; see
     ``after_unknown``. Event loops keep the same rule.
@@ -110,10 +110,6 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
 def _run_here(steps: Steps[T], attempt: Attempt | None) -> T:
     try:
         return _go_on(steps, None, attempt)
-    except ReentrantCall:
-        if attempt is not None:
-            once_left(attempt.undo)
-        raise
     except BaseException as raised:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
@@ -148,24 +144,19 @@ def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None
 
 
 def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """A protocol as an ordinary function, driven in the thread that calls it; see ``steps_of``."""
+    """Return a protocol as an ordinary function, driven in the thread that calls it; see ``steps_of``.
+
+    A signal handler that calls it in the middle of another call is refused; see ``interrupts.entrance``.
+    """
     return _driven(protocol, ends=False)
 
 
 def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that ends something: no interrupt makes it end nothing.
-
-    Until its first ``OnInterrupt`` it has no effect that hinders it from being begun again.
-    """
+    """Like ``driven``, for a protocol that ends something: no cancellation makes it end nothing."""
     return _driven(protocol, ends=True)
 
 
-def undoable(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that waits for no server: it may be called in an event loop."""
-    return _driven(protocol, ends=False, drive=_run_here)
-
-
-def _driven(protocol: Callable[P, Steps[T]], *, ends: bool, drive: Callable[..., T] = run) -> Callable[P, T]:
+def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
     @wraps(protocol)
     def begun(*args: P.args, **options: P.kwargs) -> Steps[T]:
         try:
@@ -173,9 +164,30 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool, drive: Callable[...,
         except TypeError as error:  # of the arguments: nothing of it has run
             raise _better_named(protocol, options, error) from None
 
-    made = wraps(protocol)(Driven(begun, drive, ends))
-    made.__dict__.update(ends=ends, begun=begun)  # for other drivers
-    return cast("Callable[P, T]", made)
+    @wraps(protocol)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        before = here.is_inside  # as in ``interrupts.entrance``
+        if before:
+            refuse_inside()
+        here.is_inside = True
+        attempt = Attempt()
+        try:
+            return run(begun(*args, **options), attempt)
+        except Exception:
+            raise
+        except BaseException:
+            attempt.undo()
+            raise
+        finally:
+            here.is_inside = before
+
+    call.__dict__.update(ends=ends, begun=begun)  # for other drivers
+    return call
+
+
+def is_driven(function: object) -> bool:
+    """Return whether ``driven`` made a function, or the function of a method."""
+    return hasattr(function, "begun")
 
 
 def _better_named(protocol: Callable[..., object], options: Iterable[str], error: TypeError) -> TypeError:
@@ -283,7 +295,7 @@ class Ask(Step[T]):
 
     def block(self) -> T:
         """Make the call in this thread."""
-        return self._call(*self._args, **self._options)
+        return call_outside(self._call, *self._args, **self._options)
 
     @property
     def asked(self) -> Asked:
@@ -366,17 +378,17 @@ class Tracked(Ask[T]):
 
 async def called(fn: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a function of the user's. One that an event loop has to wait for returns a step."""
-    result = fn(*args, **options)
+    result = call_outside(fn, *args, **options)
     return cast("T", await result) if isinstance(result, Step) else result
 
 
 async def called_as_steps(function: Callable[[], T]) -> T:
     """Call a function of ours that may be a protocol: then its steps are ours."""
-    return await steps_of(function)() if isinstance(getattr(function, "__func__", None), Driven) else function()
+    return await steps_of(function)() if is_driven(function) else function()
 
 
-class Signal(Event):
-    """An event that an event loop can wait for too. Safe to share between threads."""
+class Signal(threading.Event):
+    """An event that an event loop can wait for too. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, cast
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import Conflict, LatchworkError, LockLost, OwnershipLost, Unavailable
-from latchwork.interrupts import surely
+from latchwork.interrupts import entrance
 from latchwork.store.answers import Limit
 from latchwork.store.backoff import Backoff
 from latchwork.store.calls import Calls, Entries, Names
@@ -59,8 +59,8 @@ class Store:
         self._scope = scope
         self._limit = limit
         self._answers = core.answers if limit is None else core.answers.under(limit)
-        self._calls = Calls(core.waiting, scope, core.check_call) if limit is None else self._calls_in_flight()
-        self._calls_apart = Calls(core.apart, scope, core.check_call, limit)
+        self._calls = Calls(core.waiting, scope, core.check) if limit is None else self._calls_in_flight()
+        self._calls_apart = Calls(core.apart, scope, core.check, limit)
         self._systems: dict[str, Store] = {}
 
     def __repr__(self) -> str:
@@ -70,7 +70,6 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -91,10 +90,12 @@ class Store:
 
     # Reading
 
+    @entrance
     def get(self, key: str, *, stale_ok: bool = False) -> Entry | None:
         """The entry of a key, or None; linearizable, unless ``stale_ok`` allows an older state for less work."""
         return self._answers.read(self._calls.get(key, stale_ok=stale_ok), f"get {key!r}")
 
+    @entrance
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> list[Entry | None]:
         """One answer per key, in order. Each is linearizable, unless ``stale_ok``; together they are no snapshot.
 
@@ -102,6 +103,7 @@ class Store:
         """
         return self._answers.read(self._calls.get_many(keys, stale_ok=stale_ok), f"get_many of {len(keys)} keys")
 
+    @entrance
     def list(
         self,
         prefix: str,
@@ -125,6 +127,7 @@ class Store:
         future = self._calls.list(prefix, recursive=recursive, limit=limit, start_after=start_after, stale_ok=stale_ok)
         return self._answers.read(future, f"list {prefix!r}")
 
+    @entrance
     def children(self, prefix: str, *, stale_ok: bool = False) -> Names:
         """The names directly below a prefix, of keys and implied parents; sorted, unique.
 
@@ -134,6 +137,7 @@ class Store:
 
     # Writing
 
+    @entrance
     def put(self, key: str, value: bytes, *, session: Session | None = None) -> Entry:
         """Create or overwrite a key.
 
@@ -148,6 +152,7 @@ class Store:
         """
         return self._answers.write(self._calls.put(key, value, session=session), f"put {key!r}")
 
+    @entrance
     def create(self, key: str, value: bytes, *, session: Session | None = None, sequential: bool = False) -> Entry:
         """Create a key.
 
@@ -165,6 +170,7 @@ class Store:
         future = self._calls.create(key, value, session=session, sequential=sequential)
         return self._answers.write(future, f"create {key!r}")
 
+    @entrance
     def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
         """Create a key, and name the older keys of its kind: to line up.
 
@@ -187,6 +193,7 @@ class Store:
         future = self._calls.create_ordered(stem, unique, value, session=session)
         return self._answers.write(future, f"create {stem + unique!r}")
 
+    @entrance
     def delete(self, key: str, *, version: Hashable | None = None) -> bool:
         """Delete a key; its descendants stay.
 
@@ -200,10 +207,12 @@ class Store:
         """
         return self._answers.write(self._calls.delete(key, version=version), f"delete {key!r}")
 
+    @entrance
     def delete_tree(self, prefix: str) -> int:
         """Delete the key at a prefix and every key below it; how many there were. Not atomic. "" is the whole root."""
         return self._answers.write(self._calls.delete_tree(prefix), f"delete_tree {prefix!r}")
 
+    @entrance
     def commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> Committed:
         """Write several keys, all or nothing, if every check holds.
 
@@ -305,7 +314,7 @@ class Store:
 
     def _calls_in_flight(self) -> Calls:
         """Calls for a caller that does not wait for each answer in its own thread."""
-        return Calls(self._core.backend, self._scope, self._core.check_call, self._limit)
+        return Calls(self._core.backend, self._scope, self._core.check, self._limit)
 
     @property
     def connection(self) -> object:
@@ -352,6 +361,7 @@ class Store:
     # Sessions and the rest
 
     @property
+    @entrance
     def session(self) -> Session:
         """The primary session, opened on first use, and anew on the next use after it was lost."""
         self._core.check()
@@ -366,6 +376,7 @@ class Store:
         """The same as ``session``, as a call: for protocols."""
         return self.session
 
+    @entrance
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own.
 

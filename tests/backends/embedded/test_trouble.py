@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -246,10 +247,8 @@ def test_files_that_turn_read_only_under_an_open_store_lose_nothing(sqlite_url, 
 def test_database_that_turned_read_only_is_permission_denied(store):
     put(store, "a")
     store._db.write(lambda conn: None, 1)  # so that the writing connection is open
-    turn = store._db._writer.turn()
-    conn = turn.take(time.monotonic() + 1e9)
+    conn = store._db._writer.use(lambda conn: conn, time.monotonic() + 1e9)
     conn.execute("PRAGMA query_only = 1")
-    turn.give()
     with pytest.raises(PermissionDenied, match="read-only"):
         put(store, "a", b"new")
     conn.execute("PRAGMA query_only = 0")
@@ -259,11 +258,9 @@ def test_database_that_turned_read_only_is_permission_denied(store):
 
 def test_full_disk_is_quota_exceeded_and_nothing_is_applied(store):
     before = put(store, "a")
-    turn = store._db._writer.turn()
-    conn = turn.take(time.monotonic() + 1e9)
+    conn = store._db._writer.use(lambda conn: conn, time.monotonic() + 1e9)
     (pages,) = conn.execute("PRAGMA page_count").fetchone()
     conn.execute(f"PRAGMA max_page_count = {pages + 2}")
-    turn.give()
     with pytest.raises(QuotaExceeded, match="free space"):
         store.commit([], [Put("a", b"changed"), Put("big", bytes(900_000))]).result()
     assert value_of(store, "a") == b"v"
@@ -347,3 +344,19 @@ store.watch("", lambda event: None)
     url = f"sqlite:///{tmp_path}/a.db"
     done = subprocess.run([sys.executable, "-c", body, url], capture_output=True, text=True, timeout=30, check=True)
     assert done.stderr == ""
+
+
+def test_interrupt_while_a_connection_is_put_back_leaves_the_file_unlocked(store, monkeypatch):
+    pool = store._db._writer
+    give, interrupts = pool._give, [KeyboardInterrupt]
+
+    def interrupted(turn):
+        if interrupts and threading.current_thread() is threading.main_thread():
+            raise interrupts.pop()
+        give(turn)
+
+    monkeypatch.setattr(pool, "_give", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        put(store, "a")
+    put(store, "a")
+    assert value_of(store, "a") == b"v"

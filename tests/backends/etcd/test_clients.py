@@ -70,7 +70,7 @@ def test_the_client_stays_open_when_the_store_is_closed(made, root):
 
 def test_a_closed_store_sends_nothing_on_the_open_channel(made, root):
     with latchwork.connect(client=made(), root=root) as store:
-        backend = store._core.backend.inner
+        backend = store._core.backend
     with pytest.raises(Closed, match="store was closed"):
         backend.get("k", stale_ok=False).result(5)
     with pytest.raises(Closed, match="store was closed"):

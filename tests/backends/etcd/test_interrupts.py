@@ -1,4 +1,4 @@
-"""The main thread's calls are made by other threads, and closing ends although gRPC's channel does not."""
+"""A channel of gRPC whose call was interrupted keeps neither later calls nor the end of the store waiting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from latchwork.errors import Unavailable
+import latchwork
 
 
 def test_close_ends_in_time_although_the_channel_does_not(backend, monkeypatch, caplog):
@@ -22,35 +22,55 @@ def test_close_ends_in_time_although_the_channel_does_not(backend, monkeypatch, 
     go_on.set()
 
 
-def test_open_that_was_interrupted_closes_what_it_opened(monkeypatch):
-    from latchwork.backends.offload import OffloadedBackend
+def interrupted_once(link, method):
+    """Have the next call of a method, made in its caller's thread, interrupted as gRPC holds a lock of its channel."""
+    channel = link._channel
+    call = channel.calls[method]
 
-    closed, go_on = threading.Event(), threading.Event()
-
-    class Opened:
-        def close(self):
-            closed.set()
-
-    def opening():
-        go_on.wait(10.0)
-        return Opened()
-
-    def interrupted(*_):
-        go_on.set()
+    def torn(*args):
+        channel.calls[method] = call
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("latchwork.backends.futures.Outcome._wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        OffloadedBackend(opening, "latchwork-test", 5.0)
-    assert closed.wait(5.0)
+    channel.calls[method] = torn
 
 
-def test_call_that_does_not_return_in_time_is_unavailable():
-    from latchwork.backends.offload import Lane
+@pytest.mark.parametrize(("method", "ask"), [("Range", lambda s: s.get("k")), ("Txn", lambda s: s.put("k", b"torn"))])
+def test_a_call_after_an_interrupted_one_has_another_channel(etcd35, root, method, ask):
+    with latchwork.connect(etcd35.url(root)) as store:
+        store.put("k", b"v")
+        link = store._core.backend._link
+        before = link._channel
+        interrupted_once(link, method)
+        with pytest.raises(KeyboardInterrupt):
+            ask(store)
+        assert link._channel is not before
+        assert store.put("k", b"after").value == b"after"
+        assert store.get("k").value == b"after"
 
+
+def test_a_channel_that_never_closes_after_an_interrupt_keeps_no_store_from_closing(etcd35, root):
     go_on = threading.Event()
-    lane = Lane("latchwork-test", in_order=True)
-    with pytest.raises(Unavailable, match=r"within 0\.05 s"):
-        lane.made(lambda: go_on.wait(10.0), 0.05)
+    store = latchwork.connect(etcd35.url(root))
+    store.put("k", b"v")
+    link = store._core.backend._link
+    close, link._channel.close = link._channel.close, lambda: (go_on.wait(30.0), close())
+    interrupted_once(link, "Range")
+    with pytest.raises(KeyboardInterrupt):
+        store.get("k")
+    began = time.monotonic()
+    store.close()
+    assert time.monotonic() - began < 10.0
     go_on.set()
-    lane.close(5.0)
+
+
+def test_another_threads_watch_is_told_of_changes_after_an_interrupt(etcd35, root):
+    with latchwork.connect(f"{etcd35.url(root)}?call_timeout_s=1") as store, store.watch("k") as watch:
+        assert watch.next(20.0) == ()
+        interrupted_once(store._core.backend._link, "Range")
+        with pytest.raises(KeyboardInterrupt):
+            store.get("k")
+        for number in range(4):  # also once the channel that was left is closed
+            value = b"%d" % number
+            store.put("k", value)
+            assert watch.next(20.0)[0].entry.value == value
+            time.sleep(0.8)

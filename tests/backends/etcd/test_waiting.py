@@ -62,7 +62,7 @@ def test_store_makes_its_calls_in_a_thread_that_waits_and_its_pipeline_does_not(
     with latchwork.connect(server.url(root)) as store:
         store.put("warm", b"up")
         calls = []
-        link = store._core.backend.inner._link
+        link = store._core.backend._link
         send = link.send
         link.send = lambda *args, now=False: (calls.append(now), send(*args, now=now))[1]
         store.put("k", b"1")

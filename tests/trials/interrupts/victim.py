@@ -46,8 +46,9 @@ def until(true: Callable[[], bool], timeout_s: float) -> bool:
 class Victim:
     """Makes the calls of the rounds, with a store that is replaced when an interrupt left it unusable."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, name: str) -> None:
         self.url = url
+        self.name = name
         self.other = latchwork.connect(url)  # the main thread uses it only between the rounds
         self.store = latchwork.connect(url)
         self.store.session  # noqa: B018 - opened here
@@ -57,7 +58,7 @@ class Victim:
 
     def once(self, kind: str) -> None:
         """Call until an interrupt ends it, then check."""
-        check: Callable[[], None] = getattr(self, kind)(self.store, f"n{next(self.numbers)}")
+        check: Callable[[], None] = getattr(self, kind)(self.store, f"{self.name}-{next(self.numbers)}")
         check()
         if not self._is_usable():
             self.replaced += 1
@@ -145,11 +146,11 @@ class Victim:
         left: list[str] = []
 
         def none_left() -> bool:
-            left[:] = [name for name in self.names if self.other.list(name)]
+            left[:] = [f"{each.key} of {each.owner}" for name in self.names for each in self.other.list(name)]
             return not left
 
         ttl_s = self.store._core.session_ttl_s
-        assert until(none_left, ttl_s + SOON_S), f"tickets are left of {left}"
+        assert until(none_left, ttl_s + SOON_S), f"tickets are left: {left}"
         self.other.close()
         say(close_s=took_s, replaced=self.replaced)
 
@@ -203,7 +204,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     random.seed(seed)
     signal.signal(signal.SIGINT, INTERRUPTS)
-    victim = Victim(url)
+    victim = Victim(url, f"seed{seed}")
     for _ in range(rounds):
         kind = random.choice(["get", "put", "commit", "list", "acquire", "wait"])
         victim.once(kind)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
 
 from latchwork.backends.base import Backend
-from latchwork.backends.futures import Pool, failed
+from latchwork.backends.futures import failed
 from latchwork.errors import Closed
 
 #: What is done in the calling thread otherwise.
@@ -32,10 +32,10 @@ _THREADS = 4
 class Apart:
     """A backend around an embedded one. Safe to share between threads; it ends with ``end``; twice is fine."""
 
-    def __init__(self, backend: Backend, name: str, pool: Pool | None = None) -> None:
+    def __init__(self, backend: Backend, name: str, pool: ThreadPoolExecutor | None = None) -> None:
         self._backend = backend
         self._name = name
-        self._pool = pool or Pool(max_workers=_THREADS, thread_name_prefix=f"latchwork-calls-{name}")
+        self._pool = pool or ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix=f"latchwork-calls-{name}")
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)

@@ -22,7 +22,6 @@ from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.disks import make_file
 from latchwork.errors import ConnectFailed, OutcomeUnknown, Unavailable
-from latchwork.interrupts import Finally
 
 T = TypeVar("T")
 #: A transaction: gets the connection, returns the result; what it raises rolls it back.
@@ -53,11 +52,8 @@ class Database:
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
         self.check()
-        turn = self._readers.turn()
         try:
-            with Finally(turn.give):
-                conn = turn.take(deadline)
-                return patiently(lambda: _read(conn, work), deadline, self.where)
+            return self._readers.use(lambda conn: patiently(lambda: _read(conn, work), deadline, self.where), deadline)
         except sqlite3.Error as error:
             raise translate(error, self.where) from error
 
@@ -70,15 +66,16 @@ class Database:
             OutcomeUnknown: the disk failed while committing.
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
-        turn = self._writer.turn()
+
+        def commit(conn: sqlite3.Connection) -> T:
+            patiently(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
+            self.check()
+            result = work(conn)
+            self._commit(conn)
+            return result
+
         try:
-            with Finally(turn.give):
-                conn = turn.take(deadline)
-                patiently(lambda: conn.execute("BEGIN IMMEDIATE"), deadline, self.where)
-                self.check()
-                result = work(conn)
-                self._commit(conn)
-                return result
+            return self._writer.use(commit, deadline)
         except sqlite3.Error as error:
             raise translate(error, self.where) from error
 
@@ -141,11 +138,10 @@ class FileDatabase(Database):
         self._polls += 1
         if self._polls % _POLLS_PER_CHECK == 0:
             self.check()
-        turn = self._probes.turn()
         try:
-            with Finally(turn.give):
-                conn = turn.take(SYSTEM_CLOCK.now() + _PROBE_S)
-                (version,) = conn.execute("PRAGMA data_version").fetchone()
+            (version,) = self._probes.use(
+                lambda conn: conn.execute("PRAGMA data_version").fetchone(), SYSTEM_CLOCK.now() + _PROBE_S
+            )
         except sqlite3.Error as error:
             if is_busy(error):
                 return True
@@ -171,10 +167,9 @@ class FileDatabase(Database):
     def _prepare(self, connect_timeout_s: float) -> None:
         deadline = SYSTEM_CLOCK.now() + connect_timeout_s
         try:
-            turn = self._writer.turn()
-            with Finally(turn.give):
-                conn = turn.take(deadline)
-                patiently(lambda: layout.prepare_file(conn, self.path), deadline, self.where)
+            self._writer.use(
+                lambda conn: patiently(lambda: layout.prepare_file(conn, self.path), deadline, self.where), deadline
+            )
         except sqlite3.Error as error:
             raise as_connect_failure(translate(error, self.where)) from error
         except Unavailable as error:

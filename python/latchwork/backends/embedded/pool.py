@@ -1,8 +1,4 @@
-"""Connections that threads take turns with.
-
-A turn is in the queue, has a connection, or neither, and each change of that is one step, so that a thread that is
-interrupted between any two of them leaves nothing behind: its block ends with ``give``, which can be begun again.
-"""
+"""Connections that threads take turns with."""
 
 from __future__ import annotations
 
@@ -11,37 +7,23 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from typing import TypeVar
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.errors import Closed, ReentrantCall, Unavailable
-from latchwork.interrupts import Event, Mutex
+from latchwork.errors import Closed, Unavailable
+from latchwork.interrupts import mutex
+
+T = TypeVar("T")
 
 #: Opens a connection before a deadline.
 Opener = Callable[[float], sqlite3.Connection]
 
 
-class Turn:
-    """One use of a connection, by one thread: ``with Finally(turn.give): conn = turn.take(deadline)``."""
+class _Turn:
+    """One use of a connection, by one thread."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.thread = threading.get_ident()
-        self.come: Event | None = None  # for one that waits
-
-    def take(self, deadline: float) -> sqlite3.Connection:
-        """An idle or a new connection; the same one again until it is given back.
-
-        Raises:
-            Unavailable: every connection was in use until the deadline.
-            ReentrantCall: this thread itself uses the last one.
-            Closed: the pool is closed.
-        """
-        return self._pool.take(self, deadline)
-
-    def give(self) -> None:
-        """Put the connection back, rolled back; a broken one is closed. Leaves the queue. Again is fine."""
-        self._pool.give(self)
+    def __init__(self) -> None:
+        self.come: threading.Event | None = None  # for one that waits
 
 
 class Pool:
@@ -51,28 +33,38 @@ class Pool:
         self._opener = opener
         self._limit = limit
         self._where = where
-        self._lock = Mutex()
+        self._lock = mutex()
         self._closed = False
         self._open: list[sqlite3.Connection] = []
-        self._queue: dict[Turn, None] = {}
-        self._lent: dict[Turn, sqlite3.Connection | None] = {}  # None: to be opened
+        self._queue: dict[_Turn, None] = {}
+        self._lent: dict[_Turn, sqlite3.Connection | None] = {}  # None: to be opened
         self._rests: threading.Event | None = None  # while a fork is near: set once nothing is in use
         _pools.add(self)
 
-    def turn(self) -> Turn:
-        """The use of a connection, not begun."""
-        return Turn(self)
+    def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        """Call ``work`` with an idle or a new connection, which is put back rolled back; a broken one is closed.
 
-    def take(self, turn: Turn, deadline: float) -> sqlite3.Connection:
-        """For ``Turn.take``."""
+        Raises:
+            Unavailable: every connection was in use until the deadline.
+            Closed: the pool is closed.
+        """
+        turn = _Turn()
+        try:
+            return work(self._take(turn, deadline))
+        finally:
+            try:
+                self._give(turn)
+            except BaseException:  # an interrupt: a connection that stays in a transaction would lock the file
+                self._give(turn)
+                raise
+
+    def _take(self, turn: _Turn, deadline: float) -> sqlite3.Connection:
         with self._lock:
             self._refuse_closed("")
+            self._queue[turn] = None
+            self._serve()
             if turn not in self._lent:
-                self._refuse_own(turn)
-                self._queue[turn] = None
-                self._serve()
-            if turn not in self._lent:
-                turn.come = Event()
+                turn.come = threading.Event()
         if turn.come is not None:
             SYSTEM_CLOCK.wait(turn.come, deadline - SYSTEM_CLOCK.now())
         with self._lock:
@@ -82,8 +74,8 @@ class Pool:
             conn = self._lent[turn]
         return conn or self._connect(turn, deadline)
 
-    def give(self, turn: Turn) -> None:
-        """For ``Turn.give``."""
+    def _give(self, turn: _Turn) -> None:
+        """Put the connection back, and leave the queue. Can be called again."""
         conn = self._lent.get(turn)
         if conn is not None and (still_open(conn) or self._closed):
             self._drop(conn)
@@ -119,7 +111,7 @@ class Pool:
 
     def abandon(self) -> list[sqlite3.Connection]:
         """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
-        self._lock = Mutex()
+        self._lock = mutex()
         self._rests = None
         self._closed = True
         mine, self._open = self._open, []
@@ -130,7 +122,7 @@ class Pool:
         return [conn for conn in self._open if not any(conn is other for other in used)]
 
     def _serve(self) -> None:
-        """Serve the queue while there is something to give; the mutex is held. Goes on where an interrupt ended it."""
+        """Serve the queue while there is something to give; the mutex is held."""
         while self._queue and not self._closed and self._rests is None:
             turn = next(iter(self._queue))
             if turn not in self._lent:
@@ -142,7 +134,7 @@ class Pool:
         self._wake(self._lent)
 
     @staticmethod
-    def _wake(turns: Iterable[Turn]) -> None:
+    def _wake(turns: Iterable[_Turn]) -> None:
         for turn in turns:
             if turn.come is not None:
                 turn.come.set()
@@ -151,16 +143,7 @@ class Pool:
         if self._closed:
             raise Closed(f"{self._where} was closed{when}; connect again")
 
-    def _refuse_own(self, turn: Turn) -> None:
-        """A signal handler cannot wait for what its own thread has, or waits for, and gives back only after it."""
-        ours = any(other.thread == turn.thread for other in (*self._lent, *self._queue))
-        if ours and len(self._lent) >= self._limit:
-            raise ReentrantCall(
-                f"{self._where} is in a call of this very thread; a signal handler cannot make another one: set a flag "
-                "there, and call when the thread has returned"
-            )
-
-    def _connect(self, turn: Turn, deadline: float) -> sqlite3.Connection:
+    def _connect(self, turn: _Turn, deadline: float) -> sqlite3.Connection:
         conn = self._opener(deadline)
         with self._lock:
             self._open.append(conn)
@@ -196,14 +179,12 @@ def _rest() -> None:
     _forks.acquire()
     deadline = SYSTEM_CLOCK.now() + _REST_S
     for pool in list(_pools):
-        with suppress(ReentrantCall):  # forked by a signal handler that came in the middle of it
-            pool.rest(deadline)
+        pool.rest(deadline)
 
 
 def _go_on() -> None:
     for pool in list(_pools):
-        with suppress(ReentrantCall):
-            pool.go_on()
+        pool.go_on()
     _forks.release()
 
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from latchwork.backends.base import Current, Sink, WatchEvent
 from latchwork.backends.delivery import DeliveringWatch
 from latchwork.clock import SYSTEM_CLOCK, Clock
-from latchwork.errors import LatchworkError, ReentrantCall
-from latchwork.interrupts import Event, mutex, once_left
+from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Poller:
         self._lock = mutex()
         self._watches: list[EmbeddedWatch] = []
         self._beating: list[EmbeddedWatch] = []  # those of them that want to be told that nothing changed
-        self._wake = Event()
+        self._wake = threading.Event()
         self._closing = False
         self._since = 0
         self._deadline: float | None = None
@@ -117,11 +117,8 @@ class Poller:
 
     def nudge(self) -> None:
         """Look at once, for watches or for a new session deadline."""
-        try:
-            with self._lock:
-                self._asked += 1
-        except ReentrantCall:  # a signal handler's; what it wrote is written
-            once_left(self.nudge)
+        with self._lock:
+            self._asked += 1
         self._wake.set()
 
     def sweep_soon(self) -> None:

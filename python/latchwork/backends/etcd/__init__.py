@@ -10,11 +10,9 @@ An account needs read and write on the prefix /<root>/. This module imports no c
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from latchwork.backends.base import Backend
-from latchwork.backends.offload import OffloadedBackend
 from latchwork.backends.url import SchemeSpec, StoreURL, readable_file
 from latchwork.clock import Clock
 
@@ -24,8 +22,6 @@ SPEC = SchemeSpec(
     options={"tls_ca": readable_file, "tls_cert": readable_file, "tls_key": readable_file},
     extra="etcd",
 )
-
-_numbers = itertools.count(1)
 
 
 def url_of_client(client: object) -> str:
@@ -50,5 +46,4 @@ def open_backend(url: StoreURL, clock: Clock, client: Any = None) -> Backend:
     """
     from latchwork.backends.etcd.backend import EtcdBackend
 
-    name = f"latchwork-etcd-{next(_numbers)}"
-    return OffloadedBackend(lambda: EtcdBackend.connect(url, clock, client), name, url.call_timeout_s)
+    return EtcdBackend.connect(url, clock, client)

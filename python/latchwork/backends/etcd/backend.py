@@ -76,11 +76,6 @@ class EtcdBackend(Backend):
         face._reader = Reader(self._link, self._keys, self._compiler.codec, now=True)  # noqa: SLF001
         return face
 
-    @property
-    def bears_interrupts(self) -> bool:
-        """Reads and commits of ``waiting`` may be made where a signal handler may interrupt them."""
-        return self._link.bears_interrupts
-
     @classmethod
     def connect(cls, url: StoreURL, clock: Clock, client: Any = None) -> EtcdBackend:
         """Open the backend, on the channel of a client if one is given; blocks until the cluster has answered.
@@ -175,20 +170,20 @@ class EtcdBackend(Backend):
         if closed:
             return
         limit_s = min(_CLOSE_S, self._call_timeout_s)
+        closing = threading.Thread(target=self._end, args=(limit_s,), name="latchwork-etcd-close", daemon=True)
+        closing.start()
+        closing.join(2 * limit_s)
+        if closing.is_alive():
+            _log.warning("the connection to etcd did not close within %.3g s; its threads are left behind", 2 * limit_s)
+
+    # Private.
+
+    def _end(self, limit_s: float) -> None:
+        """End everything, in a thread: gRPC may wait for ever for a lock of a channel that an interrupt left held."""
         self._hub.close(limit_s)
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]
         wait_for(ending, timeout=limit_s)
-        disconnecting = threading.Thread(target=self._disconnect, name="latchwork-etcd-close", daemon=True)
-        disconnecting.start()
-        disconnecting.join(limit_s)
-        if disconnecting.is_alive():
-            _log.warning("the connection to etcd did not close within %.3g s; its threads are left behind", limit_s)
-
-    # Private.
-
-    def _disconnect(self) -> None:
-        """Close the channel: gRPC waits for its calls, for ever for one whose thread was sent an exception amid it."""
         self._link.close()
         self._timer.close()
 
@@ -201,7 +196,7 @@ class EtcdBackend(Backend):
             yield from self._settling.settled(self._clock.now() + self._call_timeout_s)
             return (yield call())
 
-        return self._link.go_on(steps)
+        return drive(steps())
 
     def _verify(self, txn: Txn) -> Future[Committed]:
         """A commit that only checks: a read, safe to repeat, and in no need of a guard."""

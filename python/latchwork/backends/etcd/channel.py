@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.unbroken import make_whole, opened
 from latchwork.backends.url import StoreURL
 from latchwork.errors import InvalidURL
 
@@ -56,12 +55,11 @@ class Channel:
 
     Args:
         channel: gRPC's.
-        is_ours: whether we opened it; only then it may be closed, and made to bear interrupts.
+        is_ours: whether we opened it; only then it may be closed.
 
     Attributes:
         close: closes a channel of ours; another one stays open.
         calls: by method; requests are messages or encoded, answers to Range and Txn stay encoded.
-        bears_interrupts: an interrupt of a thread that makes a blocking call does the channel no harm.
         watch: the stream of watch requests and answers.
     """
 
@@ -75,7 +73,6 @@ class Channel:
             )
             for name, (service, response) in _METHODS.items()
         }
-        self.bears_interrupts = is_ours and all(make_whole(call) for call in self.calls.values())
         self.watch: Any = channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=pb.WatchRequest.SerializeToString,
@@ -91,8 +88,8 @@ def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None) -> Chann
     target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
     options = (*_OPTIONS, *extra)
     if secured is None:
-        return Channel(opened(lambda: grpc.insecure_channel(target, options)), is_ours=True)
-    return Channel(opened(lambda: grpc.secure_channel(target, secured, options)), is_ours=True)
+        return Channel(grpc.insecure_channel(target, options), is_ours=True)
+    return Channel(grpc.secure_channel(target, secured, options), is_ours=True)
 
 
 def _keep_open() -> None:

@@ -9,6 +9,7 @@ TLS a channel has one member, whose certificate must name it, and every failed c
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -23,7 +24,6 @@ from latchwork.backends.etcd.channel import Channel, credentials, open_channel
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
-from latchwork.backends.offload import Lane
 from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
@@ -37,13 +37,12 @@ from latchwork.errors import (
     PermissionDenied,
     Unavailable,
 )
-from latchwork.interrupts import OncePerThread, mutex
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 0.05
-_LANE_S = 1.0
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
@@ -81,7 +80,7 @@ class _Read(Outcome[T]):
             resolve(self, self._decode(call.result()))
         except grpc.RpcError as error:  # of the first try: those of others are translated
             again = partial(self._link.read_again, error, self._again, self._what, self._deadline)
-            self._link.go_on(again).add_done_callback(self.ended)
+            drive(again()).add_done_callback(self.ended)
         except LatchworkError as error:
             reject(self, error)
         except ValueError as error:
@@ -99,7 +98,6 @@ class Link:
     Attributes:
         healthy: the last call that said something about the connection went well.
         survives_cut_reads, progress_is_proof: of the server; see ``versions.py``.
-        lane: where the main thread has begun what is not one call made now.
         closed: set once, by ``close``.
     """
 
@@ -109,14 +107,12 @@ class Link:
         self.call_timeout_s = url.call_timeout_s
         self.metadata: tuple[tuple[str, str], ...] = tuple(getattr(client, "metadata", None) or ())
         self.healthy = True
-        self.lane = Lane("latchwork-etcd-send", in_order=True)
         self.survives_cut_reads = False
         self.progress_is_proof = False
         self.closed = False
         self._url = url
         self._client = client
         self._lock = mutex()
-        self._sending = OncePerThread()  # gRPC holds a lock of its own there, for which a signal handler would wait
         self._hosts = list(url.hosts)
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
@@ -129,39 +125,53 @@ class Link:
         )
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
+        #: Those whose call was interrupted.
+        self._left: list[Channel] = []
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
         """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
 
-        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request. One that
-        is not made now is begun by another thread if this is the main one: an interrupt would harm the channel.
+        A call now spares the hand-over to gRPC's thread and back, which is half the cost of a small request.
 
         Raises:
             Closed: the connection was closed.
-            ReentrantCall: this thread is sending another call; nothing is sent.
         """
-        if not now and self.lane.takes():
-            return self.lane.call(self._send, method, request, timeout_s, now=False)
-        return self._send(method, request, timeout_s, now=now)
-
-    def _send(self, method: str, request: Any, timeout_s: float, *, now: bool) -> Any:
         # A stale token would fail even the call that replaces it.
         metadata = () if method == "Authenticate" else self.metadata
         channel = self._channel
         if self.closed:
             raise Closed(_CLOSED)
         try:
-            if now and channel.bears_interrupts:
+            if now:
                 return Answered(channel.calls[method](request, timeout_s, metadata))
-            with self._sending:
-                if now:
-                    return Answered(channel.calls[method](request, timeout_s, metadata))
-                return channel.calls[method].future(request, timeout_s, metadata)
+            return channel.calls[method].future(request, timeout_s, metadata)
         except grpc.RpcError as error:
             return Answered(error=error)
         except ValueError as error:
             self._refuse_closed(error)
             raise
+        except Exception:
+            raise
+        except BaseException:
+            self._leave(channel)
+            raise
+
+    def _leave(self, channel: Channel) -> None:
+        """Leave a channel whose call was interrupted: gRPC may hold a lock of it for ever. Later calls have another."""
+        with self._lock:
+            if self.closed or self._channel is not channel or self._client is not None:
+                return
+            self._channel = open_channel(self._hosts, self._credentials)
+            self._channels = [*(each for each in self._channels if each is not channel), self._channel]
+            self._left.append(channel)
+        self.timer.call_later(self.call_timeout_s + 1.0, self._close_left)
+
+    def _close_left(self) -> None:
+        """Close the channels that were left, in threads that may wait for ever."""
+        with self._lock:
+            left, self._left = self._left, []
+        for channel in left:
+            threading.Thread(target=channel.close, name="grpc-channel-left", daemon=True).start()
 
     def _refuse_closed(self, error: ValueError) -> None:
         """Raise ``Closed`` for the error with which gRPC refuses calls on a closed channel."""
@@ -274,18 +284,6 @@ class Link:
         if self._one_by_one or (len(self._hosts) > 1 and rpc_errors.member_in_trouble(error)):
             self._rotate()
 
-    def go_on(self, steps: Callable[[], Steps[T]]) -> Future[T]:
-        """The future of steps: of another thread's, if this is the main one.
-
-        What is cut short half-way others would wait for, or nobody would settle.
-        """
-        return self.lane.call(lambda: drive(steps()))
-
-    @property
-    def bears_interrupts(self) -> bool:
-        """An interrupt of the main thread while it makes a call ``now`` does no harm."""
-        return self._channel.bears_interrupts
-
     def watch_stream(self, requests: Iterable[Any]) -> Any:
         """The server's stream of watch answers. ``hasleader`` ends it when the member loses the others."""
         metadata = (*self.metadata, ("hasleader", "true"))
@@ -323,7 +321,7 @@ class Link:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
-        self.lane.close(_LANE_S)
+        self._close_left()
 
     # Private.
 

@@ -34,7 +34,7 @@ from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
-from latchwork.interrupts import OncePerThread, mutex, start_thread
+from latchwork.interrupts import mutex
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, SimpleCheck
 
 T = TypeVar("T")
@@ -65,7 +65,6 @@ class ZooKeeperBackend(Backend):
         self._closed = False
         self._sessions: dict[str, ZooKeeperSession] = {}
         self._readying: Future[int] | None = None
-        self._preparing = OncePerThread()  # a signal handler would wait for what its thread has only begun
         self._emptied: dict[str, float] = {}
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -83,7 +82,7 @@ class ZooKeeperBackend(Backend):
         self._warning = threading.Thread(
             target=self._warn_of_losses, args=(url,), name="latchwork-zk-version", daemon=True
         )
-        start_thread(self._warning)
+        self._warning.start()
 
     @property
     def capabilities(self) -> Capability:
@@ -310,10 +309,6 @@ class ZooKeeperBackend(Backend):
     def _ready(self, task: Task) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
         readying: Future[int] = Outcome()
-        with self._preparing:
-            return self._begin_or_join(readying, task)
-
-    def _begin_or_join(self, readying: Future[int], task: Task) -> Future[int]:
         try:
             with self._lock:
                 if self._readying is not None and not (self._readying.done() and self._main.evidence is None):

@@ -18,10 +18,9 @@ import contextlib
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from kazoo.exceptions import ConnectionLoss
@@ -34,7 +33,7 @@ from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
-from latchwork.interrupts import Finally, OncePerThread, mutex
+from latchwork.interrupts import mutex
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class Connection:
         self._settings = settings
         self._clock = settings.clock
         self._listener = listener
-        self._lock, self._asking = mutex(), OncePerThread()  # a signal handler could wait for what is not sent yet
+        self._lock = mutex()
         self._outbox: deque[Call] = deque()
         self._outstanding: list[Call] = []
         self._unsettled: list[Call] = []
@@ -166,23 +165,26 @@ class Connection:
         then: Call | None = None,
         last: bool = False,
     ) -> None:
-        due: list[Callable[[], None]] = []  # what an interrupt must not leave out: others rely on it
-        with self._asking, Finally(partial(_call_each, due)), self._lock:
-            over = self.over
-            if not over:
-                if not self._sweeping:
-                    due.append(partial(self._settings.timer.call_later, _SWEEP_S, self._sweep))
-                if not self._woken:
-                    due.append(self._link.flush)
-                self._woken = self._sweeping = True
-                if head is not None:
-                    self._stamp(call, *head)
-                if barrier:
-                    call.barrier = self._share_barrier(call.deadline)
-                asked = [call] if then is None else [call, then]
-                self._outbox.extend(asked)
-                self._outstanding.extend(asked)
-                self.over = last
+        wake = sweep = False
+        try:
+            with self._lock:
+                over = self.over
+                if not over:
+                    wake, sweep = not self._woken, not self._sweeping
+                    self._woken = self._sweeping = True
+                    if head is not None:
+                        self._stamp(call, *head)
+                    if barrier:
+                        call.barrier = self._share_barrier(call.deadline)
+                    asked = [call] if then is None else [call, then]
+                    self._outbox.extend(asked)
+                    self._outstanding.extend(asked)
+                    self.over = last
+        finally:  # also after an interrupt: other calls rely on both
+            if sweep:
+                self._settings.timer.call_later(_SWEEP_S, self._sweep)
+            if wake:
+                self._link.flush()
         if over:
             call.set_exception(Cut(sent=False, over=True))
 
@@ -398,10 +400,3 @@ class Connection:
             self._link.wake()
         if again:
             self._settings.timer.call_later(_SWEEP_S, self._sweep)
-
-
-def _call_each(calls: list[Callable[[], None]]) -> None:
-    """Make these calls; each is forgotten once it was made, so that this can be begun again."""
-    while calls:
-        calls[-1]()
-        calls.pop()

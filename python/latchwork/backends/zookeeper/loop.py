@@ -31,7 +31,7 @@ from kazoo.retry import KazooRetry
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
-from latchwork.interrupts import Finally, mutex
+from latchwork.interrupts import mutex
 
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536
@@ -190,21 +190,19 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         With nothing in flight, what has arrived is an event or the end of the connection: that comes first, so that
         nothing is sent on a connection that is known to be closed.
         """
-        if self.client._pending:  # noqa: SLF001
+        if self.client._pending or self._sending.locked():  # noqa: SLF001
             return False
-        with self._sending.trying() as is_mine:
-            if not is_mine or not self._is_open or self._is_torn or self._unsent or self._arrivals.poll(0):
+        with self._sending:
+            if not self._is_open or self._is_torn or self._unsent or self._arrivals.poll(0):
                 return False
             self._is_torn = True
-            with Finally(self._cut_if_torn):
+            try:
                 self._send_some()
-                self._is_torn = False
+            except BaseException:  # an interrupt: the connection's thread sees the cut, and fails what is in flight
+                self.cut()
+                raise
+            self._is_torn = False
             return not self._unsent
-
-    def _cut_if_torn(self) -> None:
-        """After an interrupt: the connection's thread sees it, and fails what is in flight."""
-        if self._is_torn:
-            self.cut()
 
     def _send_some(self) -> None:
         """With the lock held: as much as can be sent without waiting."""

@@ -25,7 +25,6 @@ from latchwork.executor.stored import Place, Stored, TaskState
 from latchwork.executor.submitting.callbacks import Callbacks
 from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
 from latchwork.executor.submitting.worker_watch import WorkerWatch
-from latchwork.interrupts import Finally, surely
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
@@ -334,7 +333,6 @@ class Submitter:
         ticket = self._tickets.get(number)
         return None if ticket is None or ticket.stage is Stage.OVER else ticket
 
-    @surely
     def end(self, ticket: TaskTicket, tell: Callable[[], object]) -> None:
         """A task is over: forget it, then tell its future."""
         with self._changed.mutex:
@@ -393,17 +391,12 @@ class Submitter:
 
     def _drop_unsent(self, tickets: Sequence[TaskTicket]) -> list[TaskTicket]:
         """Cancel those that are not stored; return those that are, or may be."""
-        dropped: list[TaskTicket] = []
-
-        def tell() -> None:
+        with self._changed.mutex:
+            dropped = [ticket for ticket in tickets if ticket.stage is Stage.WAITING]
             for ticket in dropped:
-                self.end(ticket, ticket.future.end_cancelled)
-
-        with Finally(tell), self._changed.mutex:
-            for ticket in tickets:
-                if ticket.stage is Stage.WAITING:
-                    dropped.append(ticket)
-                    ticket.stage = Stage.OVER
+                ticket.stage = Stage.OVER
+        for ticket in dropped:
+            self.end(ticket, ticket.future.end_cancelled)
         if dropped:
             self._wake.set()
         return [ticket for ticket in tickets if ticket.stage is not Stage.OVER]

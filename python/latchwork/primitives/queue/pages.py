@@ -28,6 +28,7 @@ from typing import Any
 
 from latchwork.backends.futures import together
 from latchwork.errors import LatchworkError
+from latchwork.interrupts import call_outside
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.queue.items import Names, name_of
 from latchwork.primitives.waiting.waits import check_member
@@ -73,6 +74,9 @@ class Lists(Step[list[list[Entry]]]):
         """Wait for all. A few are made in this thread, one after the other: cheaper than a change of threads."""
         if len(self._wanted) > _FEW_LISTS:
             return self.begin().result()
+        return call_outside(self._list_each)
+
+    def _list_each(self) -> list[list[Entry]]:
         return [self._store.list(prefix, limit=limit, start_after=after) for prefix, limit, after in self._wanted]
 
     def begin(self) -> Future[list[list[Entry]]]:

@@ -13,12 +13,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from latchwork.callers import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
-from latchwork.interrupts import Itself
 from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.driving.bell import Bell
 from latchwork.store.keys import validate_name
@@ -120,7 +119,8 @@ def tell(calls: Iterable[Callable[[], None]], what: str) -> None:
 class Closes(ABC):
     """What a ``with`` closes at its end."""
 
-    __enter__ = Itself()
+    def __enter__(self) -> Self:
+        return self
 
     @ending
     async def __exit__(self, *_: object) -> None:

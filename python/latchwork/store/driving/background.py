@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from latchwork.callers import Caller, current
-from latchwork.interrupts import start_thread
 from latchwork.store.steps import Signal, Steps, Until, run
 
 
@@ -33,7 +32,7 @@ class Background(Until):
             self._driver = caller.spawn(partial(self._steps, protocol), name)
         else:
             self._driver = threading.Thread(target=self._run, args=(protocol,), name=name, daemon=True)
-            start_thread(self._driver)
+            self._driver.start()
 
     @property
     def is_mine(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
 from latchwork.clock import Clock
-from latchwork.interrupts import Mutex, condition, mutex
+from latchwork.interrupts import condition, mutex
 from latchwork.store.steps import Step, Until
 
 
@@ -20,7 +21,7 @@ class Bell:
         of: a mutex that there is: several bells of one mutex wake each those whom it concerns.
     """
 
-    def __init__(self, of: Mutex | None = None) -> None:
+    def __init__(self, of: threading.Lock | None = None) -> None:
         self.mutex = mutex() if of is None else of
         self._condition = condition(self.mutex)
         self._calls: dict[object, Callable[[], object]] = {}

@@ -22,16 +22,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, Self, cast
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import LatchworkError, WaitTimeout
-from latchwork.interrupts import Itself, mutex, surely
+from latchwork.interrupts import mutex
 from latchwork.store.forks import Home
-from latchwork.store.steps import OnInterrupt, undoable
 from latchwork.tasks.children.marked import MARK, end_marked
 from latchwork.tasks.children.notes import Note, end_left
 from latchwork.tasks.children.order import Shim, is_readable, moment_text, order_of
@@ -138,9 +136,7 @@ class Child:
         self._shim = Shim()
         self._start(order, Streams(stdin, stdout, stderr), keep, label)
 
-    @undoable
-    async def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
-        await OnInterrupt(partial(self._give_up, streams))  # nobody else could end it
+    def _start(self, order: list[bytes], streams: Streams, keep: Sequence[int], label: str) -> None:
         try:
             end_left()
             self._note = Note(self._mark)
@@ -148,7 +144,7 @@ class Child:
             streams.close_theirs()
             self.stdin, self.stdout, self.stderr = streams.ours
             self.pid = self._hear_start()
-        except Exception:
+        except BaseException:  # nobody else could end it
             self._give_up(streams)
             raise
 
@@ -161,9 +157,9 @@ class Child:
     def __repr__(self) -> str:
         return f"<Child {self.pid} {self._what} {self._end or 'running'}>"
 
-    __enter__ = Itself()
+    def __enter__(self) -> Self:
+        return self
 
-    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 

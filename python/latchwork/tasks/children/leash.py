@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from typing import Self
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed
-from latchwork.interrupts import Itself, mutex, surely
+from latchwork.interrupts import mutex
 from latchwork.tasks.children.child import Child
 
 
@@ -37,9 +38,9 @@ class Leash:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    __enter__ = Itself()
+    def __enter__(self) -> Self:
+        return self
 
-    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 

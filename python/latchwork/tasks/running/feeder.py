@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
-from latchwork.interrupts import Finally
 from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
@@ -117,20 +116,20 @@ class Feeder(Starts):
             Closed: it was closed.
         """
         self._home.check()
-        with Finally(self._unless_started), self._bell.mutex:
-            if self._stop.is_set():
-                raise Closed("this feeder was closed; make another one")
-            if self._is_started:
-                return
-            self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
-            self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
-            for lane in dict.fromkeys(self._hooks.waits()):
-                self._threads.append(Background(partial(self._lines.wait, lane), f"latchwork-feeder-wait-{lane}"))
-            self._is_started = True
-
-    def _unless_started(self) -> None:
-        if not self._is_started:
+        if self._stop.is_set():
+            raise Closed("this feeder was closed; make another one")
+        try:
+            with self._bell.mutex:
+                if self._is_started:
+                    return
+                self._threads.append(Background(self._feed, f"latchwork-feeder-{self._node_id}"))
+                self._threads.append(Background(self._guard.run, f"latchwork-feeder-guard-{self._node_id}"))
+                for lane in dict.fromkeys(self._hooks.waits()):
+                    self._threads.append(Background(partial(self._lines.wait, lane), f"latchwork-feeder-wait-{lane}"))
+                self._is_started = True
+        except BaseException:
             self.end_soon()
+            raise
 
     def end_soon(self) -> None:
         """After an interrupt: close, in the background."""

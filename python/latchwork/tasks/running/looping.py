@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import Closed
-from latchwork.interrupts import mutex, start_thread
+from latchwork.interrupts import mutex
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.performing import cancel_soon
 
@@ -76,7 +76,7 @@ class TaskLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
-            start_thread(self._thread)
+            self._thread.start()
         return self._loop
 
     # In the thread

@@ -15,12 +15,12 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import Closed, LatchworkError
-from latchwork.interrupts import Finally, Itself, condition, mutex, surely
+from latchwork.interrupts import condition, mutex
 from latchwork.store.forks import Home
 from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered, RunIn
@@ -55,7 +55,6 @@ class _Run:
     stopped_at: float | None = None
     is_late: bool = False
     is_begun: bool = False
-    is_started: bool = False
     forget: Callable[[], None] = lambda: None
 
     def end(self, outcome: Outcome) -> None:
@@ -134,9 +133,9 @@ class Slots:
         self._watcher: threading.Thread | None = None
         self._closed = False
 
-    __enter__ = Itself()
+    def __enter__(self) -> Self:
+        return self
 
-    @surely
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -177,15 +176,15 @@ class Slots:
         """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
         self._home.check()
         run = _Run(call, context, ended)
-        with Finally(partial(self._unless_started, run)):
+        try:
             self._take_in(run)
             run.forget = context.on_stop(self._wake)
-            run.is_started = True
+        except BaseException:
+            self._give_up(run)
+            raise
 
-    def _unless_started(self, run: _Run) -> None:
+    def _give_up(self, run: _Run) -> None:
         """After an interrupt: nobody has the outcome, so it does not run, or is told to stop."""
-        if run.is_started:
-            return
         with self._mutex:
             if run in self._waiting:
                 self._waiting.remove(run)

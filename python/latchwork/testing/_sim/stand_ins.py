@@ -37,7 +37,6 @@ hide(__file__)
 _real_new_event_loop = asyncio.events.new_event_loop
 _real_gettime = time.clock_gettime
 _real_urandom = os.urandom
-_real_start_beside = interrupts._start_beside  # noqa: SLF001 - ours
 _real_start_natively = interrupts._start_natively  # noqa: SLF001 - ours
 _real_import = builtins.__import__
 _real_import_module = importlib.import_module
@@ -86,7 +85,7 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     return [
         (threading, "Lock", lock),
         (threading, "_allocate_lock", lock),
-        (interrupts, "Mutex", inside(partial(SimLock, sim), interrupts.Mutex)),
+        (interrupts, "Mutex", lock),
         (threading, "RLock", inside(threading._PyRLock, real_rlock)),  # type: ignore[attr-defined]  # noqa: SLF001 - made of our locks
         (threading, "_time", monotonic),
         (queue, "time", monotonic),
@@ -124,14 +123,10 @@ def _thread_stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         alive = sim.is_alive(thread)
         return _real_is_alive(thread) if alive is None else alive
 
-    def start_beside(thread: threading.Thread) -> None:
-        (_real_start_beside if sim.me() is None else start)(thread)
-
     def start_natively(thread: threading.Thread) -> None:
         (_real_start_natively if sim.me() is None else start)(thread)
 
     return [
-        (interrupts, "_start_beside", start_beside),
         (interrupts, "_start_natively", start_natively),
         (threading.Thread, "start", start),
         (threading.Thread, "join", join),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import grpc
@@ -27,8 +26,8 @@ from latchwork.backends.etcd.writing.plan import Commit
 from latchwork.backends.etcd.writing.settling import Settling
 from latchwork.backends.etcd.writing.slots import Slot, Slots
 from latchwork.backends.etcd.writing.txn import Txn
-from latchwork.backends.futures import Outcome, Steps, chain, reject, resolve
-from latchwork.errors import Closed, QuotaExceeded, ReentrantCall, SessionLost, Unavailable
+from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
+from latchwork.errors import Closed, QuotaExceeded, SessionLost, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class Writer:
         deadline = deadline or link.clock.now() + link.call_timeout_s
         slot = self.slots.take() if link.healthy and not self.settling.unsettled and not self.slots.closing else None
         if slot is None:
-            return link.go_on(partial(self._until_done, asked.txn(), replan, deadline))
+            return drive(self._until_done(asked.txn(), replan, deadline))
         try:
             request = asked.request(self._keys, slot)
         except BaseException:
@@ -103,9 +102,6 @@ class Writer:
         except Closed as error:
             reject(outcome, error)
             return outcome
-        except ReentrantCall:  # nothing was sent
-            self.slots.give_back(slot)
-            raise
         except BaseException:  # an interrupt during the call: what was sent may land yet, nobody is told
             self.settling.leave_slot(slot)
             raise
@@ -113,7 +109,7 @@ class Writer:
 
     def go_on(self, rpc: Any, write: _Write) -> None:
         """Go on with a transaction whose first try did not succeed."""
-        chain(self._link.go_on(partial(self._second, rpc, write)), write)
+        chain(drive(self._second(rpc, write)), write)
 
     def _second(self, rpc: Any, write: _Write) -> Steps[Any]:
         result = yield from self._judge(rpc, write.asked.txn(), write.slot, write.deadline)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -35,7 +36,6 @@ from latchwork.backends.zookeeper.errors import Cut, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
-from latchwork.interrupts import Mutex
 from latchwork.types import Change, Entry
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class LeafHub:
         reader: Reader,
         timer: Timer,
         *,
-        lock: Mutex,
+        lock: threading.Lock,
         is_watched: Callable[[str], bool],
     ) -> None:
         self._connection = connection
