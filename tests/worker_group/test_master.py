@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from latchwork.errors import WaitTimeout
+from latchwork.store.steps import run
+from latchwork.types import Exists
 from latchwork.worker_group import JobMaster, find, master, wait_master
 
 
@@ -42,6 +46,17 @@ def test_another_master_is_told_to_the_job_and_open_barriers_go_on(team, connect
         assert waiting.outcome() == 0
     assert events.count("master_restarted") == 1
     assert events.count("all_joined") == 1
+
+
+def test_a_master_whose_term_ended_unnoticed_tells_no_restart(team, connect, store, in_thread):
+    (worker,) = team(1)
+    events = []
+    worker.on_event(lambda event: events.append(event.kind))
+    with JobMaster(connect(), "train", "first") as one:
+        one.wait(30.0)
+    unnoticed = SimpleNamespace(is_leader=True, fence=store.fence(1, Exists("nothing-here")))
+    in_thread(lambda: run(one._tell_restart(unnoticed))).outcome()  # it would try for ever
+    assert "master_restarted" not in events
 
 
 def test_a_master_tells_a_loss_when_no_worker_is_left_to(team, connect, store, eventually):

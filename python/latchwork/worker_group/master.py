@@ -131,8 +131,8 @@ class JobMaster(Closes):
                 else:
                     plan = transactions.master_restarted(scene, term.fence)
                 await ask(self._store.commit, plan.checks, plan.ops)
-            except Conflict:
-                if not term.is_leader:
+            except Conflict as error:
+                if term.fence in error.failed:
                     return
             else:
                 return
