@@ -934,5 +934,10 @@ class _Connecting:
     async def __aexit__(self, *_: object) -> None: ...
 
 def connect(
-    url: str | None = None, *, clock: Clock | None = None, observers: Iterable[StoreObserver] = (), **overrides: object
+    url: str | None = None,
+    *,
+    client: object = None,
+    clock: Clock | None = None,
+    observers: Iterable[StoreObserver] = (),
+    **overrides: object,
 ) -> _Connecting: ...
