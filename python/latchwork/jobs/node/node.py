@@ -99,6 +99,7 @@ class JobManager:
         self._mutex = mutex()
         self._state: NodeState = "new"
         self._ending = threading.Event()
+        self._was_ended = False  # by a signal or a close, before the start failed
         self._close_s: float | None = None
         self._settled = threading.Event()  # set when a start has come to its end, good or bad
         self._starter: threading.Thread | None = None
@@ -187,6 +188,7 @@ class JobManager:
         try:
             self._start()
         except BaseException:
+            self._was_ended = self._ending.is_set()  # before this close sets it
             self._settled.set()
             self.close()
             raise
@@ -211,7 +213,7 @@ class JobManager:
                     self.start()
                 SYSTEM_CLOCK.wait(self._ending)
             except LatchworkError as error:
-                if not self._ending.is_set():
+                if not self._was_ended:
                     raise
                 log.info("node %s was asked to end while it started: %s", self.node_id, error)
             finally:
