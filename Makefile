@@ -85,7 +85,7 @@ $(STAMP)/requirements: requirements-dev.txt $(STAMP)/venv
 	@touch $@
 
 $(CORE): pyproject.toml $(STAMP)/requirements $(RUST_SOURCES)
-	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,pickle,tasks,tracing,zookeeper-sasl
+	$(IN_VENV) $(BIN)/maturin develop --release $(LOCKED) --extras cli,etcd,metrics,pickle,tracing,zookeeper-sasl
 	@touch $@
 
 # The add-ons, editable. Everything that they require is installed by now.

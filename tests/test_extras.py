@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
 import sys
 
@@ -199,6 +200,20 @@ def test_importing_latchwork_loads_no_client_library_and_nothing_of_the_command_
         *("user_code", "words"),
     }
     assert own == {*base, "user_code", "words"}
+
+
+@pytest.mark.serial
+def test_importing_latchwork_takes_at_most_30_ms_of_processor_time_and_loads_none_of_its_requirements():
+    script = (
+        "import sys, time; before = time.process_time(); import latchwork; took = time.process_time() - before\n"
+        "print(took, sorted({'msgspec', 'cronsim'} & set(sys.modules)))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(20)
+    ]
+    assert {loaded for _, loaded in runs} == {"[]"}
+    assert statistics.median(float(took) for took, _ in runs) <= 0.03
 
 
 def sources():
