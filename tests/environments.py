@@ -51,8 +51,9 @@ class Environment:
             self._link(needed(named))
         else:
             pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-            ours = {"latchwork", *needed(named)} & PROJECTS.keys()
-            subprocess.run([*pip, *named, *(f"{name} @ {wheels[name].as_uri()}" for name in ours)], check=True)
+            ours = {name: wheels[name].as_uri() for name in PROJECTS}
+            exact = [f"{each} @ {ours[name]}" if (name := each.partition("[")[0]) in ours else each for each in named]
+            subprocess.run([*pip, "--find-links", wheels["latchwork"].parent, *exact], check=True)
 
     def run(self, *command):
         """Run a program of the environment, with nothing of the environment around it."""
