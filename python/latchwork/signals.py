@@ -6,6 +6,7 @@ A signal handler runs between any two bytecodes of the main thread, so it must t
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from latchwork.clock import SIGNALS_S
+
+_log = logging.getLogger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 #: Ends the thread that listens.
@@ -71,8 +74,10 @@ def on_end_signals(first: Callable[[], object], second: Callable[[], object]) ->
 
     def listen() -> None:
         for call in (first, second):
-            if requests.get() == _LEFT:
+            name = requests.get()
+            if name == _LEFT:
                 return
+            _log.info("asked to end by %s", name)
             call()
 
     thread = threading.Thread(target=listen, name="latchwork-signals", daemon=True)

@@ -364,8 +364,7 @@ class Store:
     @entrance
     def session(self) -> Session:
         """The primary session, opened on first use, and anew on the next use after it was lost."""
-        self._core.check()
-        return self._core.primary()
+        return self.primary_session()
 
     @property
     def given_session_ttl_s(self) -> float | None:
@@ -373,8 +372,9 @@ class Store:
         return self._core.given_session_ttl_s
 
     def primary_session(self) -> Session:
-        """The same as ``session``, as a call: for protocols."""
-        return self.session
+        """The same as ``session``, as a call that a protocol may make while it is driven."""
+        self._core.check()
+        return self._core.primary()
 
     @entrance
     def open_session(self, ttl_s: float) -> Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager as Context
@@ -66,10 +67,16 @@ def lasting(blow: Callable[..., Context[Any]]) -> Callable[..., bool]:
 @contextlib.contextmanager
 def _writer_taken(run, _rng) -> Iterator[None]:
     """A transaction that takes its time holds everybody up, and callers give up."""
-    turn = run.local.stores[0]._core.backend._db._writer.turn()
-    turn.take(time.monotonic() + 5)
+    writer = run.local.stores[0]._core.backend._db._writer
+    taken, ended = threading.Event(), threading.Event()
+    holding = threading.Thread(
+        target=writer.use, args=(lambda _: (taken.set(), ended.wait()), time.monotonic() + 5), daemon=True
+    )
+    holding.start()
+    assert taken.wait(10)
     yield
-    turn.give()
+    ended.set()
+    holding.join()
 
 
 def _process_killed(run, rng) -> bool:

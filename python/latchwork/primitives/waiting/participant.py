@@ -150,7 +150,7 @@ class Participant(Starts):
 def is_open(store: Store) -> bool:
     """False once a store was closed; what was closed may also have been a session of it."""
     try:
-        store.session  # noqa: B018 - refuses when the store was closed
+        store.primary_session()  # refuses when the store was closed
     except LatchworkError as error:
         return not isinstance(error, Closed)
     return True

@@ -23,7 +23,8 @@ def log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     handler.addFilter(Repeats())
     logging.getLogger().addHandler(handler)  # `basicConfig` does nothing beside the one that keeps commands quiet
-    logging.getLogger("latchwork_workflows").setLevel(logging.INFO)
+    for distribution in ("latchwork", "latchwork_workflows"):
+        logging.getLogger(distribution).setLevel(logging.INFO)
 
 
 @contextmanager

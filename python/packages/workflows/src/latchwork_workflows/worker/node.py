@@ -89,7 +89,7 @@ class Worker(Node[Shift]):
         self._work_dir = work_folder(self._work_dir)
         for each in (ATTEMPTS, BUNDLES):
             work_folder(self._work_dir / each)
-        if runs_as_root(self.options.tenants):
+        if self._thread is None and runs_as_root(self.options.tenants):
             _log.warning(
                 "worker %s: tasks without a tenant run as root; list the users of tasks with --tenants, or run the "
                 "worker as another user",
