@@ -59,9 +59,9 @@ def browser(site, seeds):
 WAIT_MS = 30_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """The system's Chromium, one for all tests of a process: to start it takes two seconds of a processor."""
+    """The system's Chromium. While it is open its driver runs an event loop in this thread, so no other may run."""
     program = found_or_skipped(find_chromium)
     from playwright.sync_api import sync_playwright
 
