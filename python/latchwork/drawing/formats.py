@@ -12,7 +12,7 @@ from html import escape
 from zlib import crc32
 
 from latchwork.drawing.graph import Graph, Node
-from latchwork.drawing.layout import Box, Layout, Line, lay_out
+from latchwork.drawing.layout import Box, Layout, Line, lay_out, pixels
 
 #: Fill, border and text, first in light and then in dark; what has another kind looks like what has none.
 COLOURS = {
@@ -42,7 +42,7 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
     layout = layout if layout is not None else lay_out(graph)
     name = f"g{crc32(repr((graph.title, graph.order)).encode('utf-8', 'replace')):08x}"  # ids are the page's: one each
     title = graph.title or f"{len(graph.nodes)} nodes"
-    width, height = _number(layout.width), _number(layout.height)
+    width, height = pixels(layout.width), pixels(layout.height)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="latchwork-graph" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="{name}-title">'
@@ -66,28 +66,18 @@ def to_svg(graph: Graph, layout: Layout | None = None) -> str:
 def _box(node: Node, box: Box) -> str:
     label = _text(node.title or node.text)
     kind = f" kind-{node.kind}" if node.kind else ""
-    middle = f'x="{_number(box.x + box.width / 2)}" y="{_number(box.y + box.height / 2)}"'
+    middle = f'x="{pixels(box.x + box.width / 2)}" y="{pixels(box.y + box.height / 2)}"'
     return (
         f'<g class="node{kind}"><title>{label}</title>'
-        f'<rect x="{_number(box.x)}" y="{_number(box.y)}" width="{_number(box.width)}" '
-        f'height="{_number(box.height)}" rx="6"/><text {middle}>{_text(box.text)}</text></g>'
+        f'<rect x="{pixels(box.x)}" y="{pixels(box.y)}" width="{pixels(box.width)}" '
+        f'height="{pixels(box.height)}" rx="6"/><text {middle}>{_text(box.text)}</text></g>'
     )
 
 
 def _line(line: Line, name: str) -> str:
-    """Curves that leave and reach each row vertically; straight through the rows."""
     kind = f" kind-{line.edge.kind}" if line.edge.kind else ""
-    (x, y), *rest = line.points
-    path = [f"M{_number(x)} {_number(y)}"]
-    for number, (right, below) in enumerate(rest):
-        if number % 2 or right == x:
-            path.append(f"L{_number(right)} {_number(below)}")
-        else:
-            half = _number((y + below) / 2)
-            path.append(f"C{_number(x)} {half} {_number(right)} {half} {_number(right)} {_number(below)}")
-        x, y = right, below
     label = _text(f"{line.edge.source} to {line.edge.target}")
-    return f'<path class="edge{kind}" d="{"".join(path)}" marker-end="url(#{name}-arrow)"><title>{label}</title></path>'
+    return f'<path class="edge{kind}" d="{line.path}" marker-end="url(#{name}-arrow)"><title>{label}</title></path>'
 
 
 def _style() -> str:
@@ -112,10 +102,6 @@ def _text(text: str) -> str:
     """Escaped, and without what XML cannot have."""
     kept = (each if each.isprintable() or each in "\n\t" else "�" for each in text)
     return escape("".join(kept).encode("utf-8", "replace").decode(), quote=True)
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
 
 
 def to_mermaid(graph: Graph) -> str:

@@ -252,6 +252,25 @@ class Line:
     edge: Edge
     points: tuple[tuple[float, float], ...]
 
+    @property
+    def path(self) -> str:
+        """The data of an SVG path: curves that leave and reach each row vertically, straight through the rows."""
+        (x, y), *rest = self.points
+        path = [f"M{pixels(x)} {pixels(y)}"]
+        for count, (right, below) in enumerate(rest):
+            if count % 2 or right == x:
+                path.append(f"L{pixels(right)} {pixels(below)}")
+            else:
+                half = pixels((y + below) / 2)
+                path.append(f"C{pixels(x)} {half} {pixels(right)} {half} {pixels(right)} {pixels(below)}")
+            x, y = right, below
+        return "".join(path)
+
+
+def pixels(value: float) -> str:
+    """Return a length as text with at most one decimal."""
+    return f"{value:.1f}".removesuffix(".0")
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -57,20 +57,10 @@ def _box(node: Node, box: Box, link: str) -> Markup:
 
 
 def _line(line: Line, name: str) -> Markup:
-    """Curves that leave and reach each row vertically; straight through the rows."""
-    (x, y), *rest = line.points
-    path = [f"M{_number(x)} {_number(y)}"]
-    for number, (right, below) in enumerate(rest):
-        if number % 2 or right == x:
-            path.append(f"L{_number(right)} {_number(below)}")
-        else:
-            half = _number((y + below) / 2)
-            path.append(f"C{_number(x)} {half} {_number(right)} {half} {_number(right)} {_number(below)}")
-        x, y = right, below
     kind = f" state-{line.edge.kind}" if line.edge.kind else ""
     ends = {BACK: ("start",), BOTH: ("start", "end")}.get(line.edge.kind, ("end",))
     arrows = Markup("").join(Markup(' marker-{}="url(#{}-arrow)"').format(end, name) for end in ends)
-    return Markup('<path class="edge{}" d="{}"{}/>').format(kind, "".join(path), arrows)
+    return Markup('<path class="edge{}" d="{}"{}/>').format(kind, line.path, arrows)
 
 
 def _shown(text: str) -> str:
