@@ -27,7 +27,6 @@ from latchwork_workflows.cli.opening import (
 from latchwork_workflows.cli.telling import log_to_stderr, until_signal
 
 if TYPE_CHECKING:
-    from latchwork_workflows import Home
     from latchwork_workflows.logs import LogStore
     from latchwork_workflows.worker import WorkerOptions
 
@@ -421,8 +420,3 @@ def order_of(order: str) -> Any:
     if order not in {"instance", "submitted"}:
         raise UsageError(f"--order is instance or submitted, not {order!r}")
     return order
-
-
-def where_of(home: Home) -> dict[str, str]:
-    """Where things are, for programs."""
-    return {"home": str(home.folder), "database": home.database, "store": home.store, "logs": home.logs}

@@ -329,10 +329,6 @@ class Instance:
     facts: tuple[Fact, ...] = ()
     calls: tuple[Call, ...] = ()
 
-    def with_tasks(self, changed: Mapping[str, Task]) -> Instance:
-        """With these tasks instead of those of their names."""
-        return replace(self, tasks={**self.tasks, **changed}) if changed else self
-
     def telling(self, *facts: Fact) -> Instance:
         """With more to tell."""
         return replace(self, facts=(*self.facts, *facts))

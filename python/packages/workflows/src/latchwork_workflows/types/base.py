@@ -5,7 +5,6 @@ A type says how to start something; who starts it, ends it, keeps its output and
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -87,8 +86,3 @@ class TaskType(Protocol):
     def command(self, params: Any, run: RunInfo) -> Command:
         """The command of one attempt; ``params`` is an instance of ``self.params``, its references filled in."""
         ...
-
-
-def shell_quote(value: Any) -> str:
-    """A value as one word of a POSIX shell."""
-    return shlex.quote(str(value))
