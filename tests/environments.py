@@ -105,7 +105,7 @@ def needed(requirements):
     return {name for name, _ in seen} - {"latchwork"}
 
 
-def build_wheel(folder, name="latchwork"):
+def build_wheel(folder, name):
     """Build a wheel of these sources and return its path. That of latchwork takes minutes without `make build`."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
     if name == "latchwork":
@@ -113,6 +113,11 @@ def build_wheel(folder, name="latchwork"):
     subprocess.run(command, cwd=FOLDERS[name], check=True, timeout=_BUILD_TIMEOUT_S, capture_output=True)
     (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
     return wheel
+
+
+def wheels_if_long(folder):
+    """Build the wheels of our distributions and return their paths by name; None unless the tests are long."""
+    return {name: build_wheel(folder, name) for name in PROJECTS} if LONG else None
 
 
 def _requires(name, extras):

@@ -1,7 +1,7 @@
 """latchwork next to other clients of etcd in one process, in both orders of import: each keeps working.
 
-Ordinarily python-etcd3 alone, as it is installed here. `make check WHAT=clients` also has its fork, which installs the
-same module, and aetcd, each in an environment of its own.
+By default this tests python-etcd3 alone, as it is installed here. `make check WHAT=clients` also tests its fork, which
+installs the same module, and aetcd, each in a separate environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 
-from environments import LONG, ROOT, Environment, build_wheel
+from environments import LONG, ROOT, Environment, wheels_if_long
 
 pytestmark = pytest.mark.timeout(1800 if LONG else 120)
 
@@ -54,14 +54,14 @@ CLIENTS = {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Gives the environment with latchwork and one of the clients, made once."""
-    wheel = build_wheel(tmp_path_factory.mktemp("wheel")) if LONG else None
+    """Return a function that makes the environment with latchwork and one of the clients, once for each client."""
+    wheels = wheels_if_long(tmp_path_factory.mktemp("wheels"))
     environments = {}
 
     def make(name):
         if name not in environments:
             extras, more, _, _ = CLIENTS[name]
-            environments[name] = Environment(tmp_path_factory.mktemp("environment"), extras, more, wheel)
+            environments[name] = Environment(tmp_path_factory.mktemp("environment"), extras, more, wheels)
         return environments[name]
 
     return make
