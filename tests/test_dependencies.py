@@ -1,21 +1,17 @@
 """No version of a dependency that is allowed has a known vulnerability."""
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
+import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from environments import PROJECTS
+from environments import PROJECTS, ROOT
+from script_modules import load_script
 
-ROOT = Path(__file__).parents[1]
-LOADER = SourceFileLoader("check_dependencies", str(ROOT / "scripts" / "check_dependencies"))
-CHECK = module_from_spec(spec_from_loader(LOADER.name, LOADER))
-LOADER.exec_module(CHECK)
-FIXED = CHECK.tomllib.loads((ROOT / "scripts" / "advisories.toml").read_text())["fixed"]
+CHECK = load_script("check_dependencies")
+FIXED = tomllib.loads((ROOT / "scripts" / "advisories.toml").read_text())["fixed"]
 REQUIREMENTS = [
     Requirement(each)
     for project in PROJECTS.values()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "quick"
+from script_modules import load_script
 
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """The script, for a project with tests of two packages."""
-    loader = SourceFileLoader("quick", str(SCRIPT))
-    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("quick", loader))
-    loader.exec_module(script)
+    """Return the script, for a project with tests of two packages."""
+    script = load_script("quick")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setattr(script, "TESTS", tmp_path / "tests")
     monkeypatch.setattr(script, "ALWAYS", ())

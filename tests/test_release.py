@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,22 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from environments import FOLDERS, LONG, PROJECTS, Environment, build_wheel
+from environments import EXTRAS, FOLDERS, LONG, PROJECTS, Environment, build_wheel
+from script_modules import load_script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "scripts" / "build_wheels"
 HOME = "https://example.org/owner/latchwork"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+ADD_ONS = [name for name in PROJECTS if name != "latchwork"]
 
 
 @pytest.fixture(scope="module")
 def script():
-    loader = importlib.machinery.SourceFileLoader("build_wheels", str(SCRIPT))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("build_wheels", loader))
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
-    loader.exec_module(module)
-    sys.dont_write_bytecode = before
-    return module
+    return load_script("build_wheels")
 
 
 def test_each_link_of_a_releases_readme_works_where_its_folder_is_not(script):
@@ -70,17 +65,13 @@ def test_all_distributions_have_the_version_of_the_sdk_and_require_it():
     version = PROJECTS["latchwork"]["version"]
     assert {each["version"] for each in PROJECTS.values()} == {version}
     required = [each for one in PROJECTS.values() for each in one["dependencies"] if each.startswith("latchwork")]
-    required += [each for each in _optional("latchwork") if each.startswith("latchwork-")]
+    required += [each for extra in EXTRAS.values() for each in extra if each.startswith("latchwork-")]
     assert len(required) >= len(PROJECTS)
     assert all(each.endswith(f"=={version}") for each in required)
 
 
-def _optional(name):
-    return [each for extra in PROJECTS[name]["optional-dependencies"].values() for each in extra]
-
-
 @pytest.mark.timeout(1800 if LONG else 240)
-@pytest.mark.parametrize("name", PROJECTS if LONG else [name for name in PROJECTS if name != "latchwork"])
+@pytest.mark.parametrize("name", PROJECTS if LONG else ADD_ONS)
 def test_a_wheel_has_every_file_of_its_sources_and_nothing_else(name, tmp_path):
     package = name.replace("-", "_")
     source = FOLDERS[name] / ("python" if name == "latchwork" else "src")
@@ -98,7 +89,7 @@ def test_a_wheel_has_every_file_of_its_sources_and_nothing_else(name, tmp_path):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "latchwork"])
+@pytest.mark.parametrize("name", ADD_ONS)
 def test_an_add_on_installs_and_imports_alone(name, tmp_path):
     package = name.replace("-", "_")
     installed = Environment(tmp_path, "cli,etcd", [name])  # for commands, and for calls of etcd without latchwork
