@@ -97,9 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         has = item.nodeid in wanted and missing.isdisjoint(backends_of(item.nodeid))
         (kept if has else others).append(item)
-    items[:] = sorted(
-        kept, key=lambda item: not (item.nodeid.startswith("tests/trials/") or item.get_closest_marker("slow"))
-    )
+    items[:] = sorted(kept, key=lambda item: not _takes_long(item))
     if others:
         config.stash[DESELECTED] = len(others)
         config.hook.pytest_deselected(items=others)
