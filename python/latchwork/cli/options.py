@@ -44,6 +44,9 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+DrainS = Annotated[
+    float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
+]
 Debug = Annotated[
     bool,
     typer.Option(

@@ -22,7 +22,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Json, Url, command, group, wanted_url
+from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging, quiet_logs
 from latchwork.cli.probe import served
 from latchwork.cli.target import import_module
@@ -216,9 +216,7 @@ def run(
             "Unless given: that of the URL, else 10.",
         ),
     ] = None,
-    drain_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
-    ] = 30.0,
+    drain_s: DrainS = 30.0,
     allow_pickle: Annotated[
         bool,
         typer.Option(

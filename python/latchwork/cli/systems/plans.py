@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 
 from latchwork.cli.cluster import open_store
-from latchwork.cli.options import Json, Url, command, group, wanted_url
+from latchwork.cli.options import DrainS, Json, Url, command, group, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, UsageError, attempted, debugging
 from latchwork.cli.target import import_module
 from latchwork.cli.text import Grid, Line, console, say, say_json, show, told
@@ -80,9 +80,7 @@ def worker(
             "Unless given: that of the URL, else 10.",
         ),
     ] = None,
-    drain_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
-    ] = 30.0,
+    drain_s: DrainS = 30.0,
     name: Name = "default",
     url: Url = None,
 ) -> None:

@@ -54,7 +54,7 @@ _FEW = 8
     "latchwork workers run train -n 8 --per-host 4 --logs logs -- python train.py --steps 1000",
 )
 def run(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The name of a job: one segment of a key.")],
+    job: JobName,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command; no shell reads it.")],
     *,
     workers: Annotated[
@@ -104,7 +104,7 @@ def run(
     only_run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Refuse any other run of the job.")
     ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", metavar="KEY", help="The namespace of the job.")] = "default",
+    namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
