@@ -61,7 +61,7 @@ LogsUrl = Annotated[
 
 _LIBRARIES = (
     *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart", "anyio"),
-    *("fsspec", "msgspec"),
+    "fsspec",
 )
 
 
