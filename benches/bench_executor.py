@@ -241,7 +241,7 @@ def wait_for(log, what, keys, times):
 
 
 def idle(arguments):
-    """What a worker without tasks writes, and its processor time beside a process that is only connected."""
+    """Measure the writes and the processor time of a worker without tasks, next to a process that is only connected."""
     found = {}
     for backend in arguments.backends:
         with Ours(backend, nodes=1) as side, ExitStack() as stack:

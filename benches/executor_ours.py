@@ -77,7 +77,7 @@ class Calls(StoreObserver):
 
 
 def node(url, slots=8, node_id=None, ttl_s=10.0, counts=False):
-    """A worker, until its input ends; at each line of it the calls that it has made are told, if they are counted."""
+    """Run a worker until its input ends. For each line of input, print its calls so far, if they are counted."""
     calls = Calls()
     with latchwork.connect(url, observers=[calls] if counts else []) as store:
         worker = ExecutorWorker(store, NAME, slots=slots, node_id=node_id, session_ttl_s=ttl_s)

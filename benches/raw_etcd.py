@@ -1,4 +1,4 @@
-"""The raw etcd client: the messages and gRPC's stub, on a channel of its own.
+"""A raw etcd client: etcd's messages on a separate gRPC channel.
 
 It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``,
 ``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable

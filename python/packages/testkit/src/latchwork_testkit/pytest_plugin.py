@@ -1,6 +1,6 @@
 """pytest fixtures of latchwork: stores, real servers, a clock that stands still, threads that take turns.
 
-Loaded by every pytest run on an installation with latchwork, so nothing is imported here until a fixture is used.
+Every pytest run loads it where latchwork-testkit is installed, so nothing is imported here until a fixture is used.
 docs/how-to/test-with-latchwork.md shows how to use them.
 """
 
