@@ -26,6 +26,7 @@ from latchwork_workflows.types.shell import ShellParams
 from latchwork_workflows.worker import Secrets, tenants
 from latchwork_workflows.worker.lanes import Lanes
 from latchwork_workflows.worker.outputs import outputs_of
+from latchwork_workflows.worker.shift import Shift
 from patience import eventually
 
 from . import working
@@ -697,3 +698,10 @@ def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, t
     assert "'A' cannot be an environment variable: it has a NUL" in nul.error
     assert "hunter2" not in nul.error
     made.close()
+
+
+def test_a_close_waits_longer_than_tasks_have_to_end_after_sigterm(store, logs, tmp_path, monkeypatch):
+    waited, end = [], Shift.end
+    monkeypatch.setattr(Shift, "end", lambda shift, timeout_s: waited.append(timeout_s) or end(shift, timeout_s))
+    working.worker(store, tmp_path, stop_grace_s=45.0).close()
+    assert min(waited) > 45.0

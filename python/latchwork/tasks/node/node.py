@@ -137,10 +137,19 @@ class Node(ABC, Generic[S]):
         slots: How many tasks it runs at a time.
         session_ttl_s: The TTL of its sessions.
         drain_s: Seconds that ``run_forever`` gives tasks to end by themselves.
+        close_s: Seconds that ``close`` waits for tasks by default.
     """
 
     def __init__(
-        self, store: Store, node_id: str, *, what: str, slots: int, session_ttl_s: float, drain_s: float = 30.0
+        self,
+        store: Store,
+        node_id: str,
+        *,
+        what: str,
+        slots: int,
+        session_ttl_s: float,
+        drain_s: float = 30.0,
+        close_s: float = 30.0,
     ) -> None:
         self._store = store
         self._id = node_id
@@ -148,7 +157,7 @@ class Node(ABC, Generic[S]):
         self._slots = slots
         self._ttl_s = session_ttl_s
         self._drain_s = drain_s
-        self._close_s = 30.0
+        self._close_s = close_s
         self._home = Home(what)
         self._changed = condition()
         self._end_requests: SimpleQueue[str] = SimpleQueue()
@@ -235,7 +244,7 @@ class Node(ABC, Generic[S]):
         A second call with a shorter timeout shortens the first one. In a forked child it does nothing.
 
         Args:
-            timeout_s: Seconds to wait for tasks. None is that of the call before, else 30.
+            timeout_s: Seconds to wait for tasks. None is that of the call before, else the default of the node.
         Returns:
             The paths of tasks that still run. Other nodes can take them when the session has ended.
         """

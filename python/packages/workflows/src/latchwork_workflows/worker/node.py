@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: The TTL of a worker's session unless it or the URL gives one.
 SESSION_TTL_S = 30.0
+#: Seconds that a task may take to end after SIGKILL, and its outcome to be stored.
+_KILL_S = 10.0
 
 
 class Worker(Node[Shift]):
@@ -73,6 +75,7 @@ class Worker(Node[Shift]):
             slots=self.options.slots,
             session_ttl_s=session_ttl_s(store, self.options.session_ttl_s, SESSION_TTL_S),
             drain_s=self.options.drain_s,
+            close_s=self.options.stop_grace_s + _KILL_S,
         )
 
     def __repr__(self) -> str:
