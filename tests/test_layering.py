@@ -1,4 +1,4 @@
-"""The house, read off the source without importing anything: floors, doors, circles, sizes.
+"""Layers: which package may import which, that add-ons import public names alone, and that no imports go in a circle.
 
 docs/design/0000-map.md draws the same table for people.
 """
@@ -197,13 +197,10 @@ def complaint(found, package):
 
 
 def window_complaint(importer, target, package):
-    """Import from a package, a module right in it, or a wing: never from a module inside a wing."""
-    is_module = package.joinpath(*target.split(".")).with_suffix(".py").exists()
-    if part(target) in OPEN_HOUSES or not is_module or "." not in target or part(importer) in {"testing", "spi"}:
-        return None
-    if is_exported(target, package):
-        return None
-    if target.count(".") == 1:
+    """Import from a package, a module directly in it, or a sub-package: never from a module inside a sub-package."""
+    is_inside = target.count(".") > 1 and package.joinpath(*target.split(".")).with_suffix(".py").exists()
+    is_open = part(target) in OPEN_HOUSES or part(importer) in {"testing", "spi"}
+    if not is_inside or is_open or is_exported(target, package):
         return None
     return f"{importer} comes in by the window {target}: export it in an __init__, and import it from there"
 
@@ -212,11 +209,7 @@ def is_exported(target, package):
     """Whether the wing has the module in its ``__all__``: as a name for what is in it, like ``keys``."""
     wing, _, name = target.rpartition(".")
     door = package.joinpath(*wing.split("."), "__init__.py")
-    return (
-        wing.count(".") > 0
-        and door.exists()
-        and re.search(rf'__all__ = .*"{name}"', door.read_text(), re.DOTALL) is not None
-    )
+    return door.exists() and re.search(rf'__all__ = .*"{name}"', door.read_text(), re.DOTALL) is not None
 
 
 def sibling_complaint(importer, target):
