@@ -172,6 +172,15 @@ def attempt_of(x: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def is_attempt(x: str) -> bool:
+    """Return whether this is the name of an attempt."""
+    try:
+        attempt_of(x)
+    except InvalidKey:
+        return False
+    return True
+
+
 def lane_of(worker_group: str, task_group: str | None = None, project: str | None = None) -> str:
     """Where tasks of a worker group are, or those that need a slot of a task group, of a project, or of both."""
     slots = [each for each in (task_group, None if project is None else project_group(project)) if each is not None]

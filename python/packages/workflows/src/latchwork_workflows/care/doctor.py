@@ -31,7 +31,7 @@ from latchwork_workflows.database.views.missing import missing
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.installation import check_pair, installation_of
-from latchwork_workflows.keys import PROJECT, Item, Keys, attempt_of, groups_of, project_group, workflows_store, x_of
+from latchwork_workflows.keys import PROJECT, Item, Keys, groups_of, is_attempt, project_group, workflows_store, x_of
 from latchwork_workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -305,7 +305,7 @@ class Doctor:
                 found, _, x = rest.partition("/")
                 if found != kind:
                     continue
-                if not shard.isdecimal() or not _is_attempt(x):
+                if not shard.isdecimal() or not is_attempt(x):
                     facts.strange.append(entry.key)
                 elif kind == "running":
                     facts.running.add(x)
@@ -317,7 +317,7 @@ class Doctor:
         found = set()
         for entry in entries:
             x = entry.key[len(prefix) + 1 :].partition("/")[0]
-            if _is_attempt(x):
+            if is_attempt(x):
                 found.add(x)
             else:
                 facts.strange.append(entry.key)
@@ -390,14 +390,6 @@ def _note_item(entry: Entry, facts: Facts) -> None:
         facts.strange.append(entry.key)
         return
     facts.items[item.x] = item.shard
-
-
-def _is_attempt(x: str) -> bool:
-    try:
-        attempt_of(x)
-    except InvalidKey:
-        return False
-    return True
 
 
 def _ended_at(entry: Entry, now: float) -> float:

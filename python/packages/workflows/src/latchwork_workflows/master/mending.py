@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from latchwork.errors import InvalidKey
 from latchwork.spi import counted
-from latchwork_workflows.keys import attempt_of, x_of
+from latchwork_workflows.keys import attempt_of, is_attempt, x_of
 from latchwork_workflows.master.book import Book
 from latchwork_workflows.master.sending import Sending
 
@@ -43,18 +42,10 @@ def mend(sending: Sending, book: Book, shard: int, is_ours: Callable[[Iterable[i
     orphans = {x: place for x, place in items.items() if place.item.shard == shard and x not in wanted}
     back = sending.take_back(orphans)
     ended = sending.cancel({x: place for x, place in orphans.items() if x not in back})
-    left = {x for x in marked if x not in items and x not in wanted and _is_attempt(x)}
+    left = {x for x in marked if x not in items and x not in wanted and is_attempt(x)}
     ours = is_ours({attempt_of(x)[0] for x in left})
     gone = sorted(x for x in left if attempt_of(x)[0] in ours)
     sending.unmark(gone)
     if orphans or gone:
         what = f"{counted(len(orphans), 'item')} and {counted(len(gone), 'mark')} that nobody waits for"
         _log.warning("shard %d: dropped %s (%d are ended by their workers)", shard, what, len(ended))
-
-
-def _is_attempt(x: str) -> bool:
-    try:
-        attempt_of(x)
-    except InvalidKey:
-        return False
-    return True
