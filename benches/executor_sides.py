@@ -157,7 +157,7 @@ class Ours(Side):
         return 0.0 if self.server is None else sum(processor_s(each) for each in below(self.server.pid))
 
     def add(self, count, **options):
-        """So many runners more, once they take tasks."""
+        """Start so many more workers, and wait until they take tasks."""
         added = [ours("node", url=self.url, slots=self.slots, ttl_s=self.ttl_s, **options) for _ in range(count)]
         for child in added:
             self.stack.callback(child.kill)
