@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -23,21 +23,6 @@ MOST_WORKERS = 100_000
 MOST_PORT = 65_535
 #: So many events of a run are kept.
 KEPT_EVENTS = 1_000
-
-EventKind = Literal[
-    "joined",
-    "all_joined",
-    "restarted",
-    "lost",
-    "failed",
-    "completed",
-    "left",
-    "faulty",
-    "healthy",
-    "scaled",
-    "master_restarted",
-    "ended",
-]
 
 
 class WorkerInfo(Struct, frozen=True):
@@ -175,7 +160,8 @@ class Event(Struct, frozen=True):
     """Something that happened in a job.
 
     Attributes:
-        kind: what.
+        kind: ``joined``, ``all_joined``, ``restarted``, ``lost``, ``failed``, ``completed``, ``left``, ``faulty``,
+            ``healthy``, ``scaled``, ``master_restarted`` or ``ended``.
         n: its number, from 1, without gaps.
         id: the worker; -1 for the job as a whole.
         epoch: the epoch it happened in, or that it began.

@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for which members that were read are a good enough preference while there is no view of them.
 _SAME_S = 0.2
-#: Seconds to wait for a view that is newer than what the store has said already.
-_NEWER_VIEW_S = 2.0
 
 
 class Placing:
