@@ -18,7 +18,7 @@ from latchwork.executor.keys import ANY, Keys, item_id_of, queued_at_s
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import BadPayload, Blobs, Outcome
+from latchwork.tasks import BadPayload, Blobs, Outcome, type_name
 from latchwork.types import Check, Op, Put
 
 Phase = Literal["submitted", "queued", "running", "done", "failed", "cancelled", "gone"]
@@ -294,4 +294,4 @@ def ended(value: bytes, at_s: float = 0.0) -> TaskState:
 
 
 #: The outcome of a task that another client cancelled: a task itself may raise any ``CancelledError``.
-CANCELLED = f"{TaskCancelled.__module__}:{TaskCancelled.__qualname__}"
+CANCELLED = type_name(TaskCancelled)

@@ -44,6 +44,7 @@ from latchwork.tasks import (
     Run,
     TaskProcessDied,
     fill_template,
+    type_name,
 )
 from latchwork.types import At, Check, Entry, Op
 
@@ -100,7 +101,7 @@ def is_retried(task: Task, failure: Failure) -> bool:
     """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
     kind = failure.loaded_class
     names = task.record.retry.on
-    return kind is None or any(f"{each.__module__}:{each.__qualname__}" in names for each in kind.__mro__)
+    return kind is None or any(type_name(each) in names for each in kind.__mro__)
 
 
 class Results:
