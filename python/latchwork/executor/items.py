@@ -121,8 +121,8 @@ def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> boo
     match item.target:
         case Member(wanted, otherwise):
             return wanted == member_id or otherwise == "any"
-        case Label():
-            return all(labels.get(name) == value for name, value in item.target.labels.items())
+        case Label() as target:
+            return all(labels.get(name) == value for name, value in target.labels.items())
     return True
 
 

@@ -19,7 +19,7 @@ from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
 from latchwork.executor.placing.pickers import Load, Picker, Pull, TaskInfo, spread_over
-from latchwork.executor.placing.targets import Key, Label, Member, candidates, owner_of
+from latchwork.executor.placing.targets import Key, Label, Member, Target, candidates, owner_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import Group, GroupMember, View
 from latchwork.store import Mirror, Store
@@ -60,14 +60,15 @@ class Placing:
         """
         if is_for_all(item, picker, copies):
             return (ANY,)
-        if isinstance(item.target, Member) and item.target.otherwise == "wait":
-            return (lane_of(item.target.id),)
-        view = await self._view(item)
-        able = View(view.number, candidates(item.target, view))
-        if isinstance(item.target, Member):
-            return (lane_of(item.target.id),) if able.members else (ANY,)
-        if isinstance(item.target, Key):
-            owner = owner_of(item.target.text, able.members)
+        target = item.target
+        if isinstance(target, Member) and target.otherwise == "wait":
+            return (lane_of(target.id),)
+        view = await self._view(target)
+        able = View(view.number, candidates(target, view))
+        if isinstance(target, Member):
+            return (lane_of(target.id),) if able.members else (ANY,)
+        if isinstance(target, Key):
+            owner = owner_of(target.text, able.members)
             picker = _Preferred(owner, picker)
         loads = await self._load(able) if getattr(picker, "needs_load", False) else {}
         task = TaskInfo(item.id, item.function, item.number)
@@ -112,11 +113,10 @@ class Placing:
     def _looking_at(self) -> View:
         return View() if self._group is None else self._group.view
 
-    async def _view(self, item: TaskItem) -> View:
+    async def _view(self, target: Target | None) -> View:
         """The newest view, without members of which the store said that they are gone."""
         group = self._looking()
         view = group.view
-        target = item.target
         wanted = isinstance(target, (Member, Label)) and not candidates(_lenient(target), view)
         if not view.members or wanted:  # those that came a moment ago are not in a view yet
             view = View(view.number, await self._members(group, must_be_new=wanted))

@@ -101,8 +101,9 @@ class WorkerProfile:
             return may_run(item, self.member_id, self.labels)
         owner = member_of(lane)
         is_gone = members is not None and owner not in members
-        if isinstance(item.target, Member) and item.target.id != self.member_id:
-            return is_gone and item.target.otherwise != "wait"  # to run it, or to end it
+        target = item.target
+        if isinstance(target, Member) and target.id != self.member_id:
+            return is_gone and target.otherwise != "wait"  # to run it, or to end it
         return (is_gone or not item.is_kept) and may_run(item, self.member_id, self.labels)
 
 
@@ -288,7 +289,8 @@ class Lanes(FeederHooks):
 
     def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
         """The end of a task of our lane that we have not the function of: others may have it, unless we alone may."""
-        if isinstance(item.target, Member) and item.target.otherwise == "fail":
+        target = item.target
+        if isinstance(target, Member) and target.otherwise == "fail":
             unknown = UnknownFunction.of(item.function, (each.name for each in self._node.functions))
             return self._done(item, Outcome.failed(unknown, is_final=True), claim)
         return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
