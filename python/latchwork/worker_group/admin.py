@@ -87,9 +87,9 @@ class Sweeper:
             if now - self._since[seen] < self._abandon_s:
                 return
         scene = Scene(keys.of_run(head.run), entry, time.time())
-        plan = transactions.removed(scene, TERMINATED, "nobody was in it any more")
+        txn = transactions.removed(scene, TERMINATED, "nobody was in it any more")
         try:
-            await ask(self._store.commit, plan.checks, plan.ops)
+            await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return
         await ask(self._store.delete_tree, scene.keys.folder)

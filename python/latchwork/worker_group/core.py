@@ -264,9 +264,9 @@ class WorkerCore:
             return
         for _ in range(5):
             scene = await self.scene()
-            plan = transactions.healthy(scene, attempt.fence, attempt.epoch)
+            txn = transactions.healthy(scene, attempt.fence, attempt.epoch)
             try:
-                await ask(self.store.commit, plan.checks, plan.ops)
+                await ask(self.store.commit, txn.checks, txn.ops)
             except Conflict:
                 continue
             except (Unavailable, OutcomeUnknown) as error:

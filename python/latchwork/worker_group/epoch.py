@@ -182,26 +182,26 @@ class OwnRecord:
     async def complete(self, attempt: Attempt) -> None:
         """Its part is done, in an epoch that goes on: no barrier waits for it any more."""
 
-        async def plan(scene: Scene, member: Entry) -> Txn:
+        async def make(scene: Scene, member: Entry) -> Txn:
             return transactions.completed(scene, member, attempt.fence, attempt.epoch, await attempt.arrivals())
 
-        await self._become(COMPLETED, plan, attempt.epoch)
+        await self._become(COMPLETED, make, attempt.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
         """It cannot go on; with an epoch, unless that is over."""
 
-        async def plan(scene: Scene, member: Entry) -> Txn:
+        async def make(scene: Scene, member: Entry) -> Txn:
             return transactions.failed(scene, member, fence, why[:1000])
 
-        await self._become(FULLY_FAILED, plan, epoch)
+        await self._become(FULLY_FAILED, make, epoch)
 
     async def tell(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
         """It says something else of itself."""
         backoff = Backoff()
         while True:
             told = replace(info, key=self._seat.info.key)
-            plan = transactions.told(self._seat.keys, await self._member(), told, fence)
-            if await self._commit(plan, epoch, backoff):
+            txn = transactions.told(self._seat.keys, await self._member(), told, fence)
+            if await self._commit(txn, epoch, backoff):
                 return
 
     async def count_execution(self, fence: Fence, epoch: int) -> str:
@@ -210,9 +210,9 @@ class OwnRecord:
         if WorkerInfo.of(member).executions >= scene.head.max_executions:
             info = self._seat.info
             return f"worker {info.id} ({info.key}) was run again more than {scene.head.max_executions} times"
-        plan = transactions.executed_again(self._seat.keys, member, fence)
+        txn = transactions.executed_again(self._seat.keys, member, fence)
         try:
-            await ask(self._store.commit, plan.checks, plan.ops)
+            await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             await self.refuse(epoch)
         return ""
@@ -223,31 +223,31 @@ class OwnRecord:
         while await self._why_out() is None:
             scene = await self.scene()
             live = [entry.key for entry in await ask(self._store.list, seat.keys.live)]
-            plan = transactions.left(scene, seat.info.id, live, seat.fence(self._store))
+            txn = transactions.left(scene, seat.info.id, live, seat.fence(self._store))
             try:
-                await ask(self._store.commit, plan.checks, plan.ops)
+                await ask(self._store.commit, txn.checks, txn.ops)
             except (Conflict, OutcomeUnknown):
                 await Pause(self._store.clock, self._lost, backoff.next_s())
                 continue
-            if plan.head is None:
+            if txn.head is None:
                 await ask(self._store.delete_tree, seat.keys.folder)
             return
 
-    async def _become(self, status: str, plan: Callable[[Scene, Entry], Awaitable[Txn]], epoch: int | None) -> None:
-        """Have a status, as a plan says."""
+    async def _become(self, status: str, make: Callable[[Scene, Entry], Awaitable[Txn]], epoch: int | None) -> None:
+        """Write a status with the transaction that ``make`` returns for what was read; again until it is there."""
         backoff = Backoff()
         while True:
             scene, member = await self.scene(), await self._member()
             info = WorkerInfo.of(member)
             if info.status == status and info.incarnation == self._seat.info.incarnation:
                 return
-            if await self._commit(await plan(scene, member), epoch, backoff):
+            if await self._commit(await make(scene, member), epoch, backoff):
                 return
 
-    async def _commit(self, plan: Txn, epoch: int | None, backoff: Backoff) -> bool:
-        """Commit once; False if it has to be planned anew, after a pause."""
+    async def _commit(self, txn: Txn, epoch: int | None, backoff: Backoff) -> bool:
+        """Commit once. False, after a pause: read again, and make another transaction."""
         try:
-            await ask(self._store.commit, plan.checks, plan.ops)
+            await ask(self._store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown):
             await self.refuse(epoch)
             await Pause(self._store.clock, self._lost, backoff.next_s())

@@ -127,10 +127,10 @@ class JobMaster(Closes):
             scene = Scene(self._keys.of_run(head.run), entry, time.time())
             try:
                 if had is None or had.value.decode("utf-8", "replace") != head.run:
-                    plan = transactions.first_master(scene, term.fence, seen)
+                    txn = transactions.first_master(scene, term.fence, seen)
                 else:
-                    plan = transactions.master_restarted(scene, term.fence)
-                await ask(self._store.commit, plan.checks, plan.ops)
+                    txn = transactions.master_restarted(scene, term.fence)
+                await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict as error:
                 if term.fence in error.failed:
                     return

@@ -389,9 +389,9 @@ class Joining:
     async def _submit(self, head: Head, old: Entry | None) -> bool:
         """Create the job, in place of one that has ended and that nobody is in; False if another was faster."""
         head = replace(head, run=uuid.uuid4().hex[:12], created=time.time())
-        plan = transactions.submitted(self._job.of_run(head.run), head, old)
+        txn = transactions.submitted(self._job.of_run(head.run), head, old)
         try:
-            await ask(self._store.commit, plan.checks, plan.ops)
+            await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return False
         return True
@@ -402,9 +402,9 @@ class Joining:
             raise JobTerminated(f"{self._what} has ended: {head.why or head.state}; submit it anew")
         if old.restarts >= head.max_restarts and old.status != COMPLETED:
             why = f"worker {old.id} ({old.key}) was started again more than {head.max_restarts} times"
-            plan = transactions.exceeded(scene, member, why)
+            txn = transactions.exceeded(scene, member, why)
             try:
-                await ask(self._store.commit, plan.checks, plan.ops)
+                await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict:
                 return None
             raise RestartsExceeded(f"{why}: {self._what} has failed; find out why it dies, and submit the job anew")
@@ -412,14 +412,12 @@ class Joining:
         if standing is None:
             return None
         info = replace(self._info, id=old.id)
-        plan = transactions.rejoined(scene, member, info, session, standing)
-        return await self._commit(scene, plan, info, session, is_new=False)
+        txn = transactions.rejoined(scene, member, info, session, standing)
+        return await self._commit(scene, txn, info, session, is_new=False)
 
-    async def _commit(
-        self, scene: Scene, plan: Txn, info: WorkerInfo, session: Session, *, is_new: bool
-    ) -> Seat | None:
+    async def _commit(self, scene: Scene, txn: Txn, info: WorkerInfo, session: Session, *, is_new: bool) -> Seat | None:
         try:
-            done = await ask(self._store.commit, [*plan.checks, session.fence], plan.ops)
+            done = await ask(self._store.commit, [*txn.checks, session.fence], txn.ops)
         except Conflict:
             session.ensure_usable()
             return None

@@ -201,8 +201,8 @@ async def tell_loss(store: Store, keys: RunKeys, member: Entry) -> None:
     if entry is None or head is None or head.is_final or standing is None:
         return
     with suppress(Conflict):
-        plan = transactions.lost(Scene(keys, entry, time.time()), member, standing)
-        await ask(store.commit, plan.checks, plan.ops)
+        txn = transactions.lost(Scene(keys, entry, time.time()), member, standing)
+        await ask(store.commit, txn.checks, txn.ops)
         _log.warning("a worker of job %r is lost: %s", keys.job.job, member.key)
 
 

@@ -174,9 +174,9 @@ class JobHandle:
             return None
         return Scene(self._keys, entry, time.time())
 
-    async def _try(self, plan: Txn) -> bool:
+    async def _try(self, txn: Txn) -> bool:
         try:
-            await ask(self._store.commit, plan.checks, plan.ops)
+            await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return False
         return True
@@ -291,9 +291,9 @@ async def submit_head(store: Store, keys: JobKeys, head: Head, *, replace_unjoin
         old = head_or_none(entry)
         if entry is not None:
             await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
-        plan = transactions.submitted(run, head, entry)
+        txn = transactions.submitted(run, head, entry)
         try:
-            await ask(store.commit, plan.checks, plan.ops)
+            await ask(store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown) as error:
             entry = await ask(store.get, keys.head)
             if head_or_none(entry, head.run) is None:

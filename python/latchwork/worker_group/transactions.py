@@ -135,7 +135,7 @@ class _Log:
         if n > KEPT_EVENTS:
             self.ops.append(Delete(self.keys.event(n - KEPT_EVENTS)))
 
-    def plan(self, checks: Iterable[Check], *ops: Op) -> Txn:
+    def txn(self, checks: Iterable[Check], *ops: Op) -> Txn:
         return Txn(tuple(checks), (Put(self.keys.head, self.head.to_bytes()), *ops, *self.ops), self.head)
 
 
@@ -154,7 +154,7 @@ def joined(scene: Scene, info: WorkerInfo, session: Session, ticket: Sequence[st
     log.add("joined", info.id)
     if log.head.has_all:
         log.add("all_joined")
-    return log.plan(
+    return log.txn(
         [At(at), Absent(keys.member(info.key))],
         Create(keys.member(info.key), info.to_bytes()),
         Create(keys.live_of(info.id), live_body(info), session),
@@ -175,7 +175,7 @@ def rejoined(scene: Scene, member: Entry, info: WorkerInfo, session: Session, st
         ops = _told_late(log, standing)
         log.add("restarted", old.id)
         ops += _fault(log, standing)
-    return log.plan(
+    return log.txn(
         [At(at), At(member), *standing.all_checks()],
         Put(keys.member(old.key), new.to_bytes()),
         Put(keys.live_of(old.id), live_body(new), session),
@@ -188,7 +188,7 @@ def exceeded(scene: Scene, member: Entry, why: str) -> Txn:
     keys, at = scene.keys, scene.at
     old = WorkerInfo.of(member)
     log = _failing(scene, old.id, why)
-    return log.plan([At(at), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
+    return log.txn([At(at), At(member)], Put(keys.member(old.key), replace(old, status=FULLY_FAILED).to_bytes()))
 
 
 def lost(scene: Scene, member: Entry, standing: EpochState) -> Txn:
@@ -199,7 +199,7 @@ def lost(scene: Scene, member: Entry, standing: EpochState) -> Txn:
     ops = _told_late(log, standing)
     log.add("lost", old.id)
     ops += _fault(log, standing)
-    return log.plan(
+    return log.txn(
         [At(at), Absent(keys.live_of(old.id)), At(member), *standing.all_checks()],
         Put(keys.member(old.key), replace(old, status=LOST).to_bytes()),
         *ops,
@@ -232,7 +232,7 @@ def completed(scene: Scene, member: Entry, fence: Fence, epoch: int, arrivals: B
     if done >= head.n:
         log.head = replace(log.head, state=COMPLETED, ended=scene.now)
         log.add("ended")
-    return log.plan(
+    return log.txn(
         [fence, At(at), At(member), *arrivals.checks],
         Put(keys.member(info.key), replace(info, status=COMPLETED).to_bytes()),
         *arrivals.ops,
@@ -244,7 +244,7 @@ def failed(scene: Scene, member: Entry, fence: Fence, why: str) -> Txn:
     keys, at = scene.keys, scene.at
     info = WorkerInfo.of(member)
     log = _failing(scene, info.id, why)
-    return log.plan(
+    return log.txn(
         [fence, At(at), At(member)], Put(keys.member(info.key), replace(info, status=FULLY_FAILED).to_bytes())
     )
 
@@ -276,7 +276,7 @@ def healthy(scene: Scene, fence: Fence, epoch: int) -> Txn:
     log = _Log(keys, scene.head, scene.now, epoch)
     log.add("healthy")
     told = keys.healthy(epoch)
-    return log.plan([fence, At(at), Absent(told)], Create(told, b""))
+    return log.txn([fence, At(at), Absent(told)], Create(told, b""))
 
 
 def left(scene: Scene, number: int, live: Sequence[str], fence: Fence) -> Txn:
@@ -288,7 +288,7 @@ def left(scene: Scene, number: int, live: Sequence[str], fence: Fence) -> Txn:
         return Txn((fence, At(at)), (Delete(mine), Delete(keys.head), gone))
     log = _Log(keys, head, scene.now)
     log.add("left", number)
-    return log.plan([fence, At(at)], Delete(mine))
+    return log.txn([fence, At(at)], Delete(mine))
 
 
 def removed(scene: Scene, state: str, why: str) -> Txn:
@@ -310,7 +310,7 @@ def scaled_up(scene: Scene, n: int) -> Txn:
     keys, at = scene.keys, scene.at
     log = _Log(keys, replace(scene.head, n=n), scene.now)
     log.add("scaled", why=f"to {n}")
-    return log.plan([At(at)])
+    return log.txn([At(at)])
 
 
 def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Txn:
@@ -326,7 +326,7 @@ def scaled_down(scene: Scene, n: int, members: Sequence[Entry]) -> Txn:
     if log.head.completed >= n and not log.head.is_final:
         log.head = replace(log.head, state=COMPLETED, ended=scene.now)
         log.add("ended")
-    return log.plan([At(at)], *ops)
+    return log.txn([At(at)], *ops)
 
 
 def first_master(scene: Scene, term: Fence, seen: str) -> Txn:
@@ -339,7 +339,7 @@ def master_restarted(scene: Scene, term: Fence) -> Txn:
     keys, at = scene.keys, scene.at
     log = _Log(keys, scene.head, scene.now)
     log.add("master_restarted")
-    return log.plan([term, At(at)])
+    return log.txn([term, At(at)])
 
 
 def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
