@@ -1,4 +1,4 @@
-"""Crews: processes of any program as the workers of a job, held by one process of each host. Real processes."""
+"""Agents: processes of any program as the workers of a job, held by one process of each host. Real processes."""
 
 from __future__ import annotations
 

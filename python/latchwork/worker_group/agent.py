@@ -1,4 +1,4 @@
-"""The workers of one host: each a process of any program, started and held by this process.
+"""The workers of one host: each is a process of any program, which this process starts and supervises.
 
 The decisions are pure: what a process learns about its job, and what its end means.
 """
@@ -51,12 +51,12 @@ _AWAY = (SessionLost, Unavailable, OutcomeUnknown)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a crew runs.
+    """The program that a ``LocalAgent`` runs, and how.
 
     Attributes:
         argv: the program and its arguments; no shell.
         workers: how many the job has, on all hosts.
-        per_host: how many of them this crew holds; None for all.
+        per_host: how many of them run on this host; None for all.
         host: by what this host is known after a restart.
         address: where others reach worker 0 if it is one of ours.
         max_restarts: how often the process of one worker is started again before the job fails.
@@ -81,7 +81,7 @@ class Order:
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise ValueError("a crew was given nothing to run; give a program and its arguments")
+            raise ValueError("an agent was given nothing to run; give a program and its arguments")
         check_count(self.workers)
         check_member(self.host, "host")
         if self.per_host is not None and not 1 <= check_whole(self.per_host, "per_host") <= self.workers:
@@ -94,7 +94,7 @@ class Order:
 
     @property
     def share(self) -> int:
-        """How many workers this crew holds."""
+        """How many workers run on this host."""
         return self.workers if self.per_host is None else self.per_host
 
     @property
@@ -118,7 +118,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One of the processes that a crew holds.
+    """One of the processes of an agent.
 
     Attributes:
         slot: from 0, on this host.
@@ -142,12 +142,12 @@ class SlotState:
 def variables(
     info: WorkerInfo, slot: int, order: Order, *, workers: int, run: str, epoch: int, first: WorkerInfo
 ) -> Mapping[str, str]:
-    """What a process is told of its job, besides the environment of its crew.
+    """Return the variables that tell a process about its job, besides the environment of its agent.
 
     Args:
         info: its worker.
         slot: its number on this host.
-        order: of the crew.
+        order: of the agent.
         workers: how many the job has now.
         run: of the job.
         epoch: how often all workers have begun again.
@@ -187,7 +187,7 @@ class AgentSlot:
         job: the job's name.
         namespace: groups jobs: those of different namespaces may have the same name.
         run: of the job.
-        order: what the crew runs.
+        order: what the agent runs.
         number: the slot's number on this host.
         failing: held by the slot whose process has failed, until all are told: what fails because of it does not count.
         on_change: called with each state, in the thread that brought it about; quick.
@@ -441,12 +441,12 @@ class LocalAgent:
     """
 
     def __init__(self, store: Store, job: str, order: Order, *, namespace: str = NAMESPACE) -> None:
-        check_store(store, "a crew")
+        check_store(store, "an agent")
         self._store = store
         self._job = job
         self._order = order
         self._namespace = namespace
-        self._home = Home(f"crew of job {job!r}", made="started")
+        self._home = Home(f"agent of job {job!r}", made="started")
         self._failing = threading.Lock()
         self._mutex = mutex()
         self._slots: list[AgentSlot] = []
@@ -469,7 +469,7 @@ class LocalAgent:
     def handle(self) -> JobHandle:
         """The job."""
         if self._handle is None:
-            raise LatchworkError(f"crew of job {self._job!r} was not started; use it in a with")
+            raise LatchworkError(f"agent of job {self._job!r} was not started; use it in a with")
         return self._handle
 
     @property
@@ -516,7 +516,7 @@ class LocalAgent:
             self._slots.append(slot)
             slot.join()
         for slot in self._slots:
-            thread = threading.Thread(target=slot.run, name=f"latchwork-crew-{self._job}-{slot.state.slot}")
+            thread = threading.Thread(target=slot.run, name=f"latchwork-agent-{self._job}-{slot.state.slot}")
             self._threads.append(thread)
             thread.start()
 
