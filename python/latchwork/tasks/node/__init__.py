@@ -1,6 +1,6 @@
-"""What a process that runs tasks is: its life, from the start over lost sessions to the close.
+"""The life-cycle of a process that runs tasks: start, lost sessions, drain, close.
 
-For the systems that run tasks. A system makes the work of one session; everything else is the same for all of them.
+A system that runs tasks implements ``WorkerSession``, its work during one session. ``Node`` does the rest.
 """
 
 from latchwork.tasks.node.node import Node, NodeHealth, WorkerSession, WorkerStats, default_node_id

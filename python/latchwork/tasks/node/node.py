@@ -1,10 +1,10 @@
-"""``Node``: the life of a process that runs tasks.
+"""``Node``: the life-cycle of a process that runs tasks.
 
     start -> session -> begin -> ready -> session lost -> end -> next session -> ...
-    drain: nothing more is taken, and no next session begins
-    close: tasks are asked to stop, the session ends
+    drain: takes no more tasks, and begins no next session
+    close: asks tasks to stop, and ends the session
 
-docs/design/0031-nodes.md has the decisions. A system says what its work is (``WorkerSession``).
+docs/design/0031-nodes.md has the decisions. A system implements ``WorkerSession``.
 """
 
 from __future__ import annotations
@@ -35,45 +35,48 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Errors that another try does not fix. ``Closed``: somebody closed the store, or what the node works with.
+#: Errors that a retry does not fix. ``Closed``: the store was closed, or an object that the node uses.
 _FINAL = (NodeIdInUse, MemberEvicted, PermissionDenied, Closed)
-#: Tasks of a lost session have so many seconds to stop before the next session begins.
+#: Seconds that the tasks of a lost session have to stop before the next session begins.
 _LOST_S = 10.0
-#: How often a drain looks whether a second signal has come.
+#: Seconds between two checks for a second signal during a drain.
 _HURRIED_S = 0.5
-#: What ends ``run_forever`` without a signal.
+#: The request that ends ``run_forever`` without a signal.
 _ENDED = "close()"
 
 
 class WorkerSession(Protocol):
-    """What a node does from the beginning of a session to its end. Construction does no I/O. Thread-safe."""
+    """The work of a node during one session. Construction does no I/O. Thread-safe."""
 
     @property
     def session(self) -> Session:
-        """The session that its claims are bound to. ``end`` closes it."""
+        """The session that the claims are bound to. ``end`` closes it."""
 
     @property
     def feeder(self) -> Feeder:
-        """Takes the tasks."""
+        """The feeder that claims the tasks."""
 
     @property
     def slots(self) -> Slots:
-        """Runs the tasks."""
+        """The slots that run the tasks."""
 
     def begin(self) -> None:
         """Join, and begin to take tasks.
 
         Raises:
-            LatchworkError: It cannot now. ``end`` follows.
+            LatchworkError: It cannot join now. The node calls ``end`` next.
         """
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Take nothing more, and wait for the tasks; False if some still run after so many seconds."""
+        """Take no more tasks, and wait for the running ones. Return False if some still run after the timeout."""
 
     def end(self, timeout_s: float) -> list[str]:
-        """Ask all tasks to stop, give them back, leave, and close the session; the paths of tasks that go on.
+        """Ask all tasks to stop, release their claims, leave, and close the session. Ends a ``begin`` under way.
 
-        Idempotent, and several threads may call it at once: the shortest time counts. It ends a ``begin`` under way.
+        Idempotent. Several threads may call it at once: the shortest timeout counts.
+
+        Returns:
+            The paths of tasks that still run.
         """
 
     def trouble(self) -> str | None:
@@ -89,9 +92,9 @@ class NodeHealth:
 
     Attributes:
         ok: It has joined, its session is renewed, and it can take tasks.
-        reasons: Why not. Empty if ``ok``.
+        reasons: Why it is not ok. Empty if it is.
         session_remaining_s: Seconds for which its session is certain.
-        is_draining: It takes nothing more.
+        is_draining: ``drain`` was called: it takes no more tasks.
     """
 
     ok: bool
@@ -102,16 +105,16 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """What a node does, and has done in all its sessions.
+    """The tasks of a node now, and its counters over all its sessions.
 
     Attributes:
-        node_id: The node.
+        node_id: The ID of the node.
         slots: How many tasks it runs at a time.
         running: How many tasks it has now.
-        stuck: Tasks that were asked to stop, and go on. Sorted.
+        stuck: IDs of tasks that were asked to stop and still run. Sorted.
         taken: Tasks taken.
-        done: Tasks that ended, and whose outcome is stored.
-        released: Tasks given back.
+        done: Tasks whose outcome is stored.
+        released: Tasks returned to the queue.
         buried: Tasks that became dead letters.
         lost: Tasks whose claim was lost.
     """
@@ -128,12 +131,12 @@ class WorkerStats:
 
 
 class Node(ABC, Generic[S]):
-    """The base of everything that runs tasks. Construction does no I/O. Thread-safe.
+    """The base class of nodes that run tasks. Construction does no I/O. Thread-safe.
 
     Args:
         store: The store. It stays the caller's.
-        node_id: Who it is.
-        what: The node in messages: ``worker 'n1'``.
+        node_id: The ID of the node.
+        what: The node in messages and logs: ``worker 'n1'``.
         slots: How many tasks it runs at a time.
         session_ttl_s: The TTL of its sessions.
         drain_s: Seconds that ``run_forever`` gives tasks to end by themselves.
@@ -181,7 +184,7 @@ class Node(ABC, Generic[S]):
 
     @abstractmethod
     def _worker_session(self, session: Session) -> S:
-        """Make the work of one session. Does no I/O."""
+        """Return the work of one session. Does no I/O."""
 
     def start(self) -> None:
         """Join and begin to take tasks, in the background. Idempotent.
@@ -204,8 +207,8 @@ class Node(ABC, Generic[S]):
         Args:
             timeout_s: Seconds to wait. None waits forever.
         Raises:
-            NodeIdInUse, MemberEvicted, PermissionDenied: It never will.
-            WaitTimeout: It does not yet; the message has the reason.
+            NodeIdInUse, MemberEvicted, PermissionDenied: It has ended, and will never take tasks.
+            WaitTimeout: It does not take tasks yet. The message has the reason.
             Closed: It was closed or drained.
         """
         self._home.check()
@@ -224,7 +227,7 @@ class Node(ABC, Generic[S]):
                 clock.wait_condition(self._changed, left_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take nothing more, and wait for the tasks that run. After a lost session it does not join again.
+        """Take no more tasks, and wait for the running ones. After a lost session it does not join again.
 
         Args:
             timeout_s: Seconds to wait. None waits forever.
@@ -239,12 +242,12 @@ class Node(ABC, Generic[S]):
         return work is None or work.drain(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """Ask all tasks to stop, give back those that do not, and leave. Idempotent.
+        """Ask all tasks to stop, release the claims of tasks that do not, and leave. Idempotent.
 
         A second call with a shorter timeout shortens the first one. In a forked child it does nothing.
 
         Args:
-            timeout_s: Seconds to wait for tasks. None is that of the call before, else the default of the node.
+            timeout_s: Seconds to wait for tasks. None is the timeout of the call before, else the default of the node.
         Returns:
             The paths of tasks that still run. Other nodes can take them when the session has ended.
         """
@@ -316,7 +319,7 @@ class Node(ABC, Generic[S]):
         return NodeHealth(not reasons, tuple(reasons), left_s, self._is_draining)
 
     def stats(self) -> WorkerStats:
-        """Return what it does and has done. Does no I/O."""
+        """Return its tasks and counters. Does no I/O."""
         self._home.check()
         with self._changed:
             work, counts = self._work, Counter(self._counts)
@@ -360,7 +363,7 @@ class Node(ABC, Generic[S]):
         return self._is_closed or self._is_draining
 
     def _is_final(self, error: Exception) -> bool:
-        """Note an error, and return whether the node ends by it."""
+        """Note and log an error, and return whether it ends the node."""
         why = reason(error)
         with self._changed:
             is_new, self._trouble = why != self._trouble, why
@@ -376,7 +379,7 @@ class Node(ABC, Generic[S]):
         return self._error is not None
 
     def _run_session(self, backoff: Backoff) -> None:
-        """Work as long as one session lasts."""
+        """Open a session, and work until it ends, or the node does."""
         session = self._store.open_session(self._ttl_s)
         try:
             work = self._worker_session(session)
