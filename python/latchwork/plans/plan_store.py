@@ -152,10 +152,12 @@ class Place:
         return [entry.key.rpartition("/")[2] for entry in entries]
 
     async def commit(self, edit: Edit, *fences: Check) -> bool:
-        """Whether the edit was committed, as far as is known: after False the caller reads again and decides again.
+        """Commit an edit whose caller holds these fences, and return whether it is known to be committed.
+
+        After False the caller reads again and decides again: a check failed, or the answer was lost.
 
         Raises:
-            OwnershipLost: one of the fences is broken. Reading again would find the same for ever.
+            OwnershipLost: One of the fences is broken. A caller that read again would be refused again.
         """
         try:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)

@@ -78,7 +78,6 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
         ended_ms: when it ended; 0 before.
         tasks: how many were built.
         failed: the first of those that failed, with reasons.
-        failures: whether any failed since it was started or recovered.
         outcome: what it becomes when cancelling has come to its end.
         keep_results_s: how long results of tasks without a name, in the middle, are kept after it completed; None for
             ever.
@@ -143,11 +142,11 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         timeout_s: seconds after which a run is stopped; None for never.
         attempts: tries that ended with an exception.
         why: what the last one raised.
-        args: its template of arguments, if it is small; after the line of JSON.
+        args: its template of arguments, if it is small; stored after the line of JSON.
         args_at: where a large one is.
         child: the plan that it has started, and waits for, or has waited for; empty for none.
         nonce: of whoever added it to a plan that runs; empty of the others.
-        takes_all: whether ``args_from`` are all of ``deps``: then they are stored once.
+        takes_all: only in the stored line: ``args_from`` is all of ``deps``, and is left out.
     """
 
     state: TaskState

@@ -1,7 +1,6 @@
-"""Runs tasks of plans: as many at a time as it has slots, from any plan. After a lost session it goes on.
+"""``PlanWorker``: a node that runs the tasks of plans, of any plan, as many at a time as it has slots.
 
-A shift lasts from the beginning of a session to its end. Session and claims end together: what the store lets go of
-with one of them, it lets go of with all.
+A shift is its work during one session. The claims of a shift are bound to its session, so all of them end together.
 
 docs/design/0024-plans.md has the steps and the races.
 """

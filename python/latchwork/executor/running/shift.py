@@ -40,7 +40,7 @@ _COUNTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a worker was told: its options, checked.
+    """The options of a worker, checked.
 
     Attributes:
         slots: tasks at a time.
