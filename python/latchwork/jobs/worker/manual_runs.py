@@ -1,4 +1,4 @@
-"""Runs that were asked for by hand, on one node: once for each item in the cluster, by who has its lock.
+"""Manual runs on one node: once for each item in the cluster, on the node that has its lock.
 
 A request is a fire time that comes once: its progress is written down before a run starts and when it has ended, fenced
 by the items' locks, as for cron schedules. So an item that moves meanwhile is not run twice, and a run that was cut
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class ManualRun:
-    """What a live run owes to one request. The run's thread only."""
+    """A run that one request still needs, for the items of a live run. The run's thread only."""
 
     request: RunRequest
     items: tuple[str, ...]
@@ -56,7 +56,7 @@ class ManualRun:
 
 
 class ManualRuns:
-    """The requests that a node knows of. Safe to share between threads."""
+    """The requests of manual runs that a node knows of. Thread-safe."""
 
     def __init__(self, store: Store, node_id: str) -> None:
         self._store = store
@@ -94,7 +94,7 @@ class ManualRuns:
         return sorted(mine, key=lambda each: (each.at_s, each.id))
 
     def owed(self, request: RunRequest, holds: Mapping[str, HeldItem]) -> ManualRun | None:
-        """What these items, whose locks are these, owe to a request; None when they owe nothing any more.
+        """Return the run that a request still needs for these items, whose locks are given; None if it needs none.
 
         Raises:
             LatchworkError: the store could not be used, or a lock is lost; ask again.
@@ -109,7 +109,7 @@ class ManualRuns:
         return ManualRun(request, tuple(sorted(items)), fired, progress) if items else None
 
     def say_ended(self, run: ManualRun, owner_id: str, error: str | None) -> None:
-        """Say how it ended, for who waits for it."""
+        """Write how a run ended, for the process that waits for it."""
         end = RunEnd(self._node_id, len(run.items), run.items[:NAMED], error)
         checks: list[Check] = [Exists(f"{keys.OWNERS}/{owner_id}"), Exists(run.request.key)]
         try:
@@ -121,7 +121,7 @@ class ManualRuns:
 
 
 class OwedRuns:
-    """What one live run owes to requests. The run's thread only.
+    """The manual runs that one live run still has to do. The run's thread only.
 
     Args:
         asked: the requests that the node knows of.
@@ -137,7 +137,7 @@ class OwedRuns:
         self._settled: set[str] = set()
 
     def next(self) -> ManualRun | None:
-        """What is owed to the oldest request; None when nothing is. Touches the store only when there is a new one.
+        """Return the run for the oldest request that needs one, else None. Uses the store only for a new request.
 
         Raises:
             LatchworkError: the store could not be used, or a lock is lost; ask again.
