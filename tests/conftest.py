@@ -21,7 +21,6 @@ import pytest
 import latchwork
 from backends_table import BY_NAME, SERVERS
 from latchwork import interrupts
-from latchwork.store import steps
 from levels import LONG
 from run_servers import SharedServer, shared_server
 
@@ -113,8 +112,7 @@ def calls_of_tests_inside_calls(request: pytest.FixtureRequest) -> Iterator[None
     """Serve the calls of tests in the middle of a call; not in tests marked ``reentrant``."""
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("reentrant") is None:
-            for where in (interrupts, steps):
-                patch.setattr(where, "refuse_inside", _refuse_unless_from_a_test)
+            patch.setattr(interrupts, "refuse_inside", _refuse_unless_from_a_test)
         yield
 
 

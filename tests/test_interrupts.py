@@ -10,6 +10,7 @@ import pytest
 
 from latchwork.errors import ReentrantCall
 from latchwork.interrupts import call_outside, entrance
+from latchwork.store import steps
 
 pytestmark = pytest.mark.reentrant
 
@@ -51,6 +52,21 @@ def test_a_call_that_raised_leaves_its_thread_free(raised):
     with pytest.raises(raised):
         enter(fail)
     assert enter(int) == 0
+
+
+def test_an_interrupt_at_the_begin_of_a_driven_call_leaves_its_thread_free(monkeypatch):
+    @steps.driven
+    async def call():
+        return 0
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "Attempt", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert call() == 0
 
 
 #: What a daemon thread is inside of as the process ends.

@@ -24,7 +24,7 @@ from latchwork.backends.futures import Outcome, completed, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import Attempt, call_outside, here, refuse_inside
+from latchwork.interrupts import Attempt, call_outside, entrance
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -165,11 +165,8 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
             raise _better_named(protocol, options, error) from None
 
     @wraps(protocol)
+    @entrance
     def call(*args: P.args, **options: P.kwargs) -> T:
-        before = here.is_inside  # as in ``interrupts.entrance``
-        if before:
-            refuse_inside()
-        here.is_inside = True
         attempt = Attempt()
         try:
             return run(begun(*args, **options), attempt)
@@ -178,8 +175,6 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
         except BaseException:
             attempt.undo()
             raise
-        finally:
-            here.is_inside = before
 
     call.__dict__.update(ends=ends, begun=begun)  # for other drivers
     return call
