@@ -15,10 +15,11 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.errors import Cut
-from latchwork.backends.zookeeper.layout import Version, ancestors, bucket, encode, parent
+from latchwork.backends.zookeeper.layout import Version, bucket, encode, parent
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, NO_NODE, NODE_EXISTS, OK, Reply
-from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.backends.zookeeper.writing.parents import missing_parents
+from latchwork.backends.zookeeper.writing.states import Memory
 from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Create, Entry, Ordered
@@ -58,7 +59,7 @@ def create_ordered(reader: Reader, memory: Memory, task: Task, stem: str, op: Cr
         if result.failed == len(parts) + 1:
             task.judge_evidence(result)
         elif result.error in {NO_NODE, NODE_EXISTS} and above:
-            missing = yield from _missing(reader, task, above)
+            missing = yield from missing_parents(reader, task, above)
         else:
             raise task.refusal(result.error, key)
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
@@ -101,13 +102,3 @@ def _find(reader: Reader, task: Task, key: str, names: Sequence[str] | None) -> 
         if name.startswith(beginning):
             return name
     raise task.error(Cut(sent=True, over=False), write=True)
-
-
-def _missing(reader: Reader, task: Task, above: str) -> Steps[list[str]]:
-    """The parents that have to be created, from the top."""
-    ups = ancestors(above)
-    try:
-        known = yield from read_states(reader, task.connection, [above], task.deadline, above=ups)
-    except Cut as cut:
-        raise task.error(cut, write=False) from cut
-    return [each for each in reversed([above, *ups]) if not known.nodes[each].exists]

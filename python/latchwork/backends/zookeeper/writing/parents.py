@@ -9,7 +9,7 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
-from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, parent
+from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, ancestors, parent
 from latchwork.backends.zookeeper.lists import Lister
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
@@ -35,6 +35,16 @@ def make_parents(task: Task, plan: Plan) -> Steps[None]:
         result = yield from task.send(parts[at : at + _BATCH])
         if result.error in FINAL_CODES:
             raise task.refusal(result.error, plan.entries[0].key)
+
+
+def missing_parents(reader: Reader, task: Task, parent_key: str) -> Steps[list[str]]:
+    """Return which of a parent and the parents above it do not exist, the topmost first."""
+    ups = ancestors(parent_key)
+    try:
+        known = yield from read_states(reader, task.connection, [parent_key], task.deadline, above=ups)
+    except Cut as cut:
+        raise task.error(cut, write=False) from cut
+    return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]
 
 
 def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: bool) -> Steps[bool]:

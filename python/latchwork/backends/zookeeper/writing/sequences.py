@@ -13,10 +13,11 @@ from latchwork.backends.futures import Steps
 from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
-from latchwork.backends.zookeeper.layout import Version, ancestors, below, bucket, encode, parent
+from latchwork.backends.zookeeper.layout import Version, below, bucket, encode, parent
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import BAD_VERSION, NO_NODE, NODE_EXISTS, OK, Data, MultiReply, Reply
-from latchwork.backends.zookeeper.writing.states import Memory, read_states
+from latchwork.backends.zookeeper.writing.parents import missing_parents
+from latchwork.backends.zookeeper.writing.states import Memory
 from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Entry
@@ -99,14 +100,8 @@ def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -
     above, layout = parent(key), reader.layout
     parts: list[bytes] = []
     if above:
-        try:
-            ups = ancestors(above)
-            known = yield from read_states(reader, task.connection, [above], task.deadline, above=ups)
-        except Cut as cut:
-            raise task.error(cut, write=False) from cut
-        for each in reversed([above, *ups]):
-            if not known.nodes[each].exists:
-                parts += layout.create_parent(each)
+        for each in (yield from missing_parents(reader, task, above)):
+            parts += layout.create_parent(each)
     parts.append(layout.create(layout.keep(above)))
     made = yield from task.send(parts)
     if made.error in FINAL_CODES:
