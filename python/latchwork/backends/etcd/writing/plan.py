@@ -12,10 +12,13 @@ Compares of a transaction (all must hold):
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from google.protobuf.proto import serialize_length_prefixed
 
 from latchwork._core import EtcdCodec, EtcdRequest
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
@@ -309,12 +312,9 @@ def _oldest(stem: bytes) -> bytes:
         sort_target=pb.RangeRequest.CREATE,
         keys_only=True,
     )
-    encoded: bytes = pb.RequestOp(request_range=span).SerializeToString()
-    length, head = len(encoded), b""
-    while length > 127:
-        head += bytes([length & 127 | 128])
-        length >>= 7
-    return head + bytes([length]) + encoded
+    encoded = io.BytesIO()
+    serialize_length_prefixed(pb.RequestOp(request_range=span), encoded)
+    return encoded.getvalue()
 
 
 def _recalled(answer: Any) -> tuple[int, int]:
