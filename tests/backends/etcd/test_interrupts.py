@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
 import latchwork
+from latchwork.backends.etcd.connection import Link
+from latchwork.backends.url import parse_url
+from latchwork.clock import SYSTEM_CLOCK
 
 
 def test_close_ends_in_time_although_the_channel_does_not(backend, monkeypatch, caplog):
@@ -74,3 +78,57 @@ def test_another_threads_watch_is_told_of_changes_after_an_interrupt(etcd35, roo
             store.put("k", value)
             assert watch.next(20.0)[0].entry.value == value
             time.sleep(0.8)
+
+
+class Delayed:
+    """What a link asked its timer to call later."""
+
+    def __init__(self):
+        self.calls = []
+
+    def call_later(self, _delay_s, call):
+        self.calls.append(call)
+
+
+@pytest.fixture
+def link():
+    """A link that never connects; its timer is driven by the test."""
+    one = Link(parse_url("etcd://localhost:1"), SYSTEM_CLOCK, Delayed())
+    yield one
+    one.close()
+
+
+def interrupt(link):
+    interrupted_once(link, "Range")
+    with pytest.raises(KeyboardInterrupt):
+        link.send("Range", b"", 1.0, now=True)
+
+
+def test_each_channel_that_was_left_is_closed_after_its_own_time(link, eventually):
+    closed = []
+    for number in range(2):
+        link._channel.close = partial(closed.append, number)
+        interrupt(link)
+    for number in range(2):
+        link.timer.calls[number]()
+        eventually(lambda number=number: closed == [*range(number + 1)])
+
+
+def test_a_channel_that_was_interrupted_after_another_member_was_chosen_does_not_keep_the_timer(link):
+    go_on = threading.Event()
+    link._channel.close = partial(go_on.wait, 30.0)
+    interrupted_once(link, "Range")
+    torn = link._channel.calls["Range"]
+
+    def torn_later(*args):
+        link._rotate()
+        torn(*args)
+
+    link._channel.calls["Range"] = torn_later
+    with pytest.raises(KeyboardInterrupt):
+        link.send("Range", b"", 1.0, now=True)
+    began = time.monotonic()
+    (retire,) = link.timer.calls
+    retire()
+    assert time.monotonic() - began < 5.0
+    go_on.set()

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -78,6 +79,11 @@ class Channel:
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.WatchResponse.FromString,
         )
+
+    def close_apart(self) -> None:
+        """From now on close in a thread of its own: gRPC may hold a lock of this channel for ever."""
+        close = self.close
+        self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()
 
 
 def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None) -> Channel:

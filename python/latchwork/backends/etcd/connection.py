@@ -9,7 +9,6 @@ TLS a channel has one member, whose certificate must name it, and every failed c
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -125,8 +124,6 @@ class Link:
         )
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
-        #: Those whose call was interrupted.
-        self._left: list[Channel] = []
 
     def send(self, method: str, request: Any, timeout_s: float, *, now: bool = False) -> Any:
         """One call, sent once. The answer is gRPC's own future, or ``Answered`` of a call made ``now``, in this thread.
@@ -158,20 +155,25 @@ class Link:
 
     def _leave(self, channel: Channel) -> None:
         """Leave a channel whose call was interrupted: gRPC may hold a lock of it for ever. Later calls have another."""
+        if self._client is not None:
+            return
+        channel.close_apart()
         with self._lock:
-            if self.closed or self._channel is not channel or self._client is not None:
-                return
-            self._channel = open_channel(self._hosts, self._credentials)
-            self._channels = [*(each for each in self._channels if each is not channel), self._channel]
-            self._left.append(channel)
-        self.timer.call_later(self.call_timeout_s + 1.0, self._close_left)
+            if not self.closed and self._channel is channel:
+                self._replace_channel()
 
-    def _close_left(self) -> None:
-        """Close the channels that were left, in threads that may wait for ever."""
+    def _replace_channel(self) -> None:
+        """With the lock held: give later calls a new channel, and close the old one once its calls have ended."""
+        old, self._channel = self._channel, open_channel(self._hosts, self._credentials)
+        self._channels.append(self._channel)
+        self.timer.call_later(self.call_timeout_s + 1.0, partial(self._retire, old))
+
+    def _retire(self, channel: Channel) -> None:
         with self._lock:
-            left, self._left = self._left, []
-        for channel in left:
-            threading.Thread(target=channel.close, name="grpc-channel-left", daemon=True).start()
+            if channel not in self._channels:
+                return
+            self._channels.remove(channel)
+        channel.close()
 
     def _refuse_closed(self, error: ValueError) -> None:
         """Raise ``Closed`` for the error with which gRPC refuses calls on a closed channel."""
@@ -321,7 +323,6 @@ class Link:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
-        self._close_left()
 
     # Private.
 
@@ -419,12 +420,4 @@ class Link:
             self._rotated_at = now
             self._hosts.append(self._hosts.pop(0))
             _log.info("the etcd member in use cannot serve; trying %s first", join_hosts(self._hosts[:1]))
-            old, self._channel = self._channel, open_channel(self._hosts, self._credentials)
-            self._channels.append(self._channel)
-        self.timer.call_later(self.call_timeout_s + 1.0, lambda: self._retire(old))
-
-    def _retire(self, channel: Channel) -> None:
-        with self._lock:
-            if channel in self._channels:
-                self._channels.remove(channel)
-        channel.close()
+            self._replace_channel()
