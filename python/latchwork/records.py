@@ -50,7 +50,7 @@ def read_json(value: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise BadRecord(f"value {short(value)} is no JSON that can be used: {why}") from None
-    if text.count("[") + text.count("{") > MOST_DEPTH and not _is_flat(found):
+    if may_be_deep(text) and not is_flat(found):
         raise BadRecord(f"value {short(value)} is nested more than {MOST_DEPTH} deep")
     if _SURROGATE.search(text) is not None and not _is_text(found):
         raise BadRecord(f"value {short(value)} holds half of a character")
@@ -165,7 +165,13 @@ def _instead(record: Record, name: str, what: str, default: _T | None) -> _T:
     raise BadRecord(f"field {name!r} {found}, and has to be {what}")
 
 
-def _is_flat(found: object) -> bool:
+def may_be_deep(text: str) -> bool:
+    """Return whether a text has enough brackets for JSON that is nested more than ``MOST_DEPTH`` deep."""
+    return text.count("[") + text.count("{") > MOST_DEPTH
+
+
+def is_flat(found: object) -> bool:
+    """Return whether decoded JSON is nested at most ``MOST_DEPTH`` deep."""
     level = [found]
     for _ in range(MOST_DEPTH):
         boxes = [each for each in level if isinstance(each, (dict, list))]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from latchwork.errors import BadRecord
-from latchwork.records import MOST_DEPTH, MOST_DURATION_S, MOST_MOMENT_S, MOST_WHOLE, short
+from latchwork.records import MOST_DEPTH, MOST_DURATION_S, MOST_MOMENT_S, MOST_WHOLE, is_flat, may_be_deep, short
 from latchwork.types import Entry
 
 #: Whole numbers: any, from 0, from 1.
@@ -75,8 +75,8 @@ class Decoder(Generic[T]):
         text = value.decode()  # msgspec does not look at the encoding of text that it skips
         try:
             found = self._decoder.decode(text)
-            if text.count("[") + text.count("{") > MOST_DEPTH:
-                _check_depth(msgspec.json.decode(text))
+            if may_be_deep(text) and not is_flat(msgspec.json.decode(text)):
+                raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None
         return found
@@ -85,14 +85,3 @@ class Decoder(Generic[T]):
 def encode(record: object) -> bytes:
     """Return the value to store for a record."""
     return msgspec.json.encode(record)
-
-
-def _check_depth(found: object) -> None:
-    level = [found]
-    for _ in range(MOST_DEPTH):
-        boxes = [each for each in level if isinstance(each, (dict, list))]
-        level = [part for box in boxes for part in (box.values() if isinstance(box, dict) else box)]
-        if not level:
-            return
-    if any(isinstance(each, (dict, list)) for each in level):
-        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
