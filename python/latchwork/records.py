@@ -1,8 +1,7 @@
-"""The one reader of stored records: from bytes that anybody may have written to values of known types.
+"""JSON that any client may have stored, and the fields of tickets and leases in it. No I/O.
 
-A record is a JSON object. What comes out of here is text that can be encoded, finite numbers within bounds, and nothing
-nested deeper than any record of ours; all else is ``BadRecord``. Whoever lists records leaves a bad one out, or takes
-its harmless defaults; whoever needs exactly this one raises, with its key. Nothing here touches the network.
+What is returned holds text that can be encoded, finite numbers, and nothing that is nested deeper than any record of
+ours. Everything else is ``BadRecord``. Records with a type of their own are read by ``_base.decoding``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from latchwork.checks import is_number
 from latchwork.errors import BadRecord
 
 #: No record of ours is nested so deep.
@@ -90,36 +88,10 @@ class Record:
         except BadRecord:
             return cls({})
 
-    def has(self, name: str) -> bool:
-        """Whether there is such a field, and not null."""
-        return self.body.get(name) is not None
-
     def text(self, name: str, default: str | None = None) -> str:
         """A field that is text."""
         found = self.body.get(name)
         return found if isinstance(found, str) else _instead(self, name, "text", default)
-
-    def number(
-        self, name: str, default: float | None = None, *, least: float = -math.inf, most: float = math.inf
-    ) -> float:
-        """A field that is a finite number within bounds."""
-        found = self.body.get(name)
-        if is_number(found, least) and found <= most:
-            return float(found)
-        return _instead(self, name, f"a number from {least:g} to {most:g}", default)
-
-    def duration_s(self, name: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """A field that is a number of seconds."""
-        return self.number(name, default, least=least, most=MOST_DURATION_S)
-
-    def moment_s(self, name: str, default: float | None = None) -> float:
-        """A field that is a moment, in seconds since the epoch."""
-        return self.number(name, default, least=-MOST_MOMENT_S, most=MOST_MOMENT_S)
-
-    def moment_or_none(self, name: str) -> float | None:
-        """A field that is a moment; None when it is none."""
-        found = self.number(name, math.inf)
-        return found if abs(found) <= MOST_MOMENT_S else None
 
     def whole(self, name: str, default: int | None = None, *, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
         """A field that is a whole number within bounds."""
@@ -127,35 +99,6 @@ class Record:
         if type(found) is int and least <= found <= most:
             return found
         return _instead(self, name, f"a whole number from {least} to {most}", default)
-
-    def big(self, name: str) -> int:
-        """A field that is a whole number of any size: most are for arithmetic of ours, and belong to ``whole``."""
-        found = self.body.get(name)
-        none: int | None = None
-        return found if type(found) is int else _instead(self, name, "a whole number", none)
-
-    def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A field that is a list of texts."""
-        found = self.body.get(name)
-        good = isinstance(found, list) and all(isinstance(each, str) for each in found)
-        return tuple(found) if good and found is not None else _instead(self, name, "a list of texts", default)
-
-    def mapping(self, name: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """A field that is an object."""
-        found = self.body.get(name)
-        return found if isinstance(found, dict) else _instead(self, name, "an object", default)
-
-    def text_map(self, name: str) -> dict[str, str]:
-        """The members of a field that are texts; none when it is no object."""
-        return {key: each for key, each in self.mapping(name, {}).items() if isinstance(each, str)}
-
-    def parts(self, name: str) -> list[Record]:
-        """A field that is a list of objects."""
-        found = self.body.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            none: list[Record] | None = None
-            return _instead(self, name, "a list of objects", none)
-        return [Record(each) for each in found]
 
 
 def _instead(record: Record, name: str, what: str, default: _T | None) -> _T:

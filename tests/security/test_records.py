@@ -141,10 +141,10 @@ def test_what_a_record_may_have_is_read():
 
 
 def test_a_field_that_cannot_be_used_is_named():
-    with pytest.raises(BadRecord, match=r"field 'ttl_s' is '10', and has to be a number from 0 to 1e\+10"):
-        Record.of(b'{"ttl_s":"10"}').duration_s("ttl_s")
-    with pytest.raises(BadRecord, match="field 'ttl_s' is missing"):
-        Record.of(b"{}").duration_s("ttl_s")
+    with pytest.raises(BadRecord, match=r"field 'pid' is '10', and has to be a whole number from 1 to 9"):
+        Record.of(b'{"pid":"10"}').whole("pid", least=1, most=9)
+    with pytest.raises(BadRecord, match="field 'pid' is missing"):
+        Record.of(b"{}").whole("pid")
 
 
 @pytest.mark.parametrize("part", [b'"pid":1' + b"0" * 400, b'"ttl_s":-5', b'"weight":"2"', b'"since":1e300'])
