@@ -76,6 +76,8 @@ class OrderedPuts:
     def __init__(
         self, info: QueueInfo, waits: Waits, count: Callable[[], Steps[int]], capacity: int | None, label: str
     ) -> None:
+        if capacity is not None and not check_whole(capacity, "capacity") >= 1:
+            raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
         self.putters = TicketQueue(info.store, info.names.putters, f"putters of {info.what}", label)
         self._store = info.store
         self._names = info.names
@@ -96,7 +98,7 @@ class OrderedPuts:
         checks: Sequence[Check] = (),
         ops: Sequence[Op] = (),
     ) -> int:
-        """Put items in one transaction, and wait for room before.
+        """Put items in one transaction, within the stored capacity; wait for room before.
 
         Args:
             creations: given the number of the first item, returns the writes that create all.
@@ -116,19 +118,19 @@ class OrderedPuts:
         async def put() -> int:
             return await self._try_put(creations, count, waiter, patience, checks, ops)
 
+        capacity = await waiter.keep_trying(self.agree, patience)
         try:
             return await put()
         except _Full:
-            pass
+            assert capacity is not None
         place = None if patience.is_over else await take_turn(self.putters, waiter, patience)
         if place is None:
             raise self._no_room(waiter)
         try:
-            has_room = _HasRoom(self._names.partitions, await self.agree() or 0)
-            while await waiter.follow(self._names.partitions, has_room, patience):
+            partitions = self._names.partitions
+            while await waiter.follow(partitions, _HasRoom(partitions, capacity), patience):
                 with contextlib.suppress(_Full):
                     return await put()
-                has_room = _HasRoom(self._names.partitions, await self.agree() or 0)
             raise self._no_room(waiter)
         finally:
             await self.putters.leave(place)
@@ -220,10 +222,3 @@ class _HasRoom:
             if len(path) == 4 and path[1] == "items":
                 (self._items.discard if change.entry is None else self._items.add)(change.key)
         return len(self._items) < self._capacity
-
-
-def check_capacity(capacity: int | None) -> int | None:
-    """Return the capacity; ``ValueError`` if it is neither None nor at least 1."""
-    if capacity is not None and not check_whole(capacity, "capacity") >= 1:
-        raise ValueError(f"capacity must be None or at least 1, not {capacity!r}")
-    return capacity

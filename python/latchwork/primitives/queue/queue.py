@@ -17,7 +17,7 @@ from latchwork.errors import LatchworkError
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.queue.claims import QueueClaim
 from latchwork.primitives.queue.items import QueueItem, check_payload, index_op, put_ops
-from latchwork.primitives.queue.puts import OrderedPuts, check_capacity
+from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.work_queue import WorkQueue
 from latchwork.primitives.waiting.common import Closes
 from latchwork.store.session import Session
@@ -68,7 +68,6 @@ class Queue(Closes):
         session: Session | None = None,
         label: str = "",
     ) -> None:
-        check_capacity(capacity)
         self._work = _NumberedItems(store, name, max_attempts=max_attempts, session=session, label=label)
         self.name = name
         self._info, self._waits = self._work._info, self._work._waits  # noqa: SLF001 - this is a face of it
@@ -124,7 +123,6 @@ class Queue(Closes):
     ) -> str:
         check_payload(value, self._info.what)
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            await waiter.keep_trying(self._puts.agree, patience)
             creations = partial(self._creations, priority, [value])
             number = await self._puts.put(creations, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
         return _item_id(priority, number)
@@ -234,7 +232,6 @@ class Queue(Closes):
             WaitTimeout, and the others: as for ``put``.
         """
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            await waiter.keep_trying(self._puts.agree, patience)
             letter = await waiter.keep_trying(lambda: self._work._letter(item_id), patience)  # noqa: SLF001
             dead = QueueItem.letter_of(letter)
             priority = DEFAULT_PRIORITY if dead.priority is None else dead.priority

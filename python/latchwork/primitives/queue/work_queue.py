@@ -30,7 +30,7 @@ from latchwork.primitives.queue.items import (
     shown,
 )
 from latchwork.primitives.queue.pages import Share, check_partitions, tidy
-from latchwork.primitives.queue.puts import OrderedPuts, check_capacity
+from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
 from latchwork.primitives.waiting.common import Closes, Identity, check_name, check_text, check_whole
@@ -82,7 +82,6 @@ class WorkQueue(Closes):
         self.name = check_name(name, kind)
         if not check_whole(max_attempts, "max_attempts") >= 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts!r}")
-        check_capacity(capacity)
         self._what = f"{kind} {name!r}"
         identity = Identity()
         check_text(label, f"the label of {self._what}")
@@ -194,7 +193,8 @@ class WorkQueue(Closes):
         key = self._names.item(*place)
         try:
             if self._puts is not None:
-                await self._put_in_order(self._puts, place, value, checks, ops, timeout_s)
+                _, writes = put_ops(self._names, *place, value)
+                await self._put_in_order(self._puts, writes, checks, ops, timeout_s)
             else:
                 await self._put_at_once(place, value, checks, ops)
         except Conflict as error:
@@ -214,18 +214,15 @@ class WorkQueue(Closes):
             if found is None or found.nonce != nonce:
                 raise
 
-    async def _put_in_order(  # noqa: PLR0917 - one caller
+    async def _put_in_order(
         self,
         puts: OrderedPuts,
-        place: tuple[str, str, str],
-        value: bytes,
+        writes: Sequence[Op],
         checks: Sequence[Check],
         ops: Sequence[Op],
         timeout_s: float | None,
     ) -> None:
-        _, writes = put_ops(self._names, *place, value)
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            await waiter.keep_trying(puts.agree, patience)
             await puts.put(lambda _: writes, 1, waiter=waiter, patience=patience, checks=checks, ops=ops)
 
     def key(self, partition: str, sort_key: str, item_id: str) -> str:
@@ -680,9 +677,7 @@ class WorkQueue(Closes):
             if self._puts is None:
                 done = await ask(self._store.commit, held, list(dict.fromkeys([*writes, *ops])))
                 return QueueItem.of(done.entries[0])
-            async with self._waits.begin(timeout_s) as (waiter, patience):
-                await waiter.keep_trying(self._puts.agree, patience)
-                await self._puts.put(lambda _: writes, 1, waiter=waiter, patience=patience, checks=held, ops=ops)
+            await self._put_in_order(self._puts, writes, held, ops, timeout_s)
         except Conflict as error:
             if any(getattr(each, "key", None) == key for each in error.failed):
                 raise KeyExists(
