@@ -14,7 +14,6 @@ from latchwork.errors import (
     LatchworkError,
     LockLost,
     OnceFailed,
-    OutcomeUnknown,
     SessionLost,
     WaitTimeout,
 )
@@ -22,6 +21,7 @@ from latchwork.primitives import Once
 from latchwork.primitives.waiting.work import Work
 from latchwork.testing import Fault, FaultyStore
 from latchwork.types import Put
+from primitives.lost_answers import lose_answer
 
 TTL_S = 1.0
 
@@ -361,17 +361,7 @@ def test_a_function_that_kills_its_runners_is_recorded_as_failed(once, connect):
 @pytest.mark.parametrize("which", [1, 2])
 def test_a_lost_answer_changes_nothing(once, connect, monkeypatch, applied, which):
     store = connect()
-    commit, calls = store.commit, []
-
-    def lossy(checks, ops):
-        calls.append(ops)
-        if len(calls) != which:
-            return commit(checks, ops)
-        if applied:
-            commit(checks, ops)
-        raise OutcomeUnknown("cut")
-
-    monkeypatch.setattr(store, "commit", lossy)
+    lose_answer(store, monkeypatch, applied=applied, which=which)
     runs = []
     assert once(store=store).run(lambda _work: runs.append(1) or b"1") == b"1"
     assert len(runs) == 1

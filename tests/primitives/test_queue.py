@@ -27,6 +27,7 @@ from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, Create, Put
+from primitives.lost_answers import lose_answer
 
 TTL_S = 1.0
 LARGE = b"x" * (INLINE_BYTES + 1)
@@ -372,26 +373,10 @@ def test_another_capacity_than_the_stored_one_is_refused(queue):
         queue(capacity=3).put(b"2")
 
 
-def losing(store, monkeypatch, *, applied, which=1):
-    """Lose the answer of one commit."""
-    commit, calls = store.commit, []
-
-    def lossy(checks, ops):
-        calls.append(ops)
-        if len(calls) != which:
-            return commit(checks, ops)
-        if applied:
-            commit(checks, ops)
-        raise OutcomeUnknown("cut")
-
-    monkeypatch.setattr(store, "commit", lossy)
-    return calls
-
-
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_put_with_a_lost_answer_puts_one_item(queue, connect, monkeypatch, applied):
     store = connect()
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     mine = queue(store=store)
     item_id = mine.put(b"1", timeout_s=10.0)
     assert [item.id for item in mine.items()] == [item_id]
@@ -402,7 +387,7 @@ def test_a_take_with_a_lost_answer_takes_one_item_once(queue, connect, monkeypat
     store = connect()
     mine = queue(store=store)
     mine.put_many([b"1", b"2"])
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     claim = mine.take(10.0)
     assert (claim.value, claim.attempts) == (b"1", 1)
     assert list(mine.claims()) == [claim.id]
@@ -416,7 +401,7 @@ def test_an_acknowledgement_with_a_lost_answer_is_done_once(queue, connect, monk
     mine = queue(store=store)
     mine.put(b"1")
     claim = mine.take(10.0)
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     claim.ack(ops=[Put("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)
     assert store.get("result")
@@ -433,7 +418,7 @@ def test_an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_
         monkeypatch.setattr(store, "get_many", read)
         raise Unavailable("cut")
 
-    losing(store, monkeypatch, applied=True)
+    lose_answer(store, monkeypatch, applied=True)
     monkeypatch.setattr(store, "get_many", unreachable)
     claim.ack(ops=[Create("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)

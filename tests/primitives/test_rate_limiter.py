@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, SessionLost, WaitTimeout
+from latchwork.errors import Closed, LatchworkError, SessionLost, WaitTimeout
 from latchwork.primitives import RateLimiter
 from latchwork.primitives.numbers.rate_limiter import Permits, Window
+from primitives.lost_answers import lose_answer
 
 TTL_S = 1.0
 
@@ -110,17 +111,7 @@ def test_a_permit_whose_answer_comes_late_is_not_used(limiter, connect, monkeypa
 def test_a_lost_answer_wastes_a_permit_and_gives_none_for_nothing(limiter, connect, monkeypatch, applied):
     store = connect()
     mine = limiter(3, 60.0, store=store)
-    commit, calls = store.commit, []
-
-    def lossy(checks, ops):
-        calls.append(ops)
-        if len(calls) != 1:
-            return commit(checks, ops)
-        if applied:
-            commit(checks, ops)
-        raise OutcomeUnknown("cut")
-
-    monkeypatch.setattr(store, "commit", lossy)
+    lose_answer(store, monkeypatch, applied=applied)
     mine.acquire(timeout_s=20.0)
     assert mine.given() == (2 if applied else 1)
 

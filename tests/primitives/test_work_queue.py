@@ -12,26 +12,10 @@ from latchwork.errors import (
     KeyExists,
     LockLost,
 )
-from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.types import Absent, Create, Delete, Exists, Put
+from primitives.work_queues import LARGE, fill, take, values
 
 TTL_S = 1.0
-LARGE = b"x" * (INLINE_BYTES + 1)
-
-
-def fill(backlog, *places, partition="any"):
-    """Put items, with their own names as values."""
-    for place in places:
-        sort_key, item_id = place.split("/")
-        backlog.put(partition, sort_key, item_id, place.encode())
-
-
-def take(backlog, limit=1, partitions=("any",), **how):
-    return backlog.try_take(partitions, limit=limit, **how)
-
-
-def values(claims):
-    return [claim.value for claim in claims]
 
 
 # Order and taking

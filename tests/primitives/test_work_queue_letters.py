@@ -6,26 +6,10 @@ import pytest
 
 from latchwork.errors import Closed, Conflict, InvalidKey, KeyExists, SessionLost, ValueTooLarge
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.queue.items import INLINE_BYTES
 from latchwork.types import Exists, Put
+from primitives.work_queues import LARGE, fill, take, values
 
 TTL_S = 1.0
-LARGE = b"x" * (INLINE_BYTES + 1)
-
-
-def fill(backlog, *places, partition="any"):
-    """Put items, with their own names as values."""
-    for place in places:
-        sort_key, item_id = place.split("/")
-        backlog.put(partition, sort_key, item_id, place.encode())
-
-
-def take(backlog, limit=1, partitions=("any",), **how):
-    return backlog.try_take(partitions, limit=limit, **how)
-
-
-def values(claims):
-    return [claim.value for claim in claims]
 
 
 # Dead letters

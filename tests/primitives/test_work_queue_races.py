@@ -12,17 +12,10 @@ from latchwork.errors import LockLost, OutcomeUnknown, Unavailable
 from latchwork.primitives import WorkQueue
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Create, Put
+from primitives.lost_answers import lose_answer
+from primitives.work_queues import fill, ids
 
 TTL_S = 1.0
-
-
-def fill(backlog, *ids, partition="any"):
-    for item_id in ids:
-        backlog.put(partition, "s", item_id, item_id.encode())
-
-
-def ids(claims):
-    return [claim.item.id for claim in claims]
 
 
 # Others are faster
@@ -197,38 +190,17 @@ def test_a_take_reads_a_part_of_a_long_partition(backlog, connect, monkeypatch):
 # Answers are lost
 
 
-def losing(store, monkeypatch, *, applied, which=1):
-    """Lose the answer of one commit."""
-    commit, calls = store.commit, []
-
-    def lossy(checks, ops):
-        calls.append(ops)
-        if len(calls) != which:
-            return commit(checks, ops)
-        if applied:
-            commit(checks, ops)
-        raise OutcomeUnknown("cut")
-
-    monkeypatch.setattr(store, "commit", lossy)
-    return calls
-
-
-def losing_all(store, monkeypatch):
-    """Lose each commit, and its answer."""
-    losing(store, monkeypatch, applied=False)
-
-
 def test_a_put_with_a_lost_answer_is_known_by_its_nonce(backlog, connect, monkeypatch):
     store = connect()
     mine = backlog(store=store)
-    losing(store, monkeypatch, applied=True)
+    lose_answer(store, monkeypatch, applied=True)
     mine.put("any", "s", "1", b"mine")
     monkeypatch.undo()
-    losing(store, monkeypatch, applied=False)
+    lose_answer(store, monkeypatch, applied=False)
     with pytest.raises(OutcomeUnknown):
         mine.put("any", "s", "2", b"mine")
     with pytest.raises(OutcomeUnknown):  # that there is one of this name says nothing of ours
-        losing_all(store, monkeypatch)
+        lose_answer(store, monkeypatch, applied=False)
         mine.put("any", "s", "1", b"mine")
 
 
@@ -237,7 +209,7 @@ def test_a_take_with_a_lost_answer_is_settled_by_the_next(backlog, connect, monk
     store = connect(session_ttl_s=30.0)
     mine = backlog(store=store)
     fill(mine, "1", "2", "3")
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     with pytest.raises(OutcomeUnknown):
         mine.try_take(["any"], limit=2)
     claims = mine.try_take(["any"], limit=2)
@@ -251,7 +223,7 @@ def test_claims_that_nobody_got_to_know_of_are_given_back(backlog, connect, monk
     store, other = connect(session_ttl_s=30.0), backlog()
     mine = backlog(store=store)
     fill(mine, "1", "2")
-    losing(store, monkeypatch, applied=True)
+    lose_answer(store, monkeypatch, applied=True)
     with pytest.raises(OutcomeUnknown):
         mine.try_take(["any"], limit=2)
     assert len(other.claims()) == 2
@@ -263,7 +235,7 @@ def test_a_claim_of_unknown_outcome_on_what_is_not_wanted_now_is_given_back(back
     store, other = connect(session_ttl_s=30.0), backlog()
     mine = backlog(store=store)
     fill(mine, "1", "2")
-    losing(store, monkeypatch, applied=True)
+    lose_answer(store, monkeypatch, applied=True)
     with pytest.raises(OutcomeUnknown):
         mine.try_take(["any"])
     assert mine.try_take(["other"]) == []
@@ -277,7 +249,7 @@ def test_an_acknowledgement_with_a_lost_answer_is_done_once(backlog, connect, mo
     mine = backlog(store=store)
     fill(mine, "1")
     (claim,) = mine.try_take(["any"])
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     claim.ack(ops=[Create("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)
     assert store.get("result")
@@ -294,7 +266,7 @@ def test_an_acknowledgement_that_was_tried_again_behind_its_lost_answer_is_done_
         monkeypatch.setattr(store, "get_many", read)
         raise Unavailable("cut")
 
-    losing(store, monkeypatch, applied=True)
+    lose_answer(store, monkeypatch, applied=True)
     monkeypatch.setattr(store, "get_many", unreachable)
     claim.ack(ops=[Create("result", b"")])
     assert (mine.size(), claim.is_held) == (0, False)
@@ -307,7 +279,7 @@ def test_a_part_with_a_lost_answer_says_whether_it_landed(backlog, connect, monk
     fill(mine, "1")
     (claim,) = mine.try_take(["any"])
     part = claim.ack_part()
-    losing(store, monkeypatch, applied=applied)
+    lose_answer(store, monkeypatch, applied=applied)
     with pytest.raises(OutcomeUnknown) as unknown:
         store.commit(part.checks, part.ops)
     assert part.landed(unknown.value) is applied

@@ -10,13 +10,9 @@ from latchwork.primitives.queue.items import Names, QueueItem
 from latchwork.primitives.queue.waiting import IsFree
 from latchwork.testing.faults import FaultyStore
 from latchwork.types import Change, Entry
+from primitives.work_queues import fill
 
 NAMES = Names("work")
-
-
-def fill(backlog, *ids):
-    for item_id in ids:
-        backlog.put("any", "s", item_id, item_id.encode())
 
 
 def ids(items):

@@ -8,14 +8,7 @@ from latchwork.errors import OutcomeUnknown
 from latchwork.primitives import WorkQueue
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Exists
-
-LARGE = b"x" * 5000
-
-
-def fill(backlog, *places, partition="any"):
-    for place in places:
-        sort_key, item_id = place.split("/")
-        backlog.put(partition, sort_key, item_id, place.encode())
+from primitives.work_queues import LARGE, fill, values
 
 
 def put_together(store, backlog, *places):
@@ -27,10 +20,6 @@ def put_together(store, backlog, *places):
 def _named(place):
     sort_key, item_id = place.split("/")
     return sort_key, {item_id: place.encode()}
-
-
-def values(claims):
-    return [claim.value for claim in claims]
 
 
 def paths(items):

@@ -6,16 +6,7 @@ import threading
 import time
 
 from latchwork.types import Exists
-
-
-def fill(backlog, *ids, partition="any"):
-    for item_id in ids:
-        backlog.put(partition, "s", item_id, item_id.encode())
-
-
-def ids(claims):
-    return [claim.item.id for claim in claims]
-
+from primitives.work_queues import fill, ids
 
 # Waiting
 
