@@ -36,7 +36,7 @@ Mutex = threading.Lock
 
 
 class _Here(threading.local):
-    """What this thread does.
+    """The state of one thread.
 
     Attributes:
         is_inside: it is inside one of our calls.
@@ -49,7 +49,7 @@ here = _Here()
 
 
 def mutex() -> threading.Lock:
-    """Return a new mutex, for one object; in a simulation, one of its own."""
+    """Return a new mutex, for one object; in a simulation, a simulated one."""
     return Mutex()
 
 
@@ -59,7 +59,7 @@ def condition(of: threading.Lock | None = None) -> threading.Condition:
 
 
 def refuse_inside() -> None:
-    """Refuse a call of a thread that is inside one: nothing has been done."""
+    """Raise ``ReentrantCall``: a thread made a call inside of another one. It has had no effect."""
     raise ReentrantCall(
         "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
         "put into a queue.SimpleQueue or set a flag there, and call when the thread has returned"
@@ -67,7 +67,7 @@ def refuse_inside() -> None:
 
 
 def entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Mark a call of users: it is refused while its thread is inside one.
+    """Mark a call of users: it raises ``ReentrantCall`` while its thread is inside a marked call.
 
     No bytecode at which the interpreter looks for signals is between the mark and the ``try``, or in the ``finally``.
     """
@@ -87,7 +87,7 @@ def entrance(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Call a function that may make calls: one of the user, or an entrance that a protocol uses."""
+    """Call a function that may make marked calls: a user's function, or a marked call itself."""
     before, here.is_inside = here.is_inside, False
     try:
         return call(*args, **options)
@@ -111,22 +111,22 @@ def _start_natively(thread: threading.Thread) -> None:
 
 
 class Attempt:
-    """What undoes one call, should an interrupt or a cancellation end it."""
+    """The callbacks that undo one call, if an interrupt or a cancellation ends it."""
 
     def __init__(self) -> None:
         self._undos: list[Callable[[], object]] = []
 
     def add(self, undo: Callable[[], object]) -> int:
-        """Have this called by ``undo``; returns how many there were before. It must be quick."""
+        """Register a callback for ``undo``, which must be quick; return how many there were before."""
         self._undos.append(undo)
         return len(self._undos) - 1
 
     def settle(self, count: int) -> None:
-        """Forget all but the first so many: what they undo has ended."""
+        """Keep the first ``count`` callbacks only: the steps that the others undo have ended."""
         del self._undos[count:]
 
     def undo(self) -> None:
-        """Call and forget them all, the newest first; one that raises goes to ``sys.excepthook``."""
+        """Call and forget all callbacks, the newest first. Their exceptions go to ``sys.excepthook``."""
         while self._undos:
             try:
                 self._undos.pop()()

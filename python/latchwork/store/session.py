@@ -215,7 +215,7 @@ class Session:
     def close(self) -> None:
         """End the session now: its keys vanish at once if the server is reachable. Idempotent.
 
-        If it is interrupted, another call goes on with it.
+        If an interrupt ends it, call it again: it continues.
         """
         if self._home.is_foreign:
             return

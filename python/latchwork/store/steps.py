@@ -97,7 +97,7 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """Drive a protocol in this thread, and return what it returns.
 
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
-    What it notes with ``OnInterrupt`` goes to the attempt.
+    The callbacks that it registers with ``OnInterrupt`` are added to the attempt.
 
     Once a step has ended with ``OutcomeUnknown``, the protocol fails with no error that says "not applied"; see
     ``after_unknown``. Event loops keep the same rule.

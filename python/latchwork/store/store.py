@@ -172,20 +172,20 @@ class Store:
 
     @entrance
     def create_ordered(self, stem: str, unique: str, value: bytes, *, session: Session | None = None) -> Ordered:
-        """Create a key, and name the older keys of its kind: to line up.
+        """Create a key and return the names of the older keys of its kind, as a queue of waiters needs them.
 
         Keys are of one kind if they have the same parent and begin with the same ``stem``, and were created by this
         method. Their order is that of ``created``.
 
         Args:
             stem: the parent and the beginning of the last segment: ``orders/t-``.
-            unique: the rest of the last segment. Nobody has used it before for this kind.
+            unique: the rest of the last segment. It must not have been used before for this kind.
             value: up to 1,000,000 bytes with the key.
             session: bind the key to this session.
         Returns:
             The entry, whose key may have a suffix, and the names of the older keys that were there when it was created
-            or later. No other key is older and there, now or at any later time. The names are None if they are not
-            known: list the keys then.
+            or later. No other older key of the kind exists, now or at any later time. The names are None if they are
+            not known: list the keys then.
         Raises:
             KeyExists: the key is there already. Not every backend can tell.
             ValueTooLarge, InvalidKey, SessionLost: as for ``put``.

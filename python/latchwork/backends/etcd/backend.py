@@ -179,7 +179,7 @@ class EtcdBackend(Backend):
     # Private.
 
     def _end(self, limit_s: float) -> None:
-        """End everything, in a thread: gRPC may wait for ever for a lock of a channel that an interrupt left held."""
+        """End everything, in a thread: gRPC may wait forever for a lock of a channel that an interrupt left held."""
         self._hub.close(limit_s)
         deadline = self._clock.now() + limit_s
         ending = [*self._sessions.end_all(), drive(self._writer.slots.close(deadline))]

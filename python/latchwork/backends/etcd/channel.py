@@ -81,7 +81,7 @@ class Channel:
         )
 
     def close_apart(self) -> None:
-        """From now on close in a thread of its own: gRPC may hold a lock of this channel for ever."""
+        """Have ``close`` start a thread and return: gRPC may hold a lock of this channel forever."""
         close = self.close
         self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()
 

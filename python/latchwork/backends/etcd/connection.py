@@ -154,7 +154,7 @@ class Link:
             raise
 
     def _leave(self, channel: Channel) -> None:
-        """Leave a channel whose call was interrupted: gRPC may hold a lock of it for ever. Later calls have another."""
+        """Leave a channel whose call was interrupted: gRPC may hold a lock of it forever. Later calls have another."""
         if self._client is not None:
             return
         channel.close_apart()

@@ -12,7 +12,7 @@ with itself. docs/design/0011 has the races.
 With few members all follow the arrivals, and the last to arrive ends the phase. With more than ``MANY`` each member
 would learn of each arrival, n x n events: there each draws, before it arrives, whether it follows, so that about
 ``FOLLOWERS`` do. They say so in their arrivals, and the first of them ends the phase. All others watch the board alone;
-as their wait goes on they draw again now and then, so that a phase ends when every follower has died. Nothing is stored
+while they wait they draw again now and then, so that a phase ends when every follower has died. Nothing is stored
 for this but a word in an arrival, so nothing of it can be left behind.
 """
 

@@ -3,7 +3,7 @@
 Keys:  <name>/t-<nonce>   one for each attempt to queue, dies with its owner's session; as JSON a label, host, pid, and
                           what the primitive adds. ZooKeeper appends a number
 Order: by the token of the creation, which grows with every write: nothing can ever appear ahead of a ticket. What was
-       ahead when it was created is all that ever will be, and what is gone from ahead never comes back.
+       ahead when it was created is all that ever will be, and a ticket that is gone from ahead never returns.
 
 docs/design/0008 has the states, and which fence closes which race.
 """
@@ -110,7 +110,7 @@ class Place:
         session: the one it is bound to.
         fence: for writes that depend on it.
         older: the names of all tickets that can be ahead, in their order; None until they are known.
-        is_new: nobody has looked at the queue since the ticket was created.
+        is_new: the queue was not looked at since the ticket was created.
     """
 
     ticket: Entry
@@ -181,7 +181,7 @@ class TicketQueue:
             return "others"
 
     async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
-        """Take a ticket at the end of the queue: one request, which tells who is ahead where the backend can.
+        """Create a ticket at the end of the queue by one request, whose answer names who is ahead if the backend can.
 
         A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
         out, it never counts as ahead of us, and is removed in the background as soon as it shows.
@@ -235,7 +235,8 @@ class TicketQueue:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
 
         A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
-        then, and those that are gone from it never come back. The first look needs no request if the creation told.
+        then, and those that are gone from it never come back. The first look needs no request if the creation named
+        them.
 
         Raises:
             SessionLost: our session has ended.

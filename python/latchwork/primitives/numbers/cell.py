@@ -119,7 +119,7 @@ class Cell:
         self._what = what
         self._home = Home(what)
         self._written: Reading | None = None  # by our last change
-        self._is_alone = False  # nobody else had changed it between our last two changes
+        self._is_alone = False  # no other client changed it between our last two changes
 
     async def read(self) -> Reading:
         """The number now, linearizable."""
@@ -142,7 +142,8 @@ class Cell:
             checks: must hold too; a fence, for one.
             ops: written together with the number, given the old one and the new one.
             timeout_s: seconds to go on trying while others change it too or the server cannot be reached.
-            may_guess: try without a read first if nobody else seems to change the number; ``fn`` never gives None then.
+            may_guess: try without a read first if no other client seems to change the number; ``fn`` must not return
+                None then.
         Returns:
             The new number, or None when ``fn`` gave None.
         Raises:

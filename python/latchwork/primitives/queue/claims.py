@@ -117,7 +117,7 @@ class QueueClaim(GuardsWork):
                 await self._give_back_quietly(exc)
         except Exception:
             raise
-        except BaseException:  # interrupted: the cleanup goes on with it
+        except BaseException:  # interrupted: the cleanup continues it
             if not self._home.is_foreign:
                 self._store.cleanup.add(partial(self._end_quietly, exc))
             raise
@@ -140,7 +140,7 @@ class QueueClaim(GuardsWork):
         except LatchworkError as error:
             _log.warning("%s: its acknowledgement was interrupted, and failed then: %s", self._what, error)
 
-    # What it says about itself
+    # State
 
     @property
     def id(self) -> str:
@@ -198,7 +198,7 @@ class QueueClaim(GuardsWork):
 
     @property
     def _ownership(self) -> Ownership:
-        """Made when somebody asks: most claims end without it."""
+        """Created on first use: most claims end without it."""
         if self._made is None:
             new = Ownership.by_session(self._what, self.fence, self._session, self._store.clock)
             made = self.__dict__.setdefault("_first", new)

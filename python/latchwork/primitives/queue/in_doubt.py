@@ -75,7 +75,7 @@ class ClaimsInDoubt:
             self._store.cleanup.add(partial(self._clear, each, Backoff()), _LEFT_TO_TAKES_S)
 
     def of(self, session: Session) -> list[ClaimInDoubt]:
-        """Return those that are bound to a session."""
+        """Return the claims that are bound to a session."""
         with self._lock:
             return [each for each in self._open.values() if each.session is session]
 

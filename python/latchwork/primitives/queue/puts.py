@@ -70,7 +70,7 @@ class OrderedPuts:
         label: how others see us when we wait for room.
 
     Attributes:
-        putters: the tickets of those that wait for room.
+        putters: the tickets of the clients that wait for room.
     """
 
     def __init__(

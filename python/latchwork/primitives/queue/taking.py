@@ -209,7 +209,7 @@ class Taking:
             if not claims:
                 raise
             _log.info("%s: %d items were taken, the others not: %s", self._what, len(claims), error)
-        except BaseException:  # a function of the caller's failed, or an interrupt: nobody gets the claims
+        except BaseException:  # a function of the caller's failed, or an interrupt: no caller gets the claims
             self.give_up(claims, session)
             raise
         return claims
@@ -285,7 +285,7 @@ class Taking:
     async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[Entry]:
         """Take from a page; return the rest of it.
 
-        When others were faster, it goes on from anywhere in the page, so that takers spread out.
+        When others were faster, it continues at a random item of the page, so that takers spread out.
         """
         tries: list[Try] = []
         while len(claims) < wish.limit:
@@ -331,7 +331,7 @@ class Taking:
         return Try(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
 
     async def bury(self, item: QueueItem, extra: Extra) -> bool:
-        """Make a dead letter of an item that nobody has claimed: its takers died, or its record is broken."""
+        """Make a dead letter of an item that no client has claimed: its takers died, or its record is broken."""
         checks, ops = extra(item)
         letter = item.id
         while True:

@@ -46,7 +46,7 @@ class Head:
 
     Attributes:
         place: its ticket.
-        waiter: who waits, with the watch of the partition.
+        waiter: the waiter, with the watch of the partition.
         seen: what that watch has shown.
         is_watching: whether the watch was opened.
     """
@@ -79,7 +79,7 @@ class Waiting:
         return self._lines.setdefault(partition, tickets)
 
     async def wait(self, partition: str, waiter: Waiter, patience: Patience, accept: Accept) -> IsFree | None:
-        """Wait until an item that is accepted is free; None when time is over, or the wait was called off."""
+        """Wait until an item that is accepted is free; None on a timeout, or when the wait was called off."""
         if await waiter.keep_trying(lambda: self._is_free(partition, accept), patience):
             return self._watcher(partition, accept)
         if patience.is_over:
@@ -106,11 +106,11 @@ class Waiting:
         accept: Accept,
         take: Callable[[list[QueueItem]], Steps[list[QueueClaim]]],
     ) -> list[QueueClaim]:
-        """Wait until ``take`` has taken an item; empty when time is over, or the wait was called off.
+        """Wait until ``take`` has taken an item; empty on a timeout, or when the wait was called off.
 
         Args:
             partition: the partition.
-            waiter: who waits.
+            waiter: the waiter.
             patience: how long.
             accept: whether an item is wanted.
             take: called at the head of the line with the free items, if these are known.
@@ -158,7 +158,7 @@ class Waiting:
         accept: Accept,
         on_ahead: Callable[[int], None] | None = None,
     ) -> IsFree | None:
-        """Wait without a look before; keep the place, also when time is over, but not once called off.
+        """Wait without a look before; keep the place also after a timeout, but not once called off.
 
         Args:
             partition: the partition.
@@ -201,7 +201,7 @@ class Waiting:
             head.waiter.close()
 
     def close(self) -> None:
-        """Keep no place, and give up those that are kept. Idempotent."""
+        """Give up the places that are kept, and keep none from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
             partitions = list(self._heads)
@@ -214,7 +214,7 @@ class Waiting:
         return IsFree(self._info.names, partition, accept)
 
     async def _sees_one(self, partition: str, head: Head, patience: Patience) -> bool:
-        """Wait until the watch shows a free item that is accepted; False when time is over or called off."""
+        """Wait until the watch shows a free item that is accepted; False on a timeout, or when called off."""
         waiter, seen = head.waiter, head.seen
         while True:
             if head.is_watching:

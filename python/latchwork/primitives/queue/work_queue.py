@@ -358,8 +358,8 @@ class WorkQueue(Closes):
                 whose last taker died.
             on_refused: called with an item whose extra checks, or writes, did not hold; it is left where it is.
             share: called with a partition: our share of its takers. Takers that know each other take items of their
-                own share first, and so do not want the same ones; an item of another share waits for 0.05 s at most,
-                and one that comes before those that were read already for 0.25 s.
+                own share first, and so do not want the same ones. An item of another share waits for 0.05 s at most,
+                and a new item that sorts before the items that were read already for 0.25 s.
         Returns:
             Claims in the order in which they were made, perhaps none. Each is ours until we end it, or our session
             ends. An error after the first claim is left to the next call.
@@ -571,14 +571,14 @@ class WorkQueue(Closes):
 
     @driven
     async def holder(self, item: QueueItem) -> Ticket | None:
-        """Return who has claimed an item; None when nobody has."""
+        """Return who has claimed an item; None if it is not claimed."""
         self._waits.check()
         entry = await ask(self._store.get, self._names.claim_of(item))
         return None if entry is None else Ticket.of(entry)
 
     @driven
     async def holders(self, items: Sequence[QueueItem]) -> list[Ticket | None]:
-        """Return who has claimed each of these items; None where nobody has."""
+        """Return who has claimed each of these items; None for an item that is not claimed."""
         self._waits.check()
         keys = [self._names.claim_of(item) for item in items]
         return [None if entry is None else Ticket.of(entry) for entry in await ask(self._store.get_many, keys)]
@@ -591,13 +591,13 @@ class WorkQueue(Closes):
 
     @driven
     async def putters(self) -> list[Ticket]:
-        """Return who waits for room, in order; nobody does unless the queue is bounded."""
+        """Return who waits for room, in order; empty unless the queue is bounded."""
         self._waits.home.check()
         return [] if self._puts is None else await self._puts.putters.tickets()
 
     @driven
     async def tidy(self, partition: str) -> bool:
-        """Remove the sort keys without items from the index of a partition that nobody takes from.
+        """Remove the sort keys without items from the index of a partition that no client takes from.
 
         Takers do it as they look. Items that were removed, or deleted in a transaction of yours, leave their sort key.
 
