@@ -104,10 +104,6 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     """
     if in_loop():
         warn_in_loop(_name_of(steps))
-    return _run_here(steps, attempt)
-
-
-def _run_here(steps: Steps[T], attempt: Attempt | None) -> T:
     try:
         return _go_on(steps, None, attempt)
     except BaseException as raised:
