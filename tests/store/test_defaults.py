@@ -1,4 +1,4 @@
-"""Backends of other packages that were written before ``waiting`` and ``within`` were part of the protocol."""
+"""Backends of other packages that were written before some methods were part of the protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from latchwork.errors import LockLost
 from latchwork.store.core import Core
 from latchwork.store.store import Store
 
-OLD = [name for name in vars(Backend) if not name.startswith("_") and name not in {"waiting", "within"}]
+NEW = {"waiting", "apart", "within", "create_ordered"}
+OLD = [name for name in vars(Backend) if not name.startswith("_") and name not in NEW]
 
 
 class Older:
@@ -50,6 +51,7 @@ def test_an_older_backend_serves_a_store(memory, make):
     store = store_on(make(memory))
     entry = store.put("k", b"v", session=store.session)
     assert (store.get("k"), store.pipeline().get("k").result(5)) == (entry, entry)
+    assert store.create_ordered("q/t-", "1", b"v").older is None
     with store.mirror("") as mirror:
         assert mirror["k"] == entry
     within = store.within(lambda: 3.0)

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 from latchwork.backends.futures import mapped
@@ -38,6 +37,18 @@ MAX_VALUE_BYTES = 1_000_000
 MAX_OLDER = 64
 #: Characters that ``Backend.create_ordered`` may append to a key.
 MAX_ORDER_SUFFIX = 12
+#: The methods of ``Backend`` that return futures. A put, a create and a delete of a store are commits.
+CALLS = (
+    "get",
+    "get_many",
+    "list",
+    "children",
+    "commit",
+    "create_sequential",
+    "create_ordered",
+    "delete_tree",
+    "open_session",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,9 +357,7 @@ class _WithDefaults:
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS or hasattr(self._backend, name):
             return getattr(self._backend, name)
-        if name == "create_ordered":
-            return partial(Backend.create_ordered, self._backend)
-        return self if name != "within" else lambda limit_s: self  # noqa: ARG005 - as ``Backend.within``
+        return vars(Backend)[name].__get__(self)
 
 
 def with_defaults(backend: Backend) -> Backend:

@@ -7,24 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, cast
 
-from latchwork.backends.base import Backend
+from latchwork.backends.base import CALLS, Backend
 from latchwork.backends.futures import failed
 from latchwork.errors import Closed
 
-#: What is done in the calling thread otherwise.
-_CALLS = frozenset(
-    {
-        "get",
-        "get_many",
-        "list",
-        "children",
-        "commit",
-        "create_sequential",
-        "create_ordered",
-        "delete_tree",
-        "open_session",
-    }
-)
 #: One of them writes at a time; a few more read.
 _THREADS = 4
 
@@ -39,7 +25,7 @@ class Apart:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
-        return partial(self._elsewhere, found) if name in _CALLS else found
+        return partial(self._elsewhere, found) if name in CALLS else found
 
     def within(self, limit_s: float) -> Backend:
         """The same within a time, in the same threads."""

@@ -12,22 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from latchwork.backends.base import Backend
+from latchwork.backends.base import CALLS, Backend
 from latchwork.store.observers import Observers
 from latchwork.store.session import Session
-
-#: The calls that are told of; what a store does is made of them. A put, a create and a delete are commits.
-CALLS = (
-    "get",
-    "get_many",
-    "list",
-    "children",
-    "commit",
-    "create_sequential",
-    "create_ordered",
-    "delete_tree",
-    "open_session",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +22,7 @@ class CallInfo:
     """One call that has ended.
 
     Attributes:
-        call: one of ``CALLS``.
+        call: one of ``backends.base.CALLS``; a put, a create and a delete are commits.
         seconds: how long it took.
         error: what it came to instead of an answer; a ``Conflict`` is one too.
     """
