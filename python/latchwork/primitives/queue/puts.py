@@ -60,7 +60,7 @@ class _Full(Exception):
 
 
 class OrderedPuts:
-    """The tail of one queue. Thread-safe.
+    """Puts items into one queue, one put after the other. Thread-safe.
 
     Args:
         info: the queue.

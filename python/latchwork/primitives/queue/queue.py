@@ -4,7 +4,7 @@ Keys:   see ``items`` and ``puts``; all items are in the partition ``all``
 Order:  by the number that an item gets in the transaction that puts it. The sort key is the priority and a block of
         numbers, the id the priority and the number, so that items sort by priority, then by number.
 
-Both kinds are thin faces of ``WorkQueue``. docs/design/0011 has the steps, and why a new item wakes one taker.
+Both kinds are thin wrappers of ``WorkQueue``. docs/design/0011 has the steps, and why a new item wakes one taker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BATCH_ITEMS, _BATCH_BYTES = 40, 500_000
 
 
 class _NumberedItems(WorkQueue):
-    """The work queue of a ``Queue``: names a queue in messages, and keeps the order in every look."""
+    """The work queue behind a ``Queue``: messages call it a queue, and every look begins at its head."""
 
     _is_numbered = True
 
@@ -70,7 +70,7 @@ class Queue(Closes):
     ) -> None:
         self._work = _NumberedItems(store, name, max_attempts=max_attempts, session=session, label=label)
         self.name = name
-        self._info, self._waits = self._work._info, self._work._waits  # noqa: SLF001 - this is a face of it
+        self._info, self._waits = self._work._info, self._work._waits  # noqa: SLF001 - this wraps it
         count = partial(self._work._count, _PARTITION)  # noqa: SLF001
         self._puts = OrderedPuts(self._info, self._waits, count, capacity, label)
 
