@@ -73,3 +73,44 @@ def test_a_wait_of_the_main_thread_ends_with_its_time(timeout_s):
     began = SYSTEM_CLOCK.now()
     assert not SYSTEM_CLOCK.wait(threading.Event(), timeout_s)
     assert SYSTEM_CLOCK.now() - began >= timeout_s
+
+
+class LateLock:
+    """A lock that lets another thread be faster once, when a wait whose time has passed takes it again."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.release = self._lock.release
+        self._is_owned = self._lock.locked
+        self.before = None
+
+    def acquire(self, *arguments):
+        faster, self.before = self.before, None
+        if faster is not None:
+            with self._lock:
+                faster()
+        return self._lock.acquire(*arguments)
+
+    def __enter__(self):
+        return self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60.0])
+def test_a_notification_at_the_end_of_a_slice_ends_the_wait_of_the_main_thread(timeout_s):
+    lock = LateLock()
+    condition = threading.Condition(lock)
+    come = []
+
+    def notify():
+        come.append(True)
+        condition.notify_all()
+
+    began = SYSTEM_CLOCK.now()
+    with condition:
+        lock.before = notify
+        while not come:
+            SYSTEM_CLOCK.wait_condition(condition, timeout_s)
+    assert SYSTEM_CLOCK.now() - began < 30.0

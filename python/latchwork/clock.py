@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 #: What Python can wait at most is 292 years from its own clock's zero; half of that leaves room for any such zero.
@@ -33,7 +32,10 @@ class Clock(Protocol):
         ...
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition once, like ``Condition.wait``; False if the time ran out. The caller re-checks."""
+        """Wait on a held condition, like ``Condition.wait``, and perhaps for less; False if the time has passed.
+
+        The caller checks again whatever it waits for.
+        """
         ...
 
 
@@ -49,26 +51,30 @@ class SystemClock:
         return time.clock_gettime(_BOOTTIME)
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set or the time is over; True if it is set."""
-        return _in_slices(event.wait, timeout_s)
+        """Wait until the event is set or the time has passed; True if it is set."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = timeout_s
+        while not event.wait(_slice_s(left_s)):
+            if until is not None and (left_s := until - time.monotonic()) <= 0.0:
+                return False
+        return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition once; False if the time ran out."""
-        return _in_slices(condition.wait, timeout_s)
+        """Wait on a held condition, in the main thread for one slice at most; False if the time has passed.
+
+        The caller checks after each slice: a notification that arrives at the end of one is given to nobody.
+        """
+        slice_s = _slice_s(timeout_s)
+        is_last = timeout_s is not None and slice_s is not None and timeout_s <= slice_s
+        return condition.wait(slice_s) or not is_last
 
 
-def _in_slices(wait: Callable[[float | None], bool], timeout_s: float | None) -> bool:
-    if timeout_s is not None and timeout_s <= SIGNALS_S:
-        return wait(max(0.0, timeout_s))
-    if threading.get_ident() != threading.main_thread().ident:
-        return wait(None if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S))
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        left_s = SIGNALS_S if until is None else min(until - time.monotonic(), SIGNALS_S)
-        if wait(max(0.0, left_s)):
-            return True
-        if until is not None and time.monotonic() >= until:
-            return False
+def _slice_s(timeout_s: float | None) -> float | None:
+    """Return how much of a wait may be one call of the system; None for all of an endless one."""
+    is_main = threading.get_ident() == threading.main_thread().ident
+    if timeout_s is None:
+        return SIGNALS_S if is_main else None
+    return max(0.0, min(timeout_s, SIGNALS_S if is_main else _LONGEST_WAIT_S))
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
