@@ -14,6 +14,7 @@ import functools
 import inspect
 import os
 import threading
+import types
 import weakref
 from concurrent.futures import Future
 
@@ -23,7 +24,6 @@ from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
 from latchwork.callers import Caller, current
 from latchwork.store import system_namespace
-from latchwork.store.calls import Calls
 from latchwork.store.driving import helper
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import be_caller, caller_here
@@ -264,7 +264,7 @@ def raw(value):
 
 
 def patch(store, name, fn):
-    """Have a call of a store made by a function of the test, in a thread; what is no call of the server, in its own."""
+    """Have a call of a store made by a function of the test: in a thread, or in that of the SDK that makes the call."""
     if "patches" not in store.__dict__:
         store.__dict__["patches"] = {}
         begin = store.begin
@@ -287,18 +287,18 @@ def patch(store, name, fn):
 
         store.begin = begun
     store.patches[name] = fn
-    if not hasattr(Calls, name):
-        replace(store, name, fn)
+    replace(store, name, fn)
 
 
 def replace(of, name, fn):
     """Have a function of the test called instead of a method, which it may call itself."""
     unpatched = getattr(of, name)
 
-    def call(*args, **options):
-        return (unpatched if _original.get() == name else fn)(*args, **options)
+    def call(_, *args, **options):
+        return raw((unpatched if _original.get() == name else fn)(*args, **options))
 
-    setattr(of, name, lambda *args, **options: raw(call(*args, **options)))
+    call.__name__ = name  # an event loop begins a call of a store by its name
+    setattr(of, name, types.MethodType(call, of))
 
 
 def driver():
