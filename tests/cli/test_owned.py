@@ -6,6 +6,8 @@ import json
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -107,6 +109,35 @@ def test_who_is_elected_runs_its_command_and_the_next_takes_over(cli, url, wait_
     first.send_signal(signal.SIGTERM)
     assert second.wait(20) == 4
     assert first.wait(20) == 143
+
+
+STARTS_MANY = """
+import sys, threading
+from latchwork.cli.processes import Child, _store
+
+with _store(sys.argv[1], None) as store:
+    over = threading.Event()
+
+    def read():
+        while not over.is_set():
+            store.get("k")
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    for each in readers:
+        each.start()
+    codes = [Child(["true"], {}, own_group=False).wait() for _ in range(200)]
+    over.set()
+    for each in readers:
+        each.join()
+print(sorted(set(codes)))
+"""
+
+
+def test_a_command_starts_whatever_other_threads_do_inside_of_grpc(cli, etcd35):
+    """With gRPC's own handlers of a fork some of them abort."""
+    given = [sys.executable, "-c", STARTS_MANY, etcd35.url("owned-forks")]
+    done = subprocess.run(given, env=cli.env(), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("[0]\n", 0), done.stderr
 
 
 # show and once

@@ -33,6 +33,8 @@ from latchwork.primitives import LeaderLatch, Lock, Work
 from latchwork.store import Store, connect
 
 _PR_SET_PDEATHSIG = 1
+#: Commands are forked while other threads are inside of gRPC, whose handlers of a fork then abort the child at times.
+_GRPC_HANDLES_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
 #: Who waits for the order to stop looks so often whether the command has ended.
 _LOOK_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -278,8 +280,14 @@ def _run(words: list[str], work: Work, env: dict[str, str], ttl_s: float) -> int
 
 
 def _store(url: str | None, ttl_s: float | None) -> Store:
+    fork_without_grpc()
     quiet_logs()
     return connect(wanted_url(url)) if ttl_s is None else connect(wanted_url(url), session_ttl_s=ttl_s)
+
+
+def fork_without_grpc() -> None:
+    """Have no handlers of gRPC called at a fork, unless the user asks for them. Before the first store is opened."""
+    os.environ.setdefault(_GRPC_HANDLES_FORKS, "0")
 
 
 def _label() -> str:
@@ -311,6 +319,7 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
         raise UsageError('--command is empty; give a command, as --command "backup.sh {item}"')
     if not items and _ITEM in text:
         raise UsageError(f"--command names {_ITEM}, but there are no items; add --item NAME")
+    fork_without_grpc()
     name = job_id or re.sub(r"[^A-Za-z0-9._-]", "-", Path(words[0]).name)
     return Job(
         name,
