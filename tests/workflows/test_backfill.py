@@ -231,11 +231,11 @@ def test_a_long_backfill_is_led_on_in_several_transactions(stage, client):
 
 def test_a_date_that_no_version_can_start_counts_as_failed(stage, client, monkeypatch):
     stage.apply(a_workflow(tasks=ONE_TASK))
-    save, seen = rows.save, {}
+    save, times = rows.save, set()
 
     def refusing(connection, before, *given, **more):
-        seen.setdefault(before.id, len(seen))
-        if seen[before.id] == 1:
+        times.add(before.schedule_time)
+        if sorted(times).index(before.schedule_time) == 1:  # not by id: some databases give a run a new one in a retry
             raise ValueError("a definition from another time")
         return save(connection, before, *given, **more)
 
