@@ -59,11 +59,12 @@ def test_an_interrupt_at_the_begin_of_a_driven_call_leaves_its_thread_free(monke
     async def call():
         return 0
 
-    def interrupt():
+    def interrupt(protocol):
+        protocol.close()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "Attempt", interrupt)
+        patch.setattr(steps, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             call()
     assert call() == 0

@@ -7,7 +7,6 @@ while a function of the user runs.
 
 from __future__ import annotations
 
-import sys
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from typing import ParamSpec, TypeVar
 from latchwork.errors import ReentrantCall
 
 __all__ = [
-    "Attempt",
     "call_after_finalizer",
     "call_outside",
     "condition",
@@ -108,27 +106,3 @@ def call_after_finalizer(call: Callable[[], object], name: str) -> None:
 def _start_natively(thread: threading.Thread) -> None:
     """By another thread, without waiting for it; a simulation has its own way instead."""
     start_new_thread(thread.start, ())
-
-
-class Attempt:
-    """The callbacks that undo one call, if an interrupt or a cancellation ends it."""
-
-    def __init__(self) -> None:
-        self._undos: list[Callable[[], object]] = []
-
-    def add(self, undo: Callable[[], object]) -> int:
-        """Register a callback for ``undo``, which must be quick; return how many there were before."""
-        self._undos.append(undo)
-        return len(self._undos) - 1
-
-    def settle(self, count: int) -> None:
-        """Keep the first ``count`` callbacks only: the steps that the others undo have ended."""
-        del self._undos[count:]
-
-    def undo(self) -> None:
-        """Call and forget all callbacks, the newest first. Their exceptions go to ``sys.excepthook``."""
-        while self._undos:
-            try:
-                self._undos.pop()()
-            except Exception:
-                sys.excepthook(*sys.exc_info())

@@ -367,7 +367,7 @@ def test_operations_and_locks_take_a_session_of_the_same_store(backend_url):
     assert asyncio.run(bind()) == (True, [])
 
 
-def test_what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything():
+def test_what_ends_something_goes_on_to_its_end_when_it_is_cancelled():
     done = []
 
     async def end():

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from latchwork.store.driving.helper import drive
-from latchwork.store.steps import OnInterrupt, Tracked
+from latchwork.store.steps import Tracked, undone_if_interrupted
 
 PATIENCE_S = 20.0
 
@@ -35,8 +35,8 @@ class Server:
         return PATIENCE_S
 
     async def protocol(self):
-        await OnInterrupt(self.undo)
-        await Tracked(lambda future: self.seen.append(future.result()), self.create, "key")
+        with undone_if_interrupted(self.undo):
+            await Tracked(lambda future: self.seen.append(future.result()), self.create, "key")
 
     def undo(self):
         self.seen.append("undone")

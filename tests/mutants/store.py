@@ -134,21 +134,19 @@ DEFECTS = (
     ),
     Defect(
         "Event loop",
-        "a cancelled call runs none of its undo callbacks",
-        "store/driving/helper.py",
-        "        if on.is_over:\n            attempt.undo()\n        else:",
-        "        if not on.is_over:",
-        id_of(
-            "aio/cancellation", "a_call_that_is_cancelled_at_any_await_leaves_nothing_behind", on="memory-waiting_lock"
-        ),
+        "a cancelled call undoes nothing",
+        "store/steps.py",
+        "        undo()\n        raise\n",
+        "        raise\n",
+        id_of("aio/cancellation", "a_round_of_a_double_barrier_whose_members_were_cancelled_ends", on="memory-enter"),
     ),
     Defect(
         "Event loop",
         "a release that is cancelled at once releases nothing",
-        "store/driving/helper.py",
-        "        if ends and not begun and not isinstance(error, GeneratorExit):\n",
-        "        if False:\n",
-        id_of("aio/loops", "what_ends_something_is_done_all_the_same_if_it_is_cancelled_before_it_has_noted_anything"),
+        "store/driving/loop.py",
+        "            if self._ends:\n                return False\n",
+        "            if False:\n                return False\n",
+        id_of("aio/loops", "what_ends_something_goes_on_to_its_end_when_it_is_cancelled"),
     ),
     Defect(
         "Event loop",

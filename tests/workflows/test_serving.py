@@ -66,6 +66,7 @@ def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start,
         client.apply(definition(notes, go))
         number = client.start("flow").id(60)
         eventually(lambda: len(notes_of(notes)) == 1, 30.0)
+        eventually(lambda: client.attempts(number), 30.0, "the master has seen that the attempt was claimed")
         server.send_signal(signal.SIGKILL)
         server.wait()
         child = int(notes_of(notes)[0].split()[1])

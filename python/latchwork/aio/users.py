@@ -19,7 +19,6 @@ from typing import Any
 from latchwork.aio.registry import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.callers import Caller, acting, current
-from latchwork.interrupts import Attempt
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import Arrivals, be_caller
@@ -66,7 +65,7 @@ class AsTask(Step[Any]):
         """There is no loop in a thread."""
         raise AssertionError
 
-    def begin_in(self, _attempt: Attempt) -> Future[Any]:
+    def begin(self) -> Future[Any]:
         """Begin the task, in the name of who waits for it."""
         arrivals = Arrivals.here()
         self._task = task = arrivals.loop.create_task(self._fn(*map(twin_of, self._args)))
@@ -80,10 +79,6 @@ class AsTask(Step[Any]):
                 take_back = work.stopped.call_when_set(lambda: arrivals.post(self._stop, None))
                 task.add_done_callback(lambda _, take_back=take_back: take_back())  # type: ignore[misc]
         return future
-
-    def begin(self) -> Future[Any]:
-        """As a part of no call."""
-        return self.begin_in(Attempt())
 
     def interrupt(self, future: Future[Any]) -> bool:
         """Cancel the task; whoever waits for it goes on when it has ended."""

@@ -24,7 +24,7 @@ from latchwork.plans.removal import remove_now
 from latchwork.plans.states import Edit
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
-from latchwork.store.steps import Begun, OnInterrupt, ask, steps_of
+from latchwork.store.steps import Begun, ask, steps_of, undone_if_interrupted
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
 #: So many of its transactions are on their way at a time.
@@ -53,15 +53,15 @@ async def start_draft(place: Place, draft: Draft) -> None:
         tasks=len(draft.calls),
         nonce=draft.nonce,
     )
-    await OnInterrupt(partial(_drop_later, place, draft))
-    session = await ask(place.store.primary_session)
-    if await write_draft(place, draft.id, plan, draft.records(), session=session) is None:
-        return
-    try:
-        await _start(place, draft.id, draft.nonce)
-    except Exception:
-        await drop_draft(place, draft.id, draft.nonce)
-        raise
+    with undone_if_interrupted(partial(_drop_later, place, draft)):
+        session = await ask(place.store.primary_session)
+        if await write_draft(place, draft.id, plan, draft.records(), session=session) is None:
+            return
+        try:
+            await _start(place, draft.id, draft.nonce)
+        except Exception:
+            await drop_draft(place, draft.id, draft.nonce)
+            raise
 
 
 def _drop_later(place: Place, draft: Draft) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import partial
 
 from msgspec import Struct
 
@@ -40,7 +39,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.primitives.waiting.waits import Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, ask, called, driven
+from latchwork.store.steps import ask, called, driven
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Create, Entry, Put
@@ -237,7 +236,6 @@ class Once(Closes):
     async def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
         """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
         ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
-        await OnInterrupt(ownership.end)
         try:
             value = await self._called(fn, ownership.guard_work())
         except _ToldToStop as stop:
@@ -275,7 +273,6 @@ class Once(Closes):
 
     async def _called(self, fn: Callable[[Work], bytes | None], work: Work) -> bytes:
         own = self._running.own
-        await OnInterrupt(partial(own.__setitem__, "here", False))
         own["here"] = True
         try:
             work.begin()

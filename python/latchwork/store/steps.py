@@ -4,9 +4,6 @@ A protocol is an ``async def`` function that awaits steps and other protocols, a
 ``run`` waits for each step in the calling thread; an event loop begins each step and goes on when its future ends.
 Whatever interrupts a wait is raised in the protocol at its ``await``; the ``finally`` blocks there may wait in turn.
 
-What must not be left behind is noted before it is made, with ``OnInterrupt``: a driver that an interrupt ends, or a
-cancellation, has it undone, wherever the interrupt came.
-
 A protocol holds no mutex at an ``await``: an event loop would block on it. Nothing here touches the network.
 """
 
@@ -14,17 +11,18 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial, wraps
 from inspect import CORO_CLOSED, getcoroutinelocals, getcoroutinestate, signature
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from latchwork.backends.futures import Outcome, completed, resolve
+from latchwork.backends.futures import Outcome, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import Attempt, call_outside, entrance
+from latchwork.interrupts import call_outside, entrance
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,17 +58,9 @@ class Step(ABC, Generic[T]):
     def block(self) -> T:
         """Wait in this thread."""
 
-    def block_in(self, _attempt: Attempt) -> T:
-        """Wait in this thread, as a part of a call that can be undone."""
-        return self.block()
-
     @abstractmethod
     def begin(self) -> Future[T]:
         """Wait without blocking this thread: a future that ends in any thread. Cancelling it ends the wait."""
-
-    def begin_in(self, _attempt: Attempt) -> Future[T]:
-        """Wait without blocking this thread, as a part of a call that can be undone."""
-        return self.begin()
 
     def more_s(self) -> float:
         """Seconds to wait on when the time is over; 0 for the end of it."""
@@ -93,11 +83,10 @@ class Step(ABC, Generic[T]):
         raise AssertionError
 
 
-def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
+def run(steps: Steps[T]) -> T:
     """Drive a protocol in this thread, and return what it returns.
 
     Whatever interrupts this thread between two steps is raised in the protocol too, which gives back what it has taken.
-    The callbacks that it registers with ``OnInterrupt`` are added to the attempt.
 
     Once a step has ended with ``OutcomeUnknown``, the protocol fails with no error that says "not applied"; see
     ``after_unknown``. Event loops keep the same rule.
@@ -105,11 +94,11 @@ def run(steps: Steps[T], attempt: Attempt | None = None) -> T:
     if in_loop():
         warn_in_loop(_name_of(steps))
     try:
-        return _go_on(steps, None, attempt)
+        return _go_on(steps, None)
     except BaseException as raised:
         if getcoroutinestate(steps) == CORO_CLOSED:
             raise
-        return _go_on(steps, raised, attempt)
+        return _go_on(steps, raised)
 
 
 def _name_of(steps: Steps[object]) -> str:
@@ -118,7 +107,7 @@ def _name_of(steps: Steps[object]) -> str:
     return f"{type(owner).__name__}.{name}" if owner is not None else name
 
 
-def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None) -> T:
+def _go_on(steps: Steps[T], error: BaseException | None) -> T:
     answer: Any = None
     unknown: OutcomeUnknown | None = None
     try:
@@ -126,7 +115,7 @@ def _go_on(steps: Steps[T], error: BaseException | None, attempt: Attempt | None
             try:
                 step = steps.send(answer) if error is None else steps.throw(error)
                 answer = error = None
-                answer = step.block() if attempt is None else step.block_in(attempt)
+                answer = step.block()
             except BaseException as raised:
                 if getcoroutinestate(steps) != CORO_CLOSED:
                     error = raised
@@ -148,7 +137,10 @@ def driven(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
 
 
 def ending(protocol: Callable[P, Steps[T]]) -> Callable[P, T]:
-    """Like ``driven``, for a protocol that ends something: no cancellation makes it end nothing."""
+    """Like ``driven``, for a protocol that ends something: an event loop's cancellation is not raised in it.
+
+    The loop waits for it, but not for long; then it goes on in the background.
+    """
     return _driven(protocol, ends=True)
 
 
@@ -163,14 +155,7 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
     @wraps(protocol)
     @entrance
     def call(*args: P.args, **options: P.kwargs) -> T:
-        attempt = Attempt()
-        try:
-            return run(begun(*args, **options), attempt)
-        except Exception:
-            raise
-        except BaseException:
-            attempt.undo()
-            raise
+        return run(begun(*args, **options))
 
     call.__dict__.update(ends=ends, begun=begun)  # for other drivers
     return call
@@ -197,63 +182,16 @@ def steps_of(function: Callable[P, T]) -> Callable[P, Steps[T]]:
     return protocol if owner is None else partial(protocol, owner)
 
 
-class OnInterrupt(Step[int]):
-    """Has something undone if an interrupt, or a cancellation, ends the call: ``await OnInterrupt(undo)``.
-
-    Args:
-        undo: quick, and does no harm where nothing is to be undone. It is called in the thread that made the call,
-            once the whole protocol has ended by the interrupt, and never otherwise.
-
-    The answer is how many undos were noted before; see ``Settled``.
-    """
-
-    __slots__ = ("_undo",)
-
-    def __init__(self, undo: Callable[[], object]) -> None:
-        super().__init__()
-        self._undo = undo
-
-    def block(self) -> int:
-        """Nobody undoes anything: a protocol in the background."""
-        return 0
-
-    def block_in(self, attempt: Attempt) -> int:
-        """Note it."""
-        return attempt.add(self._undo)
-
-    def begin(self) -> Future[int]:
-        """For a driver that undoes nothing."""
-        return completed(0)
-
-    def begin_in(self, attempt: Attempt) -> Future[int]:
-        """Note it."""
-        return completed(attempt.add(self._undo))
-
-
-class Settled(Step[None]):
-    """All but the first so many undos are needed no more: ``await Settled(count)``, in what goes on for long."""
-
-    __slots__ = ("_count",)
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self._count = count
-
-    def block(self) -> None:
-        """Nothing was noted."""
-
-    def block_in(self, attempt: Attempt) -> None:
-        """Forget the others."""
-        attempt.settle(self._count)
-
-    def begin(self) -> Future[None]:
-        """For a driver that undoes nothing."""
-        return completed(None)
-
-    def begin_in(self, attempt: Attempt) -> Future[None]:
-        """Forget the others."""
-        attempt.settle(self._count)
-        return completed(None)
+@contextmanager
+def undone_if_interrupted(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo``, which must be quick, if an interrupt or a cancellation ends the block; not for an error."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        undo()
+        raise
 
 
 class Asked(Protocol):
@@ -349,7 +287,7 @@ class Tracked(Ask[T]):
     interrupt ends it like any other call: then it stays unknown.
 
     Args:
-        answered: called with the future that has ended, after a cancellation only, and before any undo.
+        answered: called with the future that has ended, after a cancellation only, before the protocol is told of it.
     """
 
     __slots__ = ("_answered",)

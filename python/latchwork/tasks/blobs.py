@@ -22,7 +22,7 @@ from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, Latch
 from latchwork.records import short
 from latchwork.store import Backoff
 from latchwork.store.keys import validate_name
-from latchwork.store.steps import OnInterrupt, ask, driven
+from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
@@ -120,11 +120,10 @@ class Blobs:
                 "put it elsewhere, and pass its address"
             )
         ref = BlobRef(_segment(owner), uuid.uuid4().hex, len(data), _digest(data))
-        await OnInterrupt(partial(self.forget, ref))
         try:
             for number, key in enumerate(self._keys(ref)):
                 await ask(self._store.put, key, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
-        except LatchworkError:
+        except BaseException:
             self.forget(ref)
             raise
         return ref

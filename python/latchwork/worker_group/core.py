@@ -19,7 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Waits
 from latchwork.store.driving.background import Background
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Signal, ask, called, steps_of
+from latchwork.store.steps import Signal, ask, called, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
@@ -115,9 +115,9 @@ class WorkerCore:
         """Join, once."""
         if self._seat is not None:
             return self._seat
-        await OnInterrupt(self._undo_join)
-        async with self.waits.begin(timeout_s) as (waiter, patience):
-            seat = await self._joining.join(waiter, patience)
+        with undone_if_interrupted(self._undo_join):
+            async with self.waits.begin(timeout_s) as (waiter, patience):
+                seat = await self._joining.join(waiter, patience)
         entry = self._joining.epoch
         assert entry is not None
         with self._lock:

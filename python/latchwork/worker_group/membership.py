@@ -24,7 +24,7 @@ from latchwork.primitives.fair import Place, TicketQueue, await_turn
 from latchwork.primitives.waiting import Patience, Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.store.store import Store
 from latchwork.types import At, Entry, Fence
 from latchwork.worker_group import transactions
@@ -214,7 +214,6 @@ class Joining:
         """Join; see ``Worker.join``. What an interrupt leaves of it is gone soon: see ``abandon``."""
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
         self._door, backoff = doorway_of(self._store, self._job), Backoff()
-        await OnInterrupt(self._leave_line)
         try:
             while True:
                 await self._line_up(waiter, patience)

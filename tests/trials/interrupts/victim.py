@@ -21,7 +21,7 @@ from typing import Any
 
 import latchwork
 from latchwork import Put, Store
-from latchwork.errors import LatchworkError, LockLost
+from latchwork.errors import LatchworkError, LockLost, SessionLost
 from latchwork.primitives import Lock
 
 #: Seconds within which an interrupted wait leaves nothing, and for which a claim that is not waited for may stay.
@@ -180,7 +180,8 @@ def interrupted(call: Callable[[], object], *, announce: bool = True) -> None:
         if announce:
             say(ready=True)
         while True:
-            call()
+            with suppress(SessionLost):  # on a machine that is too slow for its renewals
+                call()
     except KeyboardInterrupt:
         INTERRUPTS.is_inside = False
 

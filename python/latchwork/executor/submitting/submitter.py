@@ -30,7 +30,7 @@ from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.forks import Home
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ask, driven
+from latchwork.store.steps import Pause, Signal, ask, driven, undone_if_interrupted
 from latchwork.tasks import Payloads
 from latchwork.types import At, Check
 
@@ -352,21 +352,18 @@ class Submitter:
     async def cancel(self, ticket: TaskTicket, *, interrupt: bool) -> bool:
         """See ``TaskFuture.cancel``."""
         self._home.check()
-        dropped: list[bool] = []
-        await OnInterrupt(lambda: self.end(ticket, ticket.future.end_cancelled) if dropped else None)
         while True:
             with self._changed.mutex:
                 if ticket.stage is Stage.OVER:
                     return ticket.future.cancelled()
                 if ticket.stage is Stage.WAITING:
-                    dropped.append(True)
                     ticket.stage = Stage.OVER
                     break
                 line, is_doubtful, rings = self._line, ticket.stage is Stage.DOUBTFUL, self._changed.rings
             if not is_doubtful and line is not None:
-                await OnInterrupt(partial(self.cancel_soon, [ticket], interrupt=interrupt))
-                if not await self._take_back(ticket, line, interrupt):
-                    return ticket.future.cancelled()
+                with undone_if_interrupted(partial(self.cancel_soon, [ticket], interrupt=interrupt)):
+                    if not await self._take_back(ticket, line, interrupt):
+                        return ticket.future.cancelled()
                 break
             await self._changed.rung(rings, self._store.clock, None)
         self.end(ticket, ticket.future.end_cancelled)

@@ -19,7 +19,7 @@ from latchwork.primitives.barrier.phases import Board
 from latchwork.primitives.waiting.common import Closes
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, ask, driven, steps_of
+from latchwork.store.steps import ask, driven, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check
 
@@ -226,8 +226,8 @@ class DoubleBarrier(Meeting):
             if chosen is not None:
                 self._store.cleanup.add(partial(self._end_round, chosen, Backoff()))
 
-        await OnInterrupt(end_later)
-        return await self._meet(choose_and_note, timeout_s)
+        with undone_if_interrupted(end_later):
+            return await self._meet(choose_and_note, timeout_s)
 
     async def _end_round(self, phase: int, backoff: Backoff) -> float | None:
         """Try once to end the round of a phase at which we may have arrived; a ``CleanupJob``.

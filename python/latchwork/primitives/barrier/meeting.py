@@ -43,7 +43,7 @@ from latchwork.primitives.waiting.common import Identity, Patience, check_name, 
 from latchwork.primitives.waiting.waiter import Waiter, get_or_create
 from latchwork.primitives.waiting.waits import Waits, check_member
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, ask, called_as_steps
+from latchwork.store.steps import ask, called_as_steps
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Absent, At, Check, Entry, Op, Put
@@ -201,7 +201,6 @@ class Meeting:
         """
         here = Attendance(company_of(self._store, self.name))
         async with self._waits.begin(timeout_s) as (waiter, patience):
-            await OnInterrupt(here.end)
             with here:
                 while True:
                     arrive = partial(self._arrive, choose, checks, waiter, timeout_s, here)

@@ -26,7 +26,7 @@ from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_
 from latchwork.primitives.waiting.waits import check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.observers import check_listener
-from latchwork.store.steps import OnInterrupt, Pause, Settled, Signal, Steps, driven, ending, steps_of
+from latchwork.store.steps import Pause, Signal, Steps, driven, ending, steps_of, undone_if_interrupted
 from latchwork.types import At, Entry
 
 _log = logging.getLogger(__name__)
@@ -44,17 +44,14 @@ class Taker(KeeperThread):
         """
         self.start()
         granted, claimer = dict[str, HeldLock](), object()
-        before = await OnInterrupt(partial(self._done_with, claimer))
         try:
-            with self._claimed(names, claimer) as claimed:
+            let_go = undone_if_interrupted(lambda: self._let_go(list(granted.values())))
+            with let_go, self._claimed(names, claimer) as claimed:
                 await self._take(claimed, granted, claimer)
         except (Unavailable, OutcomeUnknown) as error:
             if not granted:
-                await Settled(before)
                 raise
             _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
-        if not granted:
-            await Settled(before)
         return granted
 
     async def _take(
@@ -64,7 +61,6 @@ class Taker(KeeperThread):
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner(claimer)
             written: dict[str, Entry | Doubt] = {}
-            await OnInterrupt(partial(self._undo, owner, written, claimer))
             try:
                 await self._table.take(left, owner.id, written, heir_of=heir_of)
             except Conflict:
@@ -79,9 +75,6 @@ class Taker(KeeperThread):
         """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
         while True:
             self._lose_if_over()
-            current = self._state.current
-            if current is not None:
-                await OnInterrupt(partial(current.users.discard, claimer))
             owner, rings = self._state.use_owner(claimer)
             if owner is not None:
                 return owner
@@ -93,9 +86,7 @@ class Taker(KeeperThread):
                 renew=self._renewals.renew,
                 renewed=self._renewed,
                 release=steps_of(self.release_held),
-                let_go=self._let_go,
             )
-            await OnInterrupt(partial(self._undo, owner, {}, claimer))
             if self._state.begin_making(owner, claimer):
                 await self._make(owner)
                 return owner
@@ -159,16 +150,16 @@ class Taker(KeeperThread):
         found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
         left = names = [name for name in found if only is None or name in only]
         claimer = object()
-        await OnInterrupt(partial(self._done_with, claimer))
-        while left:
-            with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
-                await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
-            left = self._state.are_busy(name for name in left if name not in granted)
-            if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
-                return granted
-        if len(names) == len(found):
-            await self._delete(old)
-        return granted
+        with undone_if_interrupted(lambda: self._let_go(list(granted.values()))):
+            while left:
+                with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
+                    await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
+                left = self._state.are_busy(name for name in left if name not in granted)
+                if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
+                    return granted
+            if len(names) == len(found):
+                await self._delete(old)
+            return granted
 
     async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
         """Try a step again and again while the server cannot be reached and there is time."""
@@ -217,17 +208,17 @@ class LockKeeper(Taker):
         """
         if self._home.is_foreign:
             return
-        await OnInterrupt(partial(self._close_later, release=release))
         held = self._state.close()
         if held is None:
             return
-        if not release:
-            self._stopping.set()
         self._closing.set()
         self._waits.close()
-        if release:
-            await self._give_back(held)
-        await self._stop()
+        try:
+            if release:
+                await self._give_back(held)
+        finally:
+            self._end_thread()
+        await self._ended_thread()
 
     # Taking and releasing
 
@@ -261,9 +252,7 @@ class LockKeeper(Taker):
         self._home.check()
         refuse_in_callback(f"lock {name!r}", timeout_s)
         patience, backoff = Patience(self._clock, timeout_s), Backoff()
-        before = await OnInterrupt(lambda: None)
         while True:
-            await Settled(before)
             trouble: LatchworkError | None = None
             try:
                 held = (await self._take_free([name])).get(name)

@@ -25,7 +25,7 @@ from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import listen
-from latchwork.store.steps import OnInterrupt, Signal, Steps, driven, ending, steps_of
+from latchwork.store.steps import Signal, Steps, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.types import Fence
 
@@ -84,7 +84,6 @@ class PersistentLock(GuardsWork):
     @driven
     async def __enter__(self) -> Fence:
         held = await self._acquire(None)
-        await OnInterrupt(partial(self._forget_entered, held))
         self._entered_here().append(held)
         return held.fence
 
@@ -96,7 +95,6 @@ class PersistentLock(GuardsWork):
             return
         entered = self._entered_here()
         held = entered[-1] if entered else self._held  # a with may end in another thread
-        await OnInterrupt(partial(self._forget_entered, held))
         if entered:
             entered.pop()
         try:
@@ -171,7 +169,6 @@ class PersistentLock(GuardsWork):
         """Release the lock if it is held, and call off who waits for it. From any thread; twice is fine."""
         if self._home.is_foreign:
             return
-        await OnInterrupt(partial(self._let_go, self._held))
         with self._lock:
             self._closed = True
         self._closing.set()
@@ -266,7 +263,6 @@ class PersistentLock(GuardsWork):
     async def _have(self, take: Callable[[LockKeeper], Steps[HeldLock]]) -> HeldLock:
         self._home.check()
         claimer, found = object(), list[HeldLock]()
-        await OnInterrupt(partial(self._undo, claimer, found))
         keeper = self._keeper_for_use(claimer)
         try:
             found.append(await take(keeper))
@@ -285,32 +281,11 @@ class PersistentLock(GuardsWork):
         return found[0]
 
     async def _release(self, held: HeldLock) -> None:
-        await OnInterrupt(partial(self._let_go, held))
         with self._lock:
             if self._held is held:
                 self._held = None
         self._listen_no_more()
         await steps_of(held.release)()
-
-    # After an interrupt. What is done here may be done already, or half
-
-    def _undo(self, claimer: object, found: list[HeldLock]) -> None:
-        """Hold nothing; the keeper gives back what it had taken for us."""
-        with self._lock:
-            self._acquiring.discard(claimer)
-        self._let_go(found[0] if found else None)
-
-    def _forget_entered(self, held: HeldLock | None) -> None:
-        self._entered.own["stack"] = [each for each in self._entered_here() if each is not held]
-        self._let_go(held)
-
-    def _let_go(self, held: HeldLock | None) -> None:
-        with self._lock:
-            if held is not None and self._held is held:
-                self._held = None
-        self._listen_no_more()
-        if held is not None:
-            held.owner.let_go([held])
 
     def _entered_here(self) -> list[HeldLock]:
         """The holds of this thread's ``with`` blocks, each of which releases its own and none other."""

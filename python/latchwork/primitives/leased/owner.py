@@ -48,7 +48,6 @@ class LockOwner(Renewer):
         renew: sends a renewal; returns the future of the local time of its send.
         renewed: called with the error of each renewal that has ended, None if it has none, in any thread.
         release: releases these locks.
-        let_go: has them released in the background; again does no harm.
 
     Attributes:
         id: the uuid.
@@ -68,9 +67,8 @@ class LockOwner(Renewer):
         renew: Callable[[LockOwner], Future[float]],
         renewed: Callable[[LockOwner, BaseException | None], None],
         release: Callable[[Sequence[HeldLock]], Steps[None]],
-        let_go: Callable[[Sequence[HeldLock]], None],
     ) -> None:
-        self.clock, self.ttl_s, self.home, self.release, self.let_go = clock, ttl_s, home, release, let_go
+        self.clock, self.ttl_s, self.home, self.release = clock, ttl_s, home, release
         self.id = uuid.uuid4().hex
         self.lost: Signal = Signal()
         self.held: dict[str, HeldLock] = {}

@@ -1,13 +1,12 @@
 """What one keeper holds and writes: no I/O, one mutex, and answers instead of calls.
 
-A name is busy while some call, its claimer, writes its lock; no other call of this process touches it meanwhile. What a
-claimer began can be taken back any number of times: after an interrupt nobody knows how far it got.
+A name is busy while some call, its claimer, writes its lock; no other call of this process touches it meanwhile.
 A doubt is a write of a lock that may have landed or may still land; the keeper settles it once the name is not busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed
@@ -15,7 +14,6 @@ from latchwork.primitives.leased.owner import HeldLock, LockOwner
 from latchwork.primitives.leased.protocol import Doubt
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Step
-from latchwork.types import Entry
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
 IDLE_TTLS = 2.0
@@ -47,11 +45,6 @@ class Holdings:
                 return None
             self._is_closed = True
             self._changed.ring()
-            return self._all_held()
-
-    def all_held(self) -> list[HeldLock]:
-        """What is held, lost holds included."""
-        with self._changed.mutex:
             return self._all_held()
 
     def refuse_closed(self) -> None:
@@ -179,19 +172,6 @@ class Holdings:
                     ended.held.pop(held.name, None)
                 owner.held[held.name] = held
         return {held.name: held for held in holds}
-
-    def undo(self, owner: LockOwner, written: Mapping[str, Entry | Doubt], claimer: object) -> None:
-        """Hold nothing of what a call may have taken by this owner: all of it is in doubt. Does not end its claim."""
-        with self._changed.mutex:
-            owner.users.discard(claimer)
-            if self._making is owner:
-                self._end_making(owner, created=False)
-            for name, what in written.items():
-                held = owner.held.get(name)
-                if held is not None and held.entry is not what:
-                    continue  # another call took it since
-                owner.held.pop(name, None)
-                self._doubts[name] = what if isinstance(what, Doubt) else Doubt(name, what)
 
     def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[Doubt]:
         """Forget these holds, and claim their names for their release; returns the doubts about it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
@@ -30,9 +30,9 @@ from latchwork.store.driving.background import Background
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ending, run, steps_of
+from latchwork.store.steps import Pause, Signal, ending, run, steps_of, undone_if_interrupted
 from latchwork.store.store import Store
-from latchwork.types import Change, Entry
+from latchwork.types import Change
 
 _log = logging.getLogger(__name__)
 
@@ -162,10 +162,13 @@ class KeeperThread(Starts):
         self._home.check()
         self._state.refuse_closed()
 
-    async def _stop(self) -> None:
-        """End the thread, which deletes the keys of owners that hold nothing."""
+    def _end_thread(self) -> None:
+        """Have the thread end, which deletes the keys of owners that hold nothing."""
         self._stopping.set()
         self._wake.set()
+
+    async def _ended_thread(self) -> None:
+        """Wait for the end of the thread."""
         background = self._background
         if background is None:
             self._dispatcher.close()
@@ -275,44 +278,32 @@ class KeeperThread(Starts):
     async def _give_back(self, found: Sequence[HeldLock]) -> list[str]:
         """Free these locks on the server, now or later; returns the names that others have taken."""
         claimer = object()
-        await OnInterrupt(partial(self._let_go, found, claimer))
         doubts = self._state.take_back(found, claimer)
-        for held in found:
-            held.end_work()
-        try:
-            gone = await self._table.free({held.name: held.entry for held in found})
-        except LatchworkError as error:
-            _log.warning("%d locks are not released yet: %s", len(found), error)
-            return []
-        else:
-            self._state.settled(doubts)
-            return gone
-        finally:
-            self._done_with(claimer)
-
-    def _undo(self, owner: LockOwner, written: Mapping[str, Entry | Doubt], claimer: object) -> None:
-        """Hold nothing of what was taken by this owner: nobody will know of it."""
-        self._state.undo(owner, written, claimer)
-        self._done_with(claimer)
-        self._chores.signal()
+        with undone_if_interrupted(self._chores.signal):  # at once; else they settle it after a quarter of a TTL
+            try:
+                for held in found:
+                    held.end_work()
+                gone = await self._table.free({held.name: held.entry for held in found})
+            except LatchworkError as error:
+                _log.warning("%d locks are not released yet: %s", len(found), error)
+                return []
+            else:
+                self._state.settled(doubts)
+                return gone
+            finally:
+                self._done_with(claimer)
 
     def end_soon(self) -> None:
         """Give back what is held, and end the thread, in the background."""
-        self._close_later(release=True)
-
-    def _close_later(self, *, release: bool) -> None:
-        """End the keeper, and leave the rest to its thread; some of that may be done already."""
-        self._state.close()
+        held = self._state.close()
         self._closing.set()
         self._waits.close()
-        if release:
-            self._let_go(self._state.all_held())
-        self._stopping.set()
-        self._wake.set()
+        self._let_go(held or ())
+        self._end_thread()
 
-    def _let_go(self, found: Sequence[HeldLock], claimer: object = None) -> None:
-        """Hold these locks no more, end this claim, and free them in the background; some of it may be done already."""
-        claimer = claimer or object()
+    def _let_go(self, found: Sequence[HeldLock]) -> None:
+        """Hold these locks no more, and free them in the background; some of it may be done already."""
+        claimer = object()
         self._state.take_back([held for held in found if held.is_kept], claimer)
         for held in found:
             held.end_work()

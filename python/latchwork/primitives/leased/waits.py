@@ -16,7 +16,7 @@ from latchwork.primitives.leased.state import Holdings
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import OnInterrupt, Pause, Signal
+from latchwork.store.steps import Pause, Signal
 from latchwork.types import Change
 
 #: Seconds a watch is kept after its last waiter went.
@@ -70,7 +70,6 @@ class LockWaits:
         """Wait until the lock looks free, ``off`` is set or the time is over; False if it looked free at once."""
         looks_free = Signal()
         fire = looks_free.set
-        await OnInterrupt(partial(self._undo, name, fire))
         self.add(name, fire)
         forget = off.call_when_set(fire)
         try:
@@ -158,12 +157,6 @@ class LockWaits:
             if owner:
                 self._blocked_by.setdefault(owner, set()).add(name)
             return [] if owner is not None else self._drop(group, name)
-
-    def _undo(self, name: str, fire: Fire) -> None:
-        """Call it no more; a watch that was being opened for it may never be there, so others open another one."""
-        self.cancel(name, fire)
-        group = self._groups.get(name.partition("/")[0])
-        self._end(lambda other: other is group and other.mirror is None)
 
     def cancel(self, name: str, fire: Fire) -> None:
         """Call it no more."""

@@ -22,7 +22,7 @@ from latchwork.store.dispatch import Dispatcher, in_callback
 from latchwork.store.driving.bell import Bell
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
-from latchwork.store.steps import OnInterrupt, called_as_steps, driven, ending
+from latchwork.store.steps import called_as_steps, driven, ending, undone_if_interrupted
 
 if TYPE_CHECKING:
     from typing import Self
@@ -136,8 +136,8 @@ class Starts(Closes):
 
     @driven
     async def __enter__(self) -> Self:
-        await OnInterrupt(self.end_soon)
-        await called_as_steps(self.start)
+        with undone_if_interrupted(self.end_soon):
+            await called_as_steps(self.start)
         return self
 
     @abstractmethod

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
 from latchwork.errors import Closed, InvalidKey, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.interrupts import mutex
@@ -16,7 +15,7 @@ from latchwork.primitives.waiting.waiter import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import Home
 from latchwork.store.session import Session
-from latchwork.store.steps import OnInterrupt, Pause, Signal, ask
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
 
 
@@ -77,7 +76,6 @@ class Waits:
         patience = Patience(self._store.clock, timeout_s)
         waiter = Waiter(self._store, await self._open_session(patience)) if kept is None else kept
         waiter.is_kept = False
-        await OnInterrupt(partial(self._forget, waiter))
         with self._waiting(waiter):
             try:
                 yield waiter, patience
@@ -119,11 +117,6 @@ class Waits:
                 self._waiters.discard(waiter)
             if not waiter.is_kept:
                 waiter.close()
-
-    def _forget(self, waiter: Waiter) -> None:
-        with self._lock:
-            self._waiters.discard(waiter)
-        waiter.close()
 
     def refuse_closed(self, waiter: Waiter, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` if the object or the session of a wait was closed."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from latchwork.callers import Caller
-from latchwork.interrupts import Attempt, mutex
-from latchwork.store.driving.loop import CLEAN_UP_S, Drive, Leave, caller_here
+from latchwork.interrupts import mutex
+from latchwork.store.driving.loop import Drive, Leave, caller_here
 from latchwork.store.steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
     caller = Caller(spawn)
 
     async def go() -> None:
-        await Drive(protocol(), Attempt(), caller).go()
+        await Drive(protocol(), caller).go()
 
     _helper.run(go, name)
     return caller
@@ -103,43 +103,29 @@ def spawn(protocol: Callable[[], Steps[object]], name: str) -> Caller:
 async def drive(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
     """Drive a protocol in the task that awaits this.
 
-    A cancellation leaves nothing behind: what the protocol noted is undone, and what it gives back is waited for, for
-    a second at most; the rest goes on in the background.
+    A cancellation leaves nothing behind: it is raised in the protocol, and what that gives back is waited for, for a
+    second at most; the rest goes on in the background.
 
     Args:
         begin: calls the protocol.
-        ends: it ends something: a cancellation makes it end nothing less.
+        ends: it ends something: it is not told of a cancellation, and goes on to its end.
     """
-    attempt, caller = Attempt(), caller_here(spawn)
-    on = Drive(begin(), attempt, caller)
+    on = Drive(begin(), caller_here(spawn), ends=ends)
     try:
-        return await on.go()
+        result = await on.go()
     except Exception as error:
-        if not isinstance(error, Leave):
+        if isinstance(error, Leave):
+            _helper.run(on.go_on, "a cancelled call")
+            raise on.cancelled(error) from None
+        if not ends or on.cancellation is None:
             raise
-        _helper.run(on.go_on, "a cancelled call")
-        raise on.cancelled(error) from None
+        _log.exception("what was cancelled has ended with an error")
+        raise on.cancellation from None
     except BaseException as error:
-        begun = attempt.add(_nothing) > 0
-        if on.is_over:
-            attempt.undo()
-        else:  # the task is given up, and may not wait
+        if not on.is_over:  # the task is given up, and may not wait
             on.abandon(error)
             _helper.run(on.go_on, "an abandoned call")
-        if ends and not begun and not isinstance(error, GeneratorExit):
-            await _end_all_the_same(begin)
         raise on.noted(error) from None
-
-
-async def _end_all_the_same(begin: Callable[[], Steps[object]]) -> None:
-    on = Drive(begin(), Attempt(), caller_here(spawn), clean_up_s=CLEAN_UP_S)
-    try:
-        await on.go()
-    except Leave:
-        _helper.run(on.go_on, "a cancelled call")
-    except Exception:
-        _log.exception("what was cancelled failed when it was done all the same")
-
-
-def _nothing() -> None:
-    pass
+    if on.cancellation is not None and ends:
+        raise on.cancellation
+    return result

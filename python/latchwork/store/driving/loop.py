@@ -24,7 +24,6 @@ from weakref import WeakKeyDictionary
 from latchwork.backends.futures import call_at_once
 from latchwork.callers import Caller, acting
 from latchwork.errors import OutcomeUnknown, after_unknown
-from latchwork.interrupts import Attempt
 from latchwork.store.driving.room import Room
 from latchwork.store.steps import Ask, Step, Steps
 
@@ -164,10 +163,10 @@ class Drive(Generic[T]):
 
     __slots__ = (
         "_answer",
-        "_attempt",
         "_caller",
         "_cancelled",
         "_cleaning_until",
+        "_ends",
         "_error",
         "_future",
         "_note",
@@ -176,16 +175,16 @@ class Drive(Generic[T]):
         "_unknown",
     )
 
-    def __init__(self, steps: Steps[T], attempt: Attempt, caller: Caller, *, clean_up_s: float | None = None) -> None:
+    def __init__(self, steps: Steps[T], caller: Caller, *, ends: bool = False) -> None:
         self._steps = steps
-        self._attempt = attempt
         self._caller = caller
+        self._ends = ends  # it is never told of a cancellation
         self._answer: Any = None
         self._error: BaseException | None = None
         self._unknown: OutcomeUnknown | None = None
         self._step: Step[Any] | None = None
         self._future: Future[Any] | None = None
-        self._cleaning_until = None if clean_up_s is None else time.monotonic() + clean_up_s
+        self._cleaning_until: float | None = None
         self._cancelled: BaseException | None = None
         self._note: str | None = None  # what the cancelled step leaves unknown
 
@@ -204,7 +203,6 @@ class Drive(Generic[T]):
                 assert step is not None
                 room = arrivals.room(step.asked.connection) if isinstance(step, Ask) and self._future is None else None
                 if room is not None and not room.take() and not await self._interruptible(room.turn()):
-                    self._step = None  # it is not begun: the protocol is told
                     continue
                 try:
                     future = self._future or self._begin(step)
@@ -228,7 +226,7 @@ class Drive(Generic[T]):
                 unknown = None
 
     async def go_on(self) -> None:
-        """Drive it to its end in another loop than the one it was begun in, and undo what it noted."""
+        """Drive it to its end in another loop than the one it was begun in."""
         self._cleaning_until = None
         try:
             await self.go()
@@ -236,11 +234,11 @@ class Drive(Generic[T]):
             pass  # the one that ended it
         except Exception:
             _log.exception("what a cancelled call gives back failed in the background")
-        finally:
-            self._attempt.undo()
 
     def abandon(self, error: BaseException) -> None:
-        """Have the protocol ended by this error as soon as somebody drives it on."""
+        """Have the protocol ended by this error as soon as somebody drives it on; one that ends something goes on."""
+        if self._ends:
+            return
         self._error = error
         if self._step is not None and self._step.is_tracked and self._future is not None:
             return  # whoever drives it on waits for that
@@ -256,6 +254,11 @@ class Drive(Generic[T]):
     def noted(self, error: BaseException) -> BaseException:
         """The error, with a note about what it leaves unknown."""
         return noted(error, self._note)
+
+    @property
+    def cancellation(self) -> BaseException | None:
+        """The cancellation that came, of which the protocol was told unless it ends something."""
+        return self._cancelled
 
     @property
     def is_over(self) -> bool:
@@ -276,7 +279,7 @@ class Drive(Generic[T]):
     def _begin(self, step: Step[Any]) -> Future[Any]:
         with acting(self._caller):
             try:
-                self._future = step.begin_in(self._attempt)
+                self._future = step.begin()
             except BaseException as raised:
                 failed: Future[Any] = Future()
                 failed.set_exception(raised)
@@ -309,6 +312,8 @@ class Drive(Generic[T]):
             timer = None if timeout_s is None else arrivals.loop.call_later(timeout_s, _wake, waiter)
             try:
                 if not await self._interruptible(waiter):
+                    if self._ends:
+                        continue
                     return
             finally:
                 if timer is not None:
@@ -317,7 +322,10 @@ class Drive(Generic[T]):
                 return
 
     async def _interruptible(self, waiter: Any) -> bool:
-        """Wait; False if a cancellation came, which the protocol is told. While it cleans up, only for so long.
+        """Wait; False if a cancellation came, which the protocol is told unless it ends something.
+
+        After that wait only for so long.
+
 
         Raises:
             _Leave: go on in the background.
@@ -333,8 +341,13 @@ class Drive(Generic[T]):
                 raise Leave from error
             future, step = self._future, self._step
             self._cleaning_until = time.monotonic() + CLEAN_UP_S
-            self._error = self._cancelled = error
-            if future is not None and step is not None and not future.done():
+            self._cancelled = error
+            if self._ends:
+                return False
+            self._error = error
+            if future is None:
+                self._step = None  # it is not begun
+            elif step is not None and not future.done():
                 if step.is_tracked:
                     await self._until(Arrivals.here(), future, step)
                     return False
