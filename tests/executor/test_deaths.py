@@ -11,7 +11,7 @@ from executor.work import kill_node, mark, slow_where, square, wait, where
 from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
 from latchwork.executor.keys import Keys
-from latchwork.executor.running.sweeping import Sweeper
+from latchwork.executor.sweeping import Sweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run

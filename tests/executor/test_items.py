@@ -20,8 +20,8 @@ from latchwork.executor.keys import (
     shelf_of,
     task_id_of,
 )
-from latchwork.executor.placing.targets import Key, Label, Member, StoredTarget
-from latchwork.executor.running.lanes import is_retried, tries_of
+from latchwork.executor.lanes import is_retried, tries_of
+from latchwork.executor.targets import Key, Label, Member, StoredTarget
 from latchwork.tasks import BlobRef, Outcome, StoredRetry
 
 SMALL = TaskItem("square", "s", 7, ("any",), "5-0-s", payload=b"plain:x")

@@ -27,8 +27,8 @@ from latchwork.executor import (
     TaskInfo,
     Weighted,
 )
-from latchwork.executor.placing.pickers import drawn, spread_over
-from latchwork.executor.placing.targets import StoredTarget, candidates, owner_of
+from latchwork.executor.pickers import drawn, spread_over
+from latchwork.executor.targets import StoredTarget, candidates, owner_of
 from latchwork.primitives import GroupMember, View
 
 PICKS = 10_000

@@ -13,8 +13,8 @@ from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, revive_task
-from latchwork.executor.running.lanes import Lanes, WorkerProfile
-from latchwork.executor.running.shift import Shift
+from latchwork.executor.lanes import Lanes, WorkerProfile
+from latchwork.executor.worker import Shift
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Pause, Signal

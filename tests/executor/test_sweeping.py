@@ -13,8 +13,8 @@ from executor.test_deaths import starts
 from executor.work import WORK, blob, mark, square
 from latchwork.executor import ExecutorWorker, Member, TaskDied
 from latchwork.executor.keys import Keys
-from latchwork.executor.running.large import LargeOutcomes
-from latchwork.executor.running.sweeping import Sweeper
+from latchwork.executor.lanes import LargeOutcomes
+from latchwork.executor.sweeping import Sweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run

@@ -68,7 +68,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a submit with a lost answer may land after it was repeated",
-        "executor/submitting/submitter.py",
+        "executor/submitter.py",
         "        await write_anew(self._store, line)\n        places",
         "        places",
         id_of("executor/races", "a_submit_whose_answer_is_lost_runs_each_task_once", on="memory-land_late"),
@@ -86,7 +86,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a task is claimed without checking its submitter",
-        "executor/running/lanes.py",
+        "executor/lanes.py",
         "        return [] if item.is_detached else [_is_there(self._keys, item.sid)]\n",
         "        return []\n",
         id_of("executor/races", "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
@@ -94,7 +94,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a cancel that arrives before its task is forgotten",
-        "executor/running/lanes.py",
+        "executor/lanes.py",
         "            if self._marked.pop(claim.item.id, None) is not None:\n",
         "            if False:\n",
         id_of(
@@ -104,7 +104,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a sweep does not check which submitters are alive",
-        "executor/running/sweeping.py",
+        "executor/sweeping.py",
         "        return seen - set(await ask(self._store.children, self._keys.subs)) if seen else set()\n",
         "        return seen\n",
         id_of("executor/sweeping", "a_sweep_removes_nothing_of_those_that_live", on="memory"),

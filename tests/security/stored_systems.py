@@ -11,7 +11,7 @@ from latchwork.executor import refs
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import Keys
 from latchwork.executor.placing import placing
-from latchwork.executor.placing.targets import Label, Member, StoredTarget
+from latchwork.executor.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.tasks import BlobRef, StoredRetry
@@ -63,10 +63,10 @@ ROWS = {
         "executor.items", replace(ITEM, stored_target=StoredTarget.of(Member("m1", "any"))).to_bytes(), TaskItem.of
     ),
     "load of a worker": (
-        "executor.placing.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
+        "executor.placing", dumped(running=1, queued=2, slots=3, number=4), placing.read_load
     ),
     "functions of a worker": (
-        "executor.placing.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
+        "executor.placing", dumped(functions=["m:f"], allow_pickle=True, slots=4), placing.read_offer
     ),
     "detached task": (
         "executor.refs",

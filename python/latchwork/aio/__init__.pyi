@@ -27,11 +27,11 @@ from latchwork.aio.executors import TaskFuture as TaskFuture
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OwnershipLost
-from latchwork.executor.placing.pickers import Picker
-from latchwork.executor.placing.targets import Target
+from latchwork.executor.executor import Call
+from latchwork.executor.pickers import Picker
 from latchwork.executor.stored import TaskState
-from latchwork.executor.submitting.options import Call
-from latchwork.executor.submitting.submitter import OnSessionLost
+from latchwork.executor.submitter import OnSessionLost
+from latchwork.executor.targets import Target
 from latchwork.primitives.barrier.meeting import Lacking, Parties
 from latchwork.primitives.fair.election import _Seat
 from latchwork.primitives.fair.latch import LatchState

@@ -4,7 +4,7 @@ It keeps to itself how tasks are stored, found, taken back and swept. There is n
 """
 
 from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
-from latchwork.executor.executor import Executor
+from latchwork.executor.executor import Call, Executor
 from latchwork.executor.futures import TaskFuture
 from latchwork.executor.looking import (
     DeadTask,
@@ -20,7 +20,7 @@ from latchwork.executor.looking import (
     list_tasks,
     revive_task,
 )
-from latchwork.executor.placing.pickers import (
+from latchwork.executor.pickers import (
     LeastLoaded,
     Load,
     Picker,
@@ -32,11 +32,10 @@ from latchwork.executor.placing.pickers import (
     TaskInfo,
     Weighted,
 )
-from latchwork.executor.placing.targets import All, Key, Label, Member
 from latchwork.executor.refs import TaskRef
-from latchwork.executor.running.worker import ExecutorWorker
 from latchwork.executor.stored import TaskState
-from latchwork.executor.submitting.options import Call
+from latchwork.executor.targets import All, Key, Label, Member
+from latchwork.executor.worker import ExecutorWorker
 
 __all__ = [
     "All",

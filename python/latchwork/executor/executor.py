@@ -15,26 +15,26 @@ import sys
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import FIRST_COMPLETED, CancelledError
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
+from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
 from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
-from latchwork.executor.keys import DETACHED, NAME, Keys, check_task_id, detached_id, executor_store
-from latchwork.executor.placing.pickers import Picker, Pull
-from latchwork.executor.placing.targets import All, Member, StoredTarget, Target
+from latchwork.executor.keys import DETACHED, NAME, PRIORITIES, Keys, check_task_id, detached_id, executor_store
+from latchwork.executor.line import Wanted
+from latchwork.executor.pickers import Picker, Pull
 from latchwork.executor.refs import Detached, TaskRef
-from latchwork.executor.submitting.line import Wanted
-from latchwork.executor.submitting.options import Call, Options, error_of, results_of
-from latchwork.executor.submitting.submitter import OnSessionLost, Submitter
+from latchwork.executor.submitter import OnSessionLost, Submitter
+from latchwork.executor.targets import All, Member, StoredTarget, Target
 from latchwork.interrupts import call_after_finalizer
 from latchwork.primitives import Group
 from latchwork.store import Store
@@ -55,11 +55,102 @@ from latchwork.tasks import (
     UnknownFunction,
 )
 
+T = TypeVar("T")
+
+_MOST_COPIES = 30
+
 _log = logging.getLogger(__name__)
 
 #: The TTL of a submitter's session unless it or the URL gives one.
 SESSION_TTL_S = 30.0
-T = TypeVar("T")
+_LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call for ``Executor.first``: ``Call(fetch, "https://a", timeout=3)``.
+
+    Attributes:
+        fn: a registered function, or its name.
+        args: its arguments.
+        kwargs: its named arguments.
+    """
+
+    fn: Callable[..., Any] | str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __init__(self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> None:
+        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How tasks are submitted: what ``with_options`` changes.
+
+    Attributes:
+        picker: who is asked first.
+        priority: 0 runs before 9.
+        retry: how often a task is tried; None: as its function says.
+        timeout_s: seconds after which a run is stopped; None: as its function says.
+        copies: how many may run at a time, each on another member.
+        target: who may run it; None: all.
+    """
+
+    picker: Picker = field(default_factory=Pull)
+    priority: int = DEFAULT_PRIORITY
+    retry: Retry | None = None
+    timeout_s: float | None = None
+    copies: int = 1
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            raise ValueError(f"priority must be a whole number from 0 (first) to 9 (last), not {self.priority!r}")
+        if type(self.copies) is not int or not 1 <= self.copies <= _MOST_COPIES:
+            raise ValueError(f"copies must be a whole number from 1 to {_MOST_COPIES}, not {self.copies!r}")
+        if self.timeout_s is not None and (not is_number(self.timeout_s) or self.timeout_s <= 0):
+            raise ValueError(f"timeout_s must be None or a number of seconds above 0, not {self.timeout_s!r}")
+        if not callable(getattr(self.picker, "pick", None)):
+            raise TypeError(f"a picker needs a method pick(task, view, load), and {self.picker!r} has none")
+
+
+def results_of(
+    futures: list[TaskFuture[T]],
+    more: Iterator[tuple[Any, ...]],
+    submit: Callable[..., TaskFuture[T]],
+    drop: Callable[[list[TaskFuture[T]]], object],
+    *,
+    until: float | None,
+    now: Callable[[], float],
+) -> Iterator[T]:
+    """The results in order, the first future being the last of the list; ``drop`` cancels those left over."""
+    try:
+        while futures:
+            yield _result_or_drop(futures.pop(), drop, None if until is None else max(0.0, until - now()))
+            args = next(more, None)
+            if args is not None:
+                futures.insert(0, submit(*args))
+    finally:
+        drop(futures)
+
+
+def _result_or_drop(future: TaskFuture[T], drop: Callable[[list[TaskFuture[T]]], object], timeout_s: float | None) -> T:
+    """The result, of which nothing here keeps hold."""
+    try:
+        try:
+            return future.result(timeout_s)
+        finally:
+            drop([future])
+    finally:
+        del future
+
+
+def error_of(future: TaskFuture[Any]) -> BaseException:
+    """What a future that is over has raised."""
+    return CancelledError() if future.cancelled() else future.exception() or LatchworkError("none")
 
 
 class Executor(concurrent.futures.Executor):
@@ -417,9 +508,6 @@ def _end_when_idle(submitter: Submitter) -> None:
 def _close_when_idle(submitter: Submitter) -> None:
     submitter.begin_close()
     run(_finish(submitter))
-
-
-_LIVE: weakref.WeakSet[Submitter] = weakref.WeakSet()
 
 
 def _end_in_child() -> None:

@@ -22,7 +22,7 @@ from latchwork.executor.keys import (
     queued_at_s,
     task_number,
 )
-from latchwork.executor.placing.placing import Offer, read_offer
+from latchwork.executor.placing import Offer, read_offer
 from latchwork.executor.stored import Place, Stored, TaskState, ended
 from latchwork.primitives import Group, QueueItem, WorkQueue
 from latchwork.store import Store

@@ -22,10 +22,10 @@ from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, W
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
-from latchwork.executor.placing.pickers import Picker
-from latchwork.executor.placing.placing import Placing
+from latchwork.executor.line import INLINE_BYTES, copies_ops
+from latchwork.executor.pickers import Picker
+from latchwork.executor.placing import Placing
 from latchwork.executor.stored import Place, Stored, TaskState
-from latchwork.executor.submitting.line import INLINE_BYTES, copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of

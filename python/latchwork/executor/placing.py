@@ -18,8 +18,8 @@ from latchwork._base.decoding import Count, Decoder
 from latchwork.errors import LatchworkError
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import ANY, Keys, lane_of, member_of
-from latchwork.executor.placing.pickers import Load, Picker, Pull, TaskInfo, spread_over
-from latchwork.executor.placing.targets import Key, Label, Member, Target, candidates, owner_of
+from latchwork.executor.pickers import Load, Picker, Pull, TaskInfo, spread_over
+from latchwork.executor.targets import Key, Label, Member, Target, candidates, owner_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import Group, GroupMember, View
 from latchwork.store import Mirror, Store

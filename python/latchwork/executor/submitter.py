@@ -17,14 +17,12 @@ from weakref import WeakSet
 
 from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.executor.errors import NoSuchMember
-from latchwork.executor.futures import AllFuture, Stage, TaskFuture, TaskTicket
+from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
-from latchwork.executor.placing.placing import Placing, is_for_all
+from latchwork.executor.line import Line, Preparing, Wanted, WorkerWatch, named, open_line, until, write_anew
+from latchwork.executor.placing import Placing, is_for_all
 from latchwork.executor.stored import Place, Stored, TaskState
-from latchwork.executor.submitting.callbacks import Callbacks
-from latchwork.executor.submitting.line import Line, Preparing, Wanted, named, open_line, until, write_anew
-from latchwork.executor.submitting.worker_watch import WorkerWatch
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from latchwork.errors import BadRecord
+from latchwork.errors import BadRecord, Closed, Conflict, ForkedProcess, LatchworkError
 from latchwork.executor.errors import NoSuchMember, TaskDied
-from latchwork.executor.items import TaskItem, may_run, other_copies, task_of
+from latchwork.executor.items import TaskItem, may_run, other_copies, ref_of, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, lane_of, member_of
-from latchwork.executor.placing.targets import Member
-from latchwork.executor.running.large import LargeOutcomes
+from latchwork.executor.targets import Member
 from latchwork.interrupts import mutex
 from latchwork.primitives import QueueClaim, QueueItem, Share, WorkQueue
-from latchwork.store import Store
+from latchwork.store import Backoff, Store
+from latchwork.store.steps import ask
 from latchwork.tasks import (
     PICKLED,
     BlobRef,
@@ -39,7 +40,7 @@ from latchwork.tasks import (
     after_failure,
     type_name,
 )
-from latchwork.types import Check, Create, Exists, Op
+from latchwork.types import Check, Create, Exists, Fence, Op
 from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ _MOST_GONE = 10_000
 MARKED_S = 5.0
 _TRIED = re.compile(r"try (\d{1,6}) failed")
 _ONCE = Retry()
+#: Seconds of the longest pause before it is looked again.
+_LONGEST_S = 5.0
 
 
 class WorkerProfile:
@@ -401,3 +404,69 @@ def said_with_tries(tries: int, why: str) -> str:
 
 def _why(claim: QueueClaim) -> str:
     return str(getattr(claim.item, "why", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    ref: BlobRef
+    result_key: str
+
+
+class LargeOutcomes:
+    """Large outcomes of one worker's claims. Safe to share between threads.
+
+    Args:
+        store: the store.
+        blobs: where large values are.
+    """
+
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._lock = mutex()
+        self._written: dict[QueueClaim, _Written] = {}
+
+    def write(self, claim: QueueClaim, owner: str, result_key: str, stored: bytes) -> BlobRef:
+        """Write the outcome of a claim's run; the one that was written if its end is tried again."""
+        with self._lock:
+            found = self._written.get(claim)
+        if found is None:
+            found = _Written(self._blobs.write(owner, stored), result_key)
+            with self._lock:
+                self._written[claim] = found
+        return found.ref
+
+    def named(self, claim: QueueClaim, *_: object) -> None:
+        """The result that names it is written."""
+        with self._lock:
+            self._written.pop(claim, None)
+
+    def over(self, claim: QueueClaim) -> None:
+        """The claim is over: what no result names is deleted, in the background. Asks no store."""
+        with self._lock:
+            found = self._written.pop(claim, None)
+        if found is not None:
+            backoff = Backoff(longest_s=_LONGEST_S)
+            self._store.cleanup.add(partial(self._clear, found, claim.fence, backoff))
+
+    async def _clear(self, written: _Written, fence: Fence, backoff: Backoff) -> float | None:
+        """Look once whether a result names it, and delete it if none will; a ``CleanupJob``."""
+        try:
+            is_named = await self._is_named(written, fence)
+        except (Closed, ForkedProcess):
+            return None
+        except LatchworkError as error:
+            _log.info("large value %s is not cleared yet: %s", written.ref.id, error)
+            is_named = None
+        if is_named is False:
+            self._blobs.forget(written.ref)
+        return backoff.next_s() if is_named is None else None
+
+    async def _is_named(self, written: _Written, fence: Fence) -> bool | None:
+        """Whether a result names it; None while one may come yet. The claim is asked for first."""
+        try:
+            await ask(self._store.commit, [fence], [])
+        except Conflict:  # and it never holds again
+            result = await ask(self._store.get, written.result_key)
+            return result is not None and ref_of(result.value) == written.ref
+        return None

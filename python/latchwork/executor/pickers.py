@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from latchwork._base.decoding import Count
-from latchwork.executor.placing.targets import hasher_of
+from latchwork.executor.targets import hasher_of
 from latchwork.interrupts import mutex
 from latchwork.primitives import GroupMember, View
 from latchwork.user_code import call_user

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from latchwork.errors import BadRecord
 from latchwork.executor.items import TaskItem, other_copies, task_of
 from latchwork.executor.keys import ANY, DETACHED, Keys, member_of, queued_at_s
-from latchwork.executor.placing.placing import read_offer
+from latchwork.executor.placing import read_offer
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.steps import ask, steps_of
