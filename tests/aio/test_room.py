@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from latchwork.store.driving.room import Room
+from latchwork.store.driving.loop import Room
 
 
 def in_loop(play):

@@ -16,8 +16,8 @@ from latchwork.demo.corpus import (
     find_items,
     write_broken_item,
 )
-from latchwork.demo.kill import Kill
 from latchwork.demo.outcome import Facts, Rerun, judge
+from latchwork.demo.processes import Kill
 from latchwork.demo.records import Result, Share, Start
 from latchwork.demo.view import LiveView, NodeProgress, PlainView, Progress
 

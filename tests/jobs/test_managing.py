@@ -12,8 +12,7 @@ from latchwork.jobs import Control, Observer
 from latchwork.jobs.manager.leadership import Leadership
 from latchwork.jobs.manager.manager import Chores
 from latchwork.jobs.manager.strategies import ManagerOptions, Strategies
-from latchwork.jobs.stored import audit as audits
-from latchwork.jobs.stored import cluster_store, keys
+from latchwork.jobs.stored import cluster_store, keys, requests
 from latchwork.jobs.stored.followers import KnownPools
 from latchwork.jobs.stored.nodes import Member, MemberOptions
 
@@ -154,7 +153,7 @@ def test_a_leader_without_leadership_sweeps_no_progress(memory, deposed):
 
 
 def test_a_leader_without_leadership_trims_no_audit(memory, deposed, monkeypatch):
-    monkeypatch.setattr(audits, "KEPT", 1)
+    monkeypatch.setattr(requests, "KEPT", 1)
     memory.put("audit/1", b"{}")
     memory.put("audit/2", b"{}")
     memory.delete("fired/gone/c1")

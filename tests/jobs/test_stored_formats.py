@@ -8,9 +8,8 @@ from latchwork.jobs import Cron, FixedRate, Threads
 from latchwork.jobs import settings as stored
 from latchwork.jobs.cron import decode_cell
 from latchwork.jobs.settings import JobSettings
-from latchwork.jobs.stored.audit import decode_record
 from latchwork.jobs.stored.nodes import Member, decode_mark
-from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
+from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_record, decode_request
 from latchwork.jobs.stored.runs import RunError, decode_activity, decode_outcomes
 from latchwork.primitives.leased.protocol import LockRecord, OwnerRecord
 from latchwork.schedules import Fired

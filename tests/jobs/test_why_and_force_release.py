@@ -12,7 +12,7 @@ from latchwork import Conflict
 from latchwork.assignment import Rendezvous
 from latchwork.jobs import Control, Job, JobManager, LockFree, UnknownJob, inspect, read_audit, why
 from latchwork.jobs.stored import cluster_store
-from latchwork.jobs.stored.audit import AuditRecord, decode_record, freed_by_hand, trim_audit
+from latchwork.jobs.stored.requests import AuditRecord, decode_record, freed_by_hand, trim_audit
 from latchwork.schedules.fires import Fired
 
 

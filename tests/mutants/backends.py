@@ -139,7 +139,7 @@ DEFECTS = (
     Defect(
         "ZooKeeper",
         "a read relies on a sync that another server answered",
-        "backends/zookeeper/calls.py",
+        "backends/zookeeper/loop.py",
         "return barrier is not None and barrier.epoch == self.epoch and barrier.done()",
         "return barrier is not None and barrier.done()",
         id_of("backends/zookeeper/barriers", "a_read_is_believed_only_behind_a_barrier_of_its_own_connection"),

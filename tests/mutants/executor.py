@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Group commit",
         "a check joins a transaction that writes its key",
-        "tasks/batching.py",
+        "tasks/group_commit.py",
         "        if not self.written.keys().isdisjoint(unit.asked):\n            return True\n",
         "",
         id_of("tasks/group_commit", "a_unit_that_asks_about_a_key_does_not_overtake_the_one_that_writes_it"),

@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a wait that timed out leaves its ticket behind",
-        "primitives/fair/turns.py",
+        "primitives/fair/tickets.py",
         "        if not has_turn:\n            await queue.leave(place)\n",
         "        pass\n",
         id_of("primitives/lock", "a_timeout_names_the_holder_and_leaves_nothing_behind", on="memory"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a waiter acquires by an event from before its session ended",
-        "primitives/fair/turns.py",
+        "primitives/fair/tickets.py",
         "    queue.refuse_lost(place)\n    return has_turn\n",
         "    return has_turn\n",
         id_of(
@@ -58,7 +58,7 @@ DEFECTS = (
     Defect(
         "Lock",
         "a wait outlives its session",
-        "primitives/waiting/waiter.py",
+        "primitives/waiting/waits.py",
         "        self._cancel = session.on_end(self.call_off)\n",
         "        self._cancel = lambda: None\n",
         id_of("primitives/lock", "a_lost_session_ends_the_wait", on="memory"),

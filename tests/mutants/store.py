@@ -95,7 +95,7 @@ DEFECTS = (
     Defect(
         "Mirror",
         "a key goes back to an older state",
-        "store/feed.py",
+        "store/watch.py",
         "(before.version == entry.version or entry.token < before.token)",
         "before.version == entry.version",
         id_of("store/feed", "a_key_never_moves_backwards"),
@@ -103,7 +103,7 @@ DEFECTS = (
     Defect(
         "Mirror",
         "keys that were deleted during a gap stay",
-        "store/feed.py",
+        "store/watch.py",
         "self._apply([*_missing(self.known, event.entries), *(Change(e.key, e) for e in event.entries)])",
         "self._apply(Change(e.key, e) for e in event.entries)",
         id_of("store/feed", "a_new_snapshot_becomes_the_difference_to_what_was_known"),

@@ -17,9 +17,8 @@ from latchwork.jobs.cron import CronCell, decode_cell
 from latchwork.jobs.manager.strategies import noted_strategies, strategies_note
 from latchwork.jobs.settings import ClusterSettings, JobSettings, SettingsReader, encode
 from latchwork.jobs.stored import packed
-from latchwork.jobs.stored.audit import AuditRecord, decode_record
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark
-from latchwork.jobs.stored.requests import RunEnd, RunRequest, decode_end, decode_request
+from latchwork.jobs.stored.requests import AuditRecord, RunEnd, RunRequest, decode_end, decode_record, decode_request
 from latchwork.jobs.stored.runs import (
     JobOutcome,
     LiveRun,
@@ -32,7 +31,7 @@ from latchwork.jobs.stored.runs import (
 from latchwork.primitives import once
 from latchwork.primitives.barrier import phases
 from latchwork.primitives.fair import semaphore
-from latchwork.primitives.fair.leader import Leader
+from latchwork.primitives.fair.latch import Leader
 from latchwork.primitives.fair.tickets import Ticket
 from latchwork.primitives.group import log as views
 from latchwork.primitives.group.views import Evicted, GroupMember, StoredMember

@@ -7,10 +7,9 @@ import json
 from msgspec.structs import replace
 
 from latchwork.errors import BadRecord
-from latchwork.executor import refs
+from latchwork.executor import placing, refs
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import Keys
-from latchwork.executor.placing import placing
 from latchwork.executor.targets import Label, Member, StoredTarget
 from latchwork.plans import records as plans
 from latchwork.primitives.queue.items import QueueItem

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.backends.base import Current, Delta, Snapshot
-from latchwork.store.feed import Tracker
-from latchwork.store.watch import Inbox
+from latchwork.store.watch import Inbox, Tracker
 from latchwork.types import Change, Entry
 
 

@@ -21,8 +21,7 @@ from latchwork.errors import (
     ValueTooLarge,
 )
 from latchwork.tasks import GroupCommit
-from latchwork.tasks.batching import MOST_CHECKS, MOST_OPS, Unit, blamed, gather, ops_of
-from latchwork.tasks.group_commit import TIMEOUT_S
+from latchwork.tasks.group_commit import MOST_CHECKS, MOST_OPS, TIMEOUT_S, Unit, blamed, gather, ops_of
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Fence, Put, SessionAlive
 

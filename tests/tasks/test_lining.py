@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from latchwork.primitives import QueueItem, WorkQueue
-from latchwork.tasks.running.choosing import SUSPECT
+from latchwork.tasks.running.feeding import SUSPECT
 from latchwork.tasks.running.lining import look_within_s, worth_claiming
 from latchwork.testing.faults import FaultyStore
 

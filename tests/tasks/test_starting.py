@@ -5,7 +5,7 @@ from __future__ import annotations
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.primitives import QueueItem
 from latchwork.tasks import FeederHooks
-from latchwork.tasks.running.choosing import SUSPECT, Choosing
+from latchwork.tasks.running.feeding import SUSPECT, Choosing
 from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, Arrivals, ahead_of
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from latchwork.aio.pipelines import Pipeline
+from latchwork.aio.stores import Pipeline
 from latchwork.aio.stores import connect_later as connect
 from latchwork.aio.table import FUNCTIONS, ROWS
 from latchwork.aio.twinning import function_twin, twin

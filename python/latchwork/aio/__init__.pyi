@@ -34,8 +34,7 @@ from latchwork.executor.submitter import OnSessionLost
 from latchwork.executor.targets import Target
 from latchwork.primitives.barrier.meeting import Lacking, Parties
 from latchwork.primitives.fair.election import _Seat
-from latchwork.primitives.fair.latch import LatchState
-from latchwork.primitives.fair.leader import Candidate, Leader
+from latchwork.primitives.fair.latch import Candidate, LatchState, Leader
 from latchwork.primitives.fair.rwlock import Mode
 from latchwork.primitives.fair.tickets import Ticket, TicketQueue
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
@@ -49,7 +48,7 @@ from latchwork.primitives.queue.taking import Accept, Extra
 from latchwork.primitives.waiting.work import Ownership
 from latchwork.store.calls import Entries, Names
 from latchwork.store.observe.calls import StoreObserver
-from latchwork.store.observe.session_states import SessionState
+from latchwork.store.session import SessionState
 from latchwork.store.watch import Batch
 from latchwork.tasks.functions import Functions
 from latchwork.tasks.payloads.codec import Codec

@@ -52,7 +52,7 @@ OWN: dict[str, CommandSpec] = {
         "Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost",
     ),
     "drain": CommandSpec(
-        "latchwork.cli.nodes:drain",
+        "latchwork.cli.jobs:drain",
         "Move a node's items to the others, and wait until nothing of them runs there any more; "
         "then stop it if you like",
     ),
@@ -65,7 +65,7 @@ OWN: dict[str, CommandSpec] = {
         "Run a command while a lock is held, and end with its exit code",
     ),
     "restart": CommandSpec(
-        "latchwork.cli.nodes:restart",
+        "latchwork.cli.jobs:restart",
         "Announce a restart of a node: its items move out now, and back when it is back; nothing else moves",
     ),
     "run": CommandSpec(

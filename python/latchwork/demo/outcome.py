@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from latchwork.demo.corpus import Counts
-from latchwork.demo.kill import Kill
+from latchwork.demo.processes import Kill
 from latchwork.demo.records import Result, Share, Start
 
 #: The kill has to come in the middle of the work: after this and before that part of it.

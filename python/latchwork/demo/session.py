@@ -16,9 +16,8 @@ from latchwork.backends.url import parse_url
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.demo import records
 from latchwork.demo.corpus import Items, count_serially, find_items, write_broken_item
-from latchwork.demo.kill import Kill, try_kill
 from latchwork.demo.outcome import LATEST, Facts, Report, judge
-from latchwork.demo.processes import Processes
+from latchwork.demo.processes import Kill, Processes, try_kill
 from latchwork.demo.view import NodeProgress, Progress, View
 from latchwork.errors import LatchworkError
 from latchwork.jobs.stored import cluster_store

@@ -18,9 +18,8 @@ from latchwork.jobs.observer import (
 )
 from latchwork.jobs.options import InvalidJob, InvalidSetting, Threads
 from latchwork.jobs.settings import ClusterSettings, JobSettings, Settings
-from latchwork.jobs.stored.audit import AuditRecord, read_audit
 from latchwork.jobs.stored.nodes import Member
-from latchwork.jobs.stored.requests import RunEnd, RunRequest
+from latchwork.jobs.stored.requests import AuditRecord, RunEnd, RunRequest, read_audit
 from latchwork.jobs.stored.runs import Activity, JobOutcome, RunError
 from latchwork.schedules import Cron, FixedDelay, FixedRate, Instant, Schedule
 

@@ -2,8 +2,7 @@
 
 from latchwork.primitives.barrier.barriers import Barrier, DoubleBarrier
 from latchwork.primitives.fair.election import Election, Term
-from latchwork.primitives.fair.latch import LeaderLatch
-from latchwork.primitives.fair.leader import Candidate, Leader, Observer
+from latchwork.primitives.fair.latch import Candidate, Leader, LeaderLatch, Observer
 from latchwork.primitives.fair.lock import Lock
 from latchwork.primitives.fair.rwlock import ReadWriteLock
 from latchwork.primitives.fair.semaphore import Semaphore

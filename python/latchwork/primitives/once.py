@@ -31,12 +31,10 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import MARGIN_PART, Ownership, Work, check_function
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, called, driven

@@ -1,7 +1,8 @@
 """Sessions: a lease that is renewed by a thread of its own.
 
 ``lost`` is seen here before anybody else can see the keys vanish: the lease counts from the moment the last confirmed
-renewal was *sent*. A lost session never becomes active again.
+renewal was *sent*. A lost session never becomes active again. Listeners of its state are told of each change in
+order, on a thread for such calls.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
+from typing import Literal
 
 from latchwork.backends.base import Backend, BackendSession, Carries, Touches
 from latchwork.backends.futures import then
@@ -20,7 +24,6 @@ from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
-from latchwork.store.observe.session_states import SessionState, SessionStates, StateListener
 from latchwork.store.observers import call_each, check_listener, listen
 from latchwork.store.owner import Owner, forget, held_by
 from latchwork.store.steps import Signal
@@ -31,6 +34,8 @@ _log = logging.getLogger(__name__)
 #: A renewal that failed is tried again after this part of the usual interval.
 _RETRY_PART = 0.25
 _CLOSE_TIMEOUT_S = 2.0
+SessionState = Literal["active", "suspect", "lost", "closed"]
+StateListener = Callable[[SessionState], None]
 
 
 class Session:
@@ -348,3 +353,55 @@ class _WhenClosed:
 
 def _when_closed(listeners: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
     return [fn for fn in listeners if isinstance(fn, _WhenClosed)]
+
+
+class SessionStates:
+    """What the listeners of one session were told. Safe to share between threads.
+
+    Args:
+        session_id: for log lines.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._mutex = mutex()
+        self._listeners: dict[object, StateListener] = {}
+        self._last: SessionState = "active"
+        self._owed: deque[tuple[SessionState, list[StateListener]]] = deque()
+        self._calling = False
+
+    def listen(self, fn: StateListener) -> Callable[[], None]:
+        """Register a listener; returns a function that removes it, which may be called at any time."""
+        with self._mutex:
+            return listen(self._listeners, fn)
+
+    def note(self, state: SessionState) -> None:
+        """Have the listeners told if it is another one than last. Does not block."""
+        with self._mutex:
+            if self._last in {state, "closed"} or (self._last == "lost" and state != "closed"):
+                return
+            self._last = state
+            if not self._listeners:
+                return
+            self._owed.append((state, list(self._listeners.values())))
+            if self._calling:
+                return
+            self._calling = True
+        name = f"latchwork-session-states-{self._session_id[:8]}"
+        try:
+            threading.Thread(target=self._tell, name=name, daemon=True).start()
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter ends
+            _log.warning("session %s: state listeners are told at the next change: %s", self._session_id, error)
+            with self._mutex:
+                self._calling = False
+
+    def _tell(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._owed:
+                    self._calling = False
+                    return
+                state, listeners = self._owed.popleft()
+            calls = [partial(fn, state) for fn in listeners]
+            with as_callback():
+                call_each(calls, _log, "a state listener of session %s raised", self._session_id)

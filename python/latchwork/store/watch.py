@@ -1,30 +1,30 @@
 """A watch: batches of changes, the first being the current state.
 
-Changes that wait to be read are merged per key, so a slow reader costs one change per key and no more.
+Changes that wait to be read are merged per key, so a slow reader costs one change per key and no more. ``Tracker``
+folds what a backend reports into one state per key.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from latchwork.backends.base import BackendWatch, Broken, Delta, WatchEvent
+from latchwork.backends.base import BackendWatch, Broken, Current, Delta, Snapshot, WatchEvent
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.dispatch import Dispatcher, Lane
 from latchwork.store.driving.bell import Bell
-from latchwork.store.feed import Tracker
 from latchwork.store.forks import Home
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
-from latchwork.types import Change
+from latchwork.types import Change, Entry
 
 if TYPE_CHECKING:
     from typing import Self
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -242,3 +242,51 @@ class Watch(Feed):
                     self._lane.signal()  # more may have come, or the end
         elif error is not None and on_error is not None:
             on_error(error)
+
+
+@dataclass(slots=True)
+class Tracker:
+    """The last reported state of every key under one watch. One thread at a time.
+
+    Attributes:
+        known: the live keys.
+        keep_values: False keeps only what is needed to compare.
+        ready: True once the first snapshot came.
+        as_of: local clock time at which the state was last known to be current.
+    """
+
+    keep_values: bool
+    known: dict[str, Entry] = field(default_factory=dict)
+    ready: bool = False
+    as_of: float = float("-inf")
+
+    def fold(self, event: WatchEvent) -> list[Change]:
+        """Take the event in; what it changed, at most one change per key."""
+        if isinstance(event, Broken):
+            return []
+        if event.as_of is not None:
+            self.as_of = max(self.as_of, event.as_of)
+        if isinstance(event, Current):
+            return []
+        if isinstance(event, Snapshot):
+            self.ready = True
+            return self._apply([*_missing(self.known, event.entries), *(Change(e.key, e) for e in event.entries)])
+        return self._apply(event.changes)
+
+    def _apply(self, changes: Iterable[Change]) -> list[Change]:
+        return [change for change in changes if self._take(change)]
+
+    def _take(self, change: Change) -> bool:
+        before = self.known.get(change.key)
+        entry = change.entry
+        if entry is None:
+            return self.known.pop(change.key, None) is not None
+        if before is not None and (before.version == entry.version or entry.token < before.token):
+            return False
+        self.known[change.key] = entry if self.keep_values else replace(entry, value=b"")
+        return True
+
+
+def _missing(known: dict[str, Entry], entries: Iterable[Entry]) -> list[Change]:
+    present = {entry.key for entry in entries}
+    return [Change(key, None) for key in known if key not in present]

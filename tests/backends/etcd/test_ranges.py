@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from latchwork.backends.etcd.versions import survives_cut_reads
+from latchwork.backends.versions import survives_cut_reads
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Delete, Exists, Put
 from latchwork_testkit.etcd_rpc import Stub, pb

@@ -13,7 +13,7 @@ from backends.etcd import wire_oracle
 from latchwork._core import EtcdRequest
 from latchwork.backends.base import VersionKey
 from latchwork.backends.etcd.layout import Keys, exactly
-from latchwork.backends.etcd.writing import conditions, deletions, plan, sequences, slots, txn
+from latchwork.backends.etcd.writing import deletions, plan, sequences, slots, txn
 from latchwork.types import Absent, At, Create, Delete, Exists, Put, SessionAlive
 from latchwork_testkit.etcd_rpc import pb
 
@@ -118,7 +118,7 @@ MANY_OPS = OPS | st.integers(41, 60).map(lambda n: [Put(f"k{i}", b"v") for i in 
 def encoded_in_python():
     """The backend encodes with the oracle."""
     with contextlib.ExitStack() as stack:
-        for module in (conditions, deletions, plan, sequences, slots, txn):
+        for module in (deletions, plan, sequences, slots, txn):
             stack.enter_context(mock.patch.object(module, "EtcdRequest", wire_oracle))
         yield
 

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from latchwork import connect
-from latchwork.backends import patches
-from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
+from latchwork.backends import versions
+from latchwork.backends.versions import etcd_may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork_testkit.binaries import find_etcd
 
 
@@ -53,16 +53,16 @@ def test_version_tells_what_a_server_can_be_trusted_with(version, survives, prov
     ],
 )
 def test_version_tells_whether_confirmed_writes_may_be_lost(version, loses):
-    assert may_lose_data(version) is loses
+    assert etcd_may_lose_data(version) is loses
 
 
 @pytest.mark.parametrize("series", ["3.4", "3.5"])
 def test_process_is_warned_once_of_a_server_that_may_lose_data(request, caplog, monkeypatch, series):
-    monkeypatch.setattr(patches, "_warned", set())
+    monkeypatch.setattr(versions, "_warned", set())
     server = request.getfixturevalue(f"etcd{series.replace('.', '')}")
     for _ in range(2):
         with connect(server.url("versions")) as store:
             store.put("k", b"v")
     told = [record.getMessage() for record in caplog.records if "upgrade to" in record.getMessage()]
     version = subprocess.run([find_etcd(series), "--version"], check=True, capture_output=True, text=True).stdout
-    assert len(told) == may_lose_data(version.split()[2])
+    assert len(told) == etcd_may_lose_data(version.split()[2])

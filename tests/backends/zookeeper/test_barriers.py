@@ -12,8 +12,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.lists import Lister
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, OK, Reply
 from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.clock import SYSTEM_CLOCK

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.backends.zookeeper.layout import Znode
 from latchwork.backends.zookeeper.writing import states, writes
-from latchwork.backends.zookeeper.writing.plan import Known, Plan
+from latchwork.backends.zookeeper.writing.compiler import Known, Plan
 from latchwork.backends.zookeeper.writing.states import Memory, Parents
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Create, Put

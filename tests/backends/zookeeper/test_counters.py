@@ -9,8 +9,7 @@ import pytest
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, Layout, Version, Znode
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.writing import sequences
-from latchwork.backends.zookeeper.writing.compiler import compile_plan
-from latchwork.backends.zookeeper.writing.plan import Known, NeedStates
+from latchwork.backends.zookeeper.writing.compiler import Known, NeedStates, compile_plan
 from latchwork.errors import QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 

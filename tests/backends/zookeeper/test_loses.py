@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from latchwork import connect
-from latchwork.backends import patches
+from latchwork.backends import versions
+from latchwork.backends.versions import told_by, zookeeper_may_lose_data
 from latchwork.backends.zookeeper.link import Link
-from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork_testkit.binaries import ServerMissing, find_zookeeper_classpath
 from latchwork_testkit.servers import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -41,7 +41,7 @@ def warnings_of(caplog):
     ],
 )
 def test_version_tells_whether_confirmed_writes_may_be_lost(version, loses):
-    assert may_lose_data(version) is loses
+    assert zookeeper_may_lose_data(version) is loses
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_a_server_tells_its_version_and_whether_it_has_a_leader(answer, told):
 
 
 def test_who_connects_to_an_ensemble_that_may_lose_data_is_warned_once(caplog, monkeypatch):
-    monkeypatch.setattr(patches, "_warned", set())
+    monkeypatch.setattr(versions, "_warned", set())
     with ZooKeeperEnsemble() as ensemble, connect(ensemble.url("versions")) as store:
         store.put("k", b"v")
         version, has_leader = told_by(ensemble.members[0].four_letter_word("srvr"))
     assert has_leader
     told = warnings_of(caplog)
-    assert len(told) == may_lose_data(version)
+    assert len(told) == zookeeper_may_lose_data(version)
     assert all(f"ZooKeeper {version} at " in each and "3.9.4" in each for each in told)
 
 

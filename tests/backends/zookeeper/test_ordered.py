@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from latchwork.backends.futures import completed
-from latchwork.backends.zookeeper.writing import ordered
-from latchwork.backends.zookeeper.writing.ordered import older
+from latchwork.backends.zookeeper.writing import sequences
+from latchwork.backends.zookeeper.writing.sequences import older
 from latchwork.types import Delete
 
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -78,7 +78,7 @@ def test_names_without_our_own_key_are_older_than_it_and_tell_nothing(backend, m
         return []
 
     first = make(backend, "1")
-    monkeypatch.setattr(ordered, "_names", before_it_was_created)
+    monkeypatch.setattr(sequences, "_names", before_it_was_created)
     assert make(backend, "2").older is None
     monkeypatch.undo()
     assert make(backend, "3").older[:1] == (first.entry.key.rpartition("/")[2],)

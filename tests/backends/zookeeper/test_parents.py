@@ -8,8 +8,7 @@ import pytest
 
 from latchwork.backends.zookeeper.layout import bucket
 from latchwork.backends.zookeeper.writing import states, writes
-from latchwork.backends.zookeeper.writing.recent import Recent
-from latchwork.backends.zookeeper.writing.states import Parents
+from latchwork.backends.zookeeper.writing.states import Parents, Recent
 from latchwork.errors import Conflict, InvalidKey
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 

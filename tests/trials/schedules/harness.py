@@ -34,7 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 import latchwork
-from latchwork.backends.embedded import memory
+from latchwork.backends.embedded import backend as embedded
 from latchwork.errors import Conflict, LatchworkError, WaitTimeout
 from latchwork.testing.faults import Fault, FaultyStore
 from latchwork.testing.simulation import Simulation
@@ -223,7 +223,7 @@ def run(model_class: type[Model], plan: Plan, sim: Simulation | None = None) -> 
             plain = opened.enter_context(latchwork.connect(url, session_ttl_s=SESSION_TTL_S))
             _play(used, model_class(), plan, url, plain, end_here)
     finally:
-        memory._by_name.pop(url.removeprefix("memory://"), None)  # the killed have not left it
+        embedded._by_name.pop(url.removeprefix("memory://"), None)  # the killed have not left it
     return used
 
 

@@ -1,6 +1,7 @@
 """The embedded backend: the contract's operations as transactions on one SQLite database.
 
-The work is done in the calling thread; the futures it returns have ended already.
+The work is done in the calling thread; the futures it returns have ended already. ``Apart`` is for callers whose thread
+must not do the work. A store in memory is shared by name.
 """
 
 from __future__ import annotations
@@ -8,20 +9,20 @@ from __future__ import annotations
 import builtins
 import copy
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from latchwork.backends.base import Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.base import CALLS, Backend, BackendSession, Capability, Delta, Sink, Snapshot, WatchEvent
 from latchwork.backends.embedded import reads, sessions, writes
-from latchwork.backends.embedded.apart import Apart
-from latchwork.backends.embedded.connection import FileDatabase, Work
-from latchwork.backends.embedded.memory import join_memory, leave_memory
+from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
 from latchwork.backends.embedded.sessions import EmbeddedSession
 from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
-from latchwork.backends.futures import attempt, completed
+from latchwork.backends.futures import attempt, completed, failed
 from latchwork.backends.grammar import Strangers
 from latchwork.backends.url import StoreURL
 from latchwork.clock import Clock
@@ -36,6 +37,9 @@ _log = logging.getLogger(__name__)
 _TREE_BATCH = 500  # keys deleted in one transaction: others get their turn in between
 _SWEEP_PATIENCE_S = 0.0
 _LAST_PATIENCE_S = 1.0
+#: One of them writes at a time; a few more read.
+_THREADS = 4
+_lock = mutex()
 
 
 class EmbeddedBackend(Backend):
@@ -403,3 +407,97 @@ def _or_raise(outcome: T | Conflict) -> T:
     if isinstance(outcome, Conflict):
         raise outcome
     return outcome
+
+
+class Apart:
+    """A backend around an embedded one. Safe to share between threads; it ends with ``end``; twice is fine."""
+
+    def __init__(self, backend: Backend, name: str, pool: ThreadPoolExecutor | None = None) -> None:
+        self._backend = backend
+        self._name = name
+        self._pool = pool or ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix=f"latchwork-calls-{name}")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        return partial(self._elsewhere, found) if name in CALLS else found
+
+    def within(self, limit_s: float) -> Backend:
+        """The same within a time, in the same threads."""
+        return cast("Backend", Apart(self._backend.within(limit_s), self._name, self._pool))
+
+    def end(self) -> None:
+        """Have the threads end once they have done what they were given."""
+        self._pool.shutdown(wait=True)
+
+    def _elsewhere(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(_result, call, args, options)
+        except RuntimeError:
+            return failed(Closed(f"the {self._name} store was closed; connect again"))
+
+
+def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return call(*args, **options).result()
+
+
+class SharedMemory:
+    """One named database and the pollers of the stores on it. Safe to share between threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.database: Database = memory_database(name)
+        self.users = 0
+        self._pollers: tuple[Poller, ...] = ()
+        self._lock = mutex()
+
+    def add(self, poller: Poller) -> None:
+        """Notify this poller of every commit from now on."""
+        with self._lock:
+            self._pollers = (*self._pollers, poller)
+
+    def remove(self, poller: Poller) -> None:
+        """Stop notifying this poller."""
+        with self._lock:
+            self._pollers = tuple(each for each in self._pollers if each is not poller)
+
+    def notice_commit(self) -> None:
+        """Tell every poller that something was committed."""
+        for poller in self._pollers:
+            poller.notice_commit()
+
+    def nudge(self) -> None:
+        """Have every poller look at once."""
+        for poller in self._pollers:
+            poller.nudge()
+
+
+_by_name: dict[str, SharedMemory] = {}
+
+
+def join_memory(name: str) -> SharedMemory:
+    """The database of that name, new when nobody uses it. Each call needs its ``leave_memory``."""
+    with _lock:
+        shared = _by_name.get(name)
+        if shared is None:
+            shared = _by_name[name] = SharedMemory(name)
+        shared.users += 1
+        return shared
+
+
+def leave_memory(shared: SharedMemory) -> None:
+    """Give it up; the last one out drops the data."""
+    with _lock:
+        shared.users -= 1
+        if shared.users:
+            return
+        _by_name.pop(shared.name, None)
+    shared.database.close()
+
+
+def _start_empty_in_child() -> None:
+    global _lock  # noqa: PLW0603 - the parent's may be held by a thread that the child does not have
+    _lock = mutex()
+    _by_name.clear()
+
+
+os.register_at_fork(after_in_child=_start_empty_in_child)

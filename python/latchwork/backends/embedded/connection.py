@@ -2,7 +2,7 @@
 
 Threads take turns with the connections of a pool: no lock is held during I/O. One connection writes, so that threads of
 one process queue up fairly and only processes compete for the file's lock.
-No error of sqlite3 leaves this file.
+No error of sqlite3 leaves this file: here they become ours.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from latchwork.backends.embedded import layout
-from latchwork.backends.embedded.errors import as_connect_failure, is_busy, translate
 from latchwork.backends.embedded.pool import Pool
 from latchwork.backends.url import StoreURL
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.disks import make_file
-from latchwork.errors import ConnectFailed, OutcomeUnknown, Unavailable
+from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded, Unavailable
 
 T = TypeVar("T")
 #: A transaction: gets the connection, returns the result; what it raises rolls it back.
@@ -34,6 +33,7 @@ _LONGEST_PAUSE_S = 0.004
 _POLLS_PER_CHECK = 32
 #: Seconds that a look for changes waits while this process forks.
 _PROBE_S = 5.0
+_never = threading.Event()
 
 
 class Database:
@@ -224,4 +224,29 @@ def _read(conn: sqlite3.Connection, work: Work[T]) -> T:
             conn.execute("ROLLBACK")
 
 
-_never = threading.Event()
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection was in the way, so that trying again helps."""
+    return "locked" in str(error)
+
+
+def translate(error: sqlite3.Error, where: str) -> LatchworkError:
+    """The error of ours for one of SQLite's that ended a call before it was committed."""
+    text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
+    if is_busy(error):
+        return Unavailable(f"{where} was locked by another process; try again")
+    if "full" in text:
+        return QuotaExceeded(f"{where} cannot grow ({text}); free space on its disk")
+    if "readonly" in text or "read-only" in text:
+        return PermissionDenied(f"{where} is read-only for this account ({text}); change its mode or that of its disk")
+    if "not a database" in text or "malformed" in text:
+        return ConnectFailed(
+            f"{where} is no SQLite database or a damaged one ({text}); restore it or name another file"
+        )
+    if "unable to open" in text:
+        return ConnectFailed(f"{where} cannot be opened ({text}); check its directory and the limit on open files")
+    return Unavailable(f"{where} failed ({text}); check its disk")
+
+
+def as_connect_failure(error: Exception) -> Exception:
+    """The error while connecting: ``ConnectFailed`` for what is ``Unavailable`` later."""
+    return ConnectFailed(str(error)) if type(error) is Unavailable else error

@@ -16,8 +16,7 @@ from typing import Any
 from latchwork._core import EtcdRequest
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.answers import as_message
-from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.connection import Link, as_message
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import Reader
 from latchwork.backends.etcd.sessions import Sessions

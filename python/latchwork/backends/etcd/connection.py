@@ -15,17 +15,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.answers import Answered, as_message, unreadable
 from latchwork.backends.etcd.channel import Channel, credentials, open_channel
 from latchwork.backends.etcd.errors import Fate
-from latchwork.backends.etcd.versions import may_lose_data, progress_is_proof, survives_cut_reads
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
-from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
+from latchwork.backends.versions import etcd_may_lose_data, progress_is_proof, survives_cut_reads, warn_once
 from latchwork.clock import Clock
 from latchwork.errors import (
     AuthenticationFailed,
@@ -338,7 +337,7 @@ class Link:
             status = yield from self.call("Status", pb.StatusRequest(), "tell its version", soon)
             self.survives_cut_reads = survives_cut_reads(status.version)
             self.progress_is_proof = progress_is_proof(status.version)
-            if may_lose_data(status.version):
+            if etcd_may_lose_data(status.version):
                 warn_once(_log, _MAY_LOSE_DATA, status.version, join_hosts(self._hosts))
         except LatchworkError as error:
             _log.debug("etcd did not tell its version, it is taken for an old one: %s", error)
@@ -421,3 +420,53 @@ class Link:
             self._hosts.append(self._hosts.pop(0))
             _log.info("the etcd member in use cannot serve; trying %s first", join_hosts(self._hosts[:1]))
             self._replace_channel()
+
+
+class Answered:
+    """A call made in the calling thread: what gRPC's own future offers, and nobody else to wait for."""
+
+    __slots__ = ("_answer", "_error")
+
+    def __init__(self, answer: Any = None, error: grpc.RpcError | None = None) -> None:
+        self._answer = answer
+        self._error = error
+
+    def code(self) -> grpc.StatusCode:
+        """The status of the call."""
+        return grpc.StatusCode.OK if self._error is None else rpc_errors.code(self._error)
+
+    def done(self) -> bool:
+        """It has ended."""
+        return True
+
+    def exception(self) -> grpc.RpcError | None:
+        """Its error, if it failed."""
+        return self._error
+
+    def result(self) -> Any:
+        """Its answer."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call at once."""
+        fn(self)
+
+
+def as_message(method: str, answer: bytes) -> Any:
+    """The answer to a Range or a Txn as a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return (pb.RangeResponse if method == "Range" else pb.TxnResponse).FromString(answer)
+    except DecodeError as error:
+        msg = f"etcd's answer cannot be read: {error}"
+        raise ValueError(msg) from error
+
+
+def unreadable(what: str, error: ValueError) -> LatchworkError:
+    """The error of a read whose answer cannot be read."""
+    return rpc_errors.caused(Unavailable(f"could not {what}: {error}; try again"), error)

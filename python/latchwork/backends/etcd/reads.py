@@ -30,8 +30,7 @@ from typing import Any
 from latchwork._core import EtcdCodec, EtcdPage, EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.answers import as_message, unreadable
-from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.connection import Link, as_message, unreadable
 from latchwork.backends.etcd.layout import KeyRange, Keys
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve, then, together
 from latchwork.backends.outcomes import read_of

@@ -15,21 +15,18 @@ from typing import Any, TypeVar
 from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
 from latchwork.backends.futures import Outcome, Steps, chain, drive, failed, reject, then
 from latchwork.backends.outcomes import describe
-from latchwork.backends.patches import warn_once
 from latchwork.backends.timer import Timer
 from latchwork.backends.url import StoreURL, join_hosts
+from latchwork.backends.versions import told_by, warn_once, zookeeper_may_lose_data
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, session_lost
 from latchwork.backends.zookeeper.layout import Layout
-from latchwork.backends.zookeeper.lists import Lister
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
-from latchwork.backends.zookeeper.versions import may_lose_data, told_by
 from latchwork.backends.zookeeper.watching.watches import WatchHub
-from latchwork.backends.zookeeper.writing.ordered import create_ordered
 from latchwork.backends.zookeeper.writing.parents import sweep
-from latchwork.backends.zookeeper.writing.sequences import create_sequential
+from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
 from latchwork.backends.zookeeper.writing.task import Task, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
@@ -261,7 +258,7 @@ class ZooKeeperBackend(Backend):
     def _warn_of_losses(self, url: StoreURL) -> None:
         """Ask the server that was reached which version it is; it may say nothing, and nobody waits for it."""
         version, has_leader = told_by(self._main.ask_server(b"srvr", min(_SERVER_WORD_S, url.connect_timeout_s)))
-        if has_leader and may_lose_data(version):
+        if has_leader and zookeeper_may_lose_data(version):
             warn_once(_log, _MAY_LOSE_DATA, version, join_hosts(url.hosts))
 
     def _read(self, what: str, steps: Callable[[float], Steps[T]]) -> Future[T]:

@@ -28,9 +28,9 @@ from kazoo.exceptions import ConnectionLoss
 from latchwork.backends.futures import Outcome
 from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
-from latchwork.backends.zookeeper.calls import Call
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
+from latchwork.backends.zookeeper.loop import Call
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex

@@ -19,8 +19,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from latchwork.backends.zookeeper.calls import Call
-from latchwork.backends.zookeeper.loop import LinkOwner, Loop
+from latchwork.backends.zookeeper.loop import Call, LinkOwner, Loop
 from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""kazoo's connection loop with our own sending and receiving.
+"""Calls on one connection, and kazoo's connection loop with our own sending and receiving.
 
 Requests wait in our outbox (``connection``), not in kazoo's queue: what has not been sent survives a reconnect and is
 never failed as if it had been. Several requests share a system call in both directions. Replies end their futures on
@@ -19,16 +19,24 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import InvalidStateError
 from typing import Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import AuthFailedError, ConnectionDropped, KazooException, SessionClosedRequireSaslError
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionDropped,
+    KazooException,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+)
 from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
-from latchwork.backends.zookeeper.calls import Call
+from latchwork.backends.futures import Outcome
+from latchwork.backends.zookeeper.errors import Cut
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex
@@ -301,3 +309,41 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
             client.last_zxid = reply.zxid
         sent.answer(reply)
         return CLOSE_RESPONSE if sent.kind == CLOSE else None
+
+
+class Call(Outcome[Reply]):
+    """One request and its reply to come."""
+
+    def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
+        super().__init__()
+        self.kind = kind
+        self.payload = payload
+        self.deadline = deadline
+        self.number = number  # of a write with evidence; else 0
+        self.evidence = ""
+        self.epoch = 0  # of the connection it was sent on last; 0: never sent
+        self.sent_at = 0.0
+        self.barrier: Call | None = None
+        self.hold: Callable[[Call], bool] | None = None
+
+    def answer(self, reply: Reply) -> None:
+        """Take the reply, unless the deadline came first."""
+        with contextlib.suppress(InvalidStateError):
+            self.set_result(reply)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End without a reply; called so by kazoo when the connection ends. A write may be held back to be settled."""
+        if isinstance(exception, Cut):
+            end: Cut = exception
+        else:
+            end = Cut(sent=True, over=isinstance(exception, SessionExpiredError))
+            if not end.over and self.hold is not None and self.hold(self):
+                return
+        with contextlib.suppress(InvalidStateError):
+            super().set_exception(end)
+
+    @property
+    def linearizable(self) -> bool:
+        """The barrier before it was answered on the same connection."""
+        barrier = self.barrier
+        return barrier is not None and barrier.epoch == self.epoch and barrier.done() and barrier.exception() is None

@@ -28,11 +28,10 @@ from latchwork.jobs.cron import cells_of, newest_by_item
 from latchwork.jobs.options import InvalidSetting
 from latchwork.jobs.settings import Settings, read_settings
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.audit import AUDIT, AuditRecord
 from latchwork.jobs.stored.keys import check_id, check_item, cluster_store
 from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key, reserved_key
 from latchwork.jobs.stored.packed import commit_all, read
-from latchwork.jobs.stored.requests import ASKED, MOST_ITEMS, RunEnd, RunRequest, decode_end
+from latchwork.jobs.stored.requests import ASKED, AUDIT, MOST_ITEMS, AuditRecord, RunEnd, RunRequest, decode_end
 from latchwork.primitives import LockState, force_release, lock_states
 from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx

@@ -16,11 +16,10 @@ from latchwork.jobs.manager.rebalance import ClusterView, Rebalance, WorkerView
 from latchwork.jobs.manager.restarts import Restarts
 from latchwork.jobs.manager.strategies import ManagerOptions, strategies_note
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.audit import trim_audit
 from latchwork.jobs.stored.followers import KnownPools
 from latchwork.jobs.stored.nodes import Member
 from latchwork.jobs.stored.packed import commit_all, orphans
-from latchwork.jobs.stored.requests import trim_requests
+from latchwork.jobs.stored.requests import trim_audit, trim_requests
 from latchwork.jobs.stored.runs import trim_outcomes
 from latchwork.store import Mirror, Store
 from latchwork.types import Absent, At, Delete, Fence, Op, Put

@@ -1,4 +1,4 @@
-"""Runs that somebody asked for by hand, and what became of them.
+"""What people did to a cluster by hand: runs that they asked for and what became of them, and a record of the rest.
 
 Keys:   requests/<id>                             JSON; what is asked for
         asked/<id>/progress/<job>/<cell>[/items]  which items were begun and have ended, as for a fire time; see cron/
@@ -10,16 +10,18 @@ Only ``trim_requests`` touches the network.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Decoder, Whole, encode
+from latchwork._base.decoding import Count, Decoder, Whole, encode
+from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
 from latchwork.records import MOST_MOMENT_S
 from latchwork.store import Store
-from latchwork.types import Check, Delete
+from latchwork.types import Check, Delete, Entry
 
 REQUESTS = "requests"
 ASKED = "asked"
@@ -30,6 +32,8 @@ NAMED = 20
 #: What became of a request is kept for so long after its time is over.
 _KEPT_S = 86_400.0
 _Time = Annotated[float, Meta(ge=0.0, le=MOST_MOMENT_S)]
+AUDIT = "audit"
+KEPT = 1000
 
 
 class RunRequest(Struct, frozen=True):
@@ -126,3 +130,64 @@ def trim_requests(store: Store, checks: list[Check]) -> int:
         commit_all(store, checks, [Delete(entry.key) for entry in entries])
     commit_all(store, checks, [Delete(key) for key in old])
     return len(old)
+
+
+class AuditRecord(Struct, frozen=True):
+    """A lock that was freed by hand.
+
+    Attributes:
+        job: the job's id.
+        item: the work item.
+        token: the fencing token of the holder that lost the lock: writes with it are refused.
+        holder: the holder that lost the lock.
+        by: the person who freed it.
+        at: when, for people.
+        reason: the reason that the person gave.
+        what: ``force-release``.
+    """
+
+    job: str
+    item: str
+    token: Count
+    holder: str
+    by: str
+    at: str
+    reason: str
+    what: str = "force-release"
+
+    def encode(self) -> bytes:
+        """The value of its key."""
+        return encode(self)
+
+
+_RECORD: Decoder[AuditRecord] = Decoder(AuditRecord, "a record of the audit")
+
+
+def decode_record(value: bytes) -> AuditRecord | None:
+    """The record in a value; None for what is none of ours."""
+    return _RECORD.find(value)
+
+
+def read_audit(store: Store) -> list[AuditRecord]:
+    """The records, the oldest first."""
+    return [record for entry in cluster_store(store).list(AUDIT) if (record := decode_record(entry.value)) is not None]
+
+
+def freed_by_hand(entries: Iterable[Entry]) -> dict[tuple[str, str], int]:
+    """Job and item to the greatest token whose holder lost the lock by hand."""
+    found: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        record = decode_record(entry.value)
+        if record is not None and record.what == "force-release":
+            key = (record.job, record.item)
+            found[key] = max(record.token, found.get(key, 0))
+    return found
+
+
+def trim_audit(store: Store, checks: list[Check]) -> int:
+    """Delete all but the last records and return how many; the leader does it now and then."""
+    names = store.children(AUDIT)
+    gone = names[: max(0, len(names) - KEPT)]
+    for name in gone:
+        store.commit(checks, [Delete(f"{AUDIT}/{name}")])
+    return len(gone)

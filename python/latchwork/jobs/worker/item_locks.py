@@ -16,7 +16,7 @@ from latchwork.errors import LatchworkError, LockLost
 from latchwork.interrupts import mutex
 from latchwork.jobs.cron import HeldItem
 from latchwork.jobs.stored import keys
-from latchwork.jobs.stored.audit import AUDIT, freed_by_hand
+from latchwork.jobs.stored.requests import AUDIT, freed_by_hand
 from latchwork.primitives import HeldLock, LockKeeper
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import Fence

@@ -19,7 +19,7 @@ from latchwork.callers import current
 from latchwork.errors import BadRecord, Conflict, LatchworkError, TransactionTooLarge, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.primitives.barrier.phases import Board
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
 from latchwork.store.mirror import Mirror

@@ -40,8 +40,7 @@ from latchwork.primitives.barrier.phases import (
     write_arrival,
 )
 from latchwork.primitives.waiting.common import Identity, Patience, check_name, check_text, check_whole
-from latchwork.primitives.waiting.waiter import Waiter, get_or_create
-from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.primitives.waiting.waits import Waiter, Waits, check_member, get_or_create
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, called_as_steps
 from latchwork.store.store import Store

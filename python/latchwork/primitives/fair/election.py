@@ -19,12 +19,10 @@ from latchwork.checks import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.leader import Leader, Observer
-from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, write_body
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.latch import Leader, Observer
+from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, take_turn, write_body
 from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of

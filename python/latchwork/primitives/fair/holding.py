@@ -14,8 +14,7 @@ from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, Ow
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import Place, TicketQueue
 from latchwork.primitives.waiting.common import Patience, tell
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import lost_by_fork
 from latchwork.store.observers import listen

@@ -2,34 +2,46 @@
 
 Keys:   <name>/t-<nonce>  one ticket per candidate, dies with the candidate's session; its node id as label, host and
                           pid as JSON
-Leader: the oldest ticket. Each other candidate watches exactly the ticket before its own.
+Leader: the oldest ticket. Each other candidate watches exactly the ticket before its own. ``Observer`` follows the
+        leader without being a candidate.
 
 docs/design/0006 and 0008 have the states, and which fence closes which race.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
 from latchwork.checks import check_store
-from latchwork.errors import LatchworkError, NotLeader, OwnershipLost, WaitTimeout
-from latchwork.primitives.fair.leader import Candidate
-from latchwork.primitives.fair.tickets import FATAL, Place, TicketQueue, everyone
-from latchwork.primitives.fair.turns import await_turn, until_over
-from latchwork.primitives.waiting.common import Patience, check_name, check_node_id
+from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
+from latchwork.primitives.fair.tickets import (
+    FATAL,
+    Place,
+    Ticket,
+    TicketQueue,
+    await_turn,
+    everyone,
+    is_ticket,
+    until_over,
+)
+from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_node_id
 from latchwork.primitives.waiting.participant import Participant
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
+from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store
+from latchwork.store.watch import Batch, Watch
 from latchwork.types import Fence
 
 _log = logging.getLogger(__name__)
@@ -431,3 +443,111 @@ class LeaderLatch(GuardsWork, Participant):
     def _is_final(self, error: LatchworkError) -> bool:
         given = self._given
         return isinstance(error, FATAL) or (given is not None and given.remaining_s() <= 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A campaign as the store knows it: the leader's, or that of a candidate who waits.
+
+    Attributes:
+        node_id: as the campaigner gave it; empty when its ticket cannot be read.
+        value: what it announces; empty when that cannot be read.
+        ticket: the key of its ticket: one per term.
+        token: the fencing token it has, or will have, as leader.
+        session_id: the session its ticket is bound to.
+    """
+
+    node_id: str
+    value: bytes
+    ticket: str
+    token: int
+    session_id: str | None
+
+    @classmethod
+    def of(cls, ticket: Ticket) -> Leader:
+        """What a ticket says."""
+        return cls(ticket.label, _read_value(ticket.body), ticket.key, ticket.token, ticket.session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One candidate in the queue.
+
+    Attributes:
+        node_id: as the candidate gave it; empty when its ticket cannot be read.
+        ticket: the key of its ticket.
+        token: the fencing token it has, or will have, as leader.
+        session_id: the session its ticket is bound to.
+    """
+
+    node_id: str
+    ticket: str
+    token: int
+    session_id: str | None
+
+    @classmethod
+    def of(cls, ticket: Ticket) -> Candidate:
+        """What a ticket says."""
+        return cls(ticket.label, ticket.key, ticket.token, ticket.session_id)
+
+
+class Observer(Closes):
+    """Iterates over who leads, the current state first; ``with`` closes it. One reader; ``close`` from any thread.
+
+    Each item is a ``Leader``, or None while nobody leads. States in between may be merged: the newest is always given.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._clock = store.clock
+        self._name = name
+        self._tickets: dict[str, Leader] = {}
+        self._told: Leader | None = None
+        self._first = True
+        self._watch: Watch = store.watch(name)
+
+    def __iter__(self) -> Iterator[Leader | None]:
+        return self
+
+    def __next__(self) -> Leader | None:
+        try:
+            return self.next()
+        except Closed:
+            raise StopIteration from None
+
+    @driven
+    async def next(self, timeout_s: float | None = None) -> Leader | None:
+        """The next leader or value.
+
+        Args:
+            timeout_s: seconds to wait; None waits for ever.
+        Raises:
+            WaitTimeout: nothing changed in that time.
+            Closed: the observer or its store was closed.
+            PermissionDenied: the account may not read here any more.
+        """
+        patience = Patience(self._clock, timeout_s)
+        while True:
+            self._fold(await steps_of(self._watch.next)(patience.left_s()))
+            leader = min(self._tickets.values(), key=lambda each: (each.token, each.ticket), default=None)
+            if self._first or leader != self._told:
+                self._first, self._told = False, leader
+                return leader
+
+    def close(self) -> None:
+        """Stop; whoever waits gets ``Closed``. Twice is fine."""
+        self._watch.close()
+
+    def _fold(self, batch: Batch) -> None:
+        for change in batch:
+            if change.entry is None or change.entry.owner is None:
+                self._tickets.pop(change.key, None)
+            elif is_ticket(change.key) and change.key.rpartition("/")[0] == self._name:  # not of a name below ours
+                self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
+
+
+def _read_value(body: Mapping[str, object]) -> bytes:
+    value = Record(body).text("value", "")
+    try:
+        return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()
+    except ValueError:
+        return b""  # as of a ticket that cannot be read

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from latchwork.checks import check_store
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Patience, check_name
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import driven
 from latchwork.store.store import Store

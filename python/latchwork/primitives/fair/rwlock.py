@@ -14,10 +14,18 @@ from typing import Literal
 from latchwork.checks import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.fair.holding import Hold, SessionLock
-from latchwork.primitives.fair.tickets import Blocks, Place, Ticket, TicketQueue, everyone, read_body, write_body
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import (
+    Blocks,
+    Place,
+    Ticket,
+    TicketQueue,
+    everyone,
+    read_body,
+    take_turn,
+    write_body,
+)
 from latchwork.primitives.waiting.common import Patience, check_name
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, ending, steps_of
 from latchwork.store.store import Store

@@ -14,10 +14,9 @@ from __future__ import annotations
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, write_body
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, take_turn, write_body
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
-from latchwork.primitives.waiting.waiter import Waiter, get_or_create
+from latchwork.primitives.waiting.waits import Waiter, get_or_create
 from latchwork.records import Record
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of

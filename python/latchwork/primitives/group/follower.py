@@ -19,13 +19,12 @@ from typing import Literal
 
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, write_body
-from latchwork.primitives.fair.turns import until_over
+from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, until_over, write_body
 from latchwork.primitives.group.log import Head, Journal, State, Step
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.participant import is_open
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import listen

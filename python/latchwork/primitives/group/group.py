@@ -26,8 +26,7 @@ from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
 from latchwork.primitives.waiting.common import Identity, Patience, check_name
 from latchwork.primitives.waiting.participant import Participant, is_open
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen

@@ -17,8 +17,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.views import Evicted, GroupMember, Label, ViewChange, check_member
 from latchwork.primitives.waiting.common import Patience
-from latchwork.primitives.waiting.gate import Gate
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Gate, Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask

@@ -20,8 +20,7 @@ from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
 from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
 from latchwork.primitives.waiting.common import Patience, check_text
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import check_member
+from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
 from latchwork.store.forks import Home, lost_by_fork
 from latchwork.store.observers import check_listener

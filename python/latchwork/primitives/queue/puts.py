@@ -17,13 +17,11 @@ from msgspec import Struct
 
 from latchwork._base.decoding import Decoder, Positive, Whole, encode
 from latchwork.errors import Conflict, LatchworkError, Unavailable, WaitTimeout
-from latchwork.primitives.fair.tickets import TicketQueue
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import TicketQueue, take_turn
 from latchwork.primitives.numbers.cell import Cell
 from latchwork.primitives.queue.claims import QueueInfo
 from latchwork.primitives.waiting.common import Patience, check_whole
-from latchwork.primitives.waiting.waiter import Waiter, get_or_create
-from latchwork.primitives.waiting.waits import Waits
+from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.backoff import Backoff
 from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch

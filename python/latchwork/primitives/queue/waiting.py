@@ -17,14 +17,13 @@ from functools import partial
 
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, write_body
-from latchwork.primitives.fair.turns import take_turn
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, take_turn, write_body
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of
 from latchwork.primitives.queue.pages import Pages
 from latchwork.primitives.queue.taking import Accept
 from latchwork.primitives.waiting.common import Patience
-from latchwork.primitives.waiting.waiter import Waiter
+from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.steps import Steps, ask
 from latchwork.store.watch import Batch
 from latchwork.types import Change, Entry, Put

@@ -34,8 +34,7 @@ from latchwork.primitives.queue.puts import OrderedPuts
 from latchwork.primitives.queue.taking import Accept, Extra, Taking, Wish, everything, no_share, nothing_more
 from latchwork.primitives.queue.waiting import IsFree, Wait, Waiting
 from latchwork.primitives.waiting.common import Closes, Identity, check_name, check_text, check_whole
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, driven
 from latchwork.store.store import Store

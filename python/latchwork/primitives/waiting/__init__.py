@@ -14,8 +14,7 @@ from latchwork.primitives.waiting.common import (
     check_whole,
     delay_s,
 )
-from latchwork.primitives.waiting.waiter import Waiter
-from latchwork.primitives.waiting.waits import Waits, check_member
+from latchwork.primitives.waiting.waits import Waiter, Waits, check_member
 from latchwork.primitives.waiting.work import Ownership, Work
 from latchwork.stops import StopSignal
 

@@ -3,10 +3,8 @@
 It keeps to itself how a supervisor is told what to do.
 """
 
-from latchwork.tasks.children.child import CannotStart, Child, ChildEnd
-from latchwork.tasks.children.leash import Leash
-from latchwork.tasks.children.marked import MARK
-from latchwork.tasks.children.notes import end_left
-from latchwork.tasks.children.streams import DEVNULL, PIPE, STDOUT
+from latchwork.tasks.children.child import CannotStart, Child, ChildEnd, Leash
+from latchwork.tasks.children.notes import MARK, end_left
+from latchwork.tasks.children.order import DEVNULL, PIPE, STDOUT
 
 __all__ = ["DEVNULL", "MARK", "PIPE", "STDOUT", "CannotStart", "Child", "ChildEnd", "Leash", "end_left"]

@@ -1,4 +1,4 @@
-"""What a supervisor is told, and how it is started. Nothing here touches the network."""
+"""What a supervisor is told, how it is started, and where the streams of its child come from and go to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from latchwork.checks import is_number
 from latchwork.errors import LatchworkError
-from latchwork.tasks.children.marked import MARK
-from latchwork.tasks.children.notes import Note
+from latchwork.tasks.children.notes import MARK, Note
 
 SHIM = Path(__file__).with_name("shim.py")
 #: The variables of this process that a supervisor gets: what the interpreter may need to start, and the mark of the
@@ -21,6 +21,9 @@ SHIM = Path(__file__).with_name("shim.py")
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", MARK)
 #: Its length goes before an order, in so many digits.
 _DIGITS = 10
+DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+#: A file's path, a descriptor, PIPE, DEVNULL; None is the parent's own.
+Stream = int | str | Path | None
 
 
 def order_of(  # noqa: PLR0917 - the parts of one record, in its order
@@ -173,3 +176,55 @@ def _ids_of(user: str | None) -> str:
     except KeyError:
         raise LatchworkError(f"there is no user {user!r} on this machine") from None
     return " ".join(map(str, (found.pw_uid, found.pw_gid, *os.getgrouplist(user, found.pw_gid))))
+
+
+class Streams:
+    """The streams of one child: descriptors for it, and the parent's ends of pipes."""
+
+    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
+        self.theirs: list[int] = []
+        self.ours: list[IO[bytes] | None] = [None, None, None]
+        try:
+            for number, stream in enumerate((stdin, stdout, stderr)):
+                self.theirs.append(self._opened(number, stream))
+        except BaseException:
+            self.close()
+            self.close_theirs()
+            raise
+
+    def _opened(self, number: int, stream: Stream) -> int:
+        if stream is None:
+            return _dup_or_null(number)
+        if isinstance(stream, (str, Path)):
+            flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            return os.open(stream, flags | os.O_CLOEXEC, 0o600)
+        if stream == STDOUT and number == 2:
+            return os.dup(self.theirs[1])
+        if stream == DEVNULL:
+            return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if stream == PIPE:
+            reading, writing = os.pipe()
+            theirs, mine = (reading, writing) if number == 0 else (writing, reading)
+            self.ours[number] = os.fdopen(mine, "wb" if number == 0 else "rb", buffering=0)
+            return theirs
+        if type(stream) is not int or stream < 0:
+            raise ValueError(f"a stream must be a path, a descriptor, PIPE or DEVNULL, not {stream!r}")
+        return os.dup(stream)
+
+    def close_theirs(self) -> None:
+        """Close what the child has by now."""
+        while self.theirs:
+            os.close(self.theirs.pop())
+
+    def close(self) -> None:
+        """Close the parent's ends."""
+        for stream in self.ours:
+            if stream is not None:
+                stream.close()
+
+
+def _dup_or_null(number: int) -> int:
+    try:
+        return os.dup(number)
+    except OSError:  # this process has closed it
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -1,7 +1,8 @@
 """The loop of a node: look for items, claim them, run them in slots, and end them by group commits.
 
 The placement of an item is a preference, its claim is the truth: whoever has it may end it, and nobody else. A node
-that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
+that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line. ``Guard``
+tells the runs to stop before the session of their claims can end.
 
 docs/design/0020 has the races.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from latchwork.checks import is_number
+from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, OwnershipLost
 from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
 from latchwork.primitives.waiting import Starts
@@ -26,18 +28,15 @@ from latchwork.store.forks import Home
 from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.choosing import Choosing
-from latchwork.tasks.running.endings import Endings, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Release, Run, allowed, decided, tell_lost, tell_taken
-from latchwork.tasks.running.guarding import Guard
+from latchwork.tasks.running.endings import SESSION_ENDS, Endings, Taken
+from latchwork.tasks.running.feeding import Choosing, FeederHooks, Release, Run, allowed, decided, tell_lost, tell_taken
 from latchwork.tasks.running.lining import Lines, worth_claiming
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, context_of, share_of
 from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
-    from latchwork.store import Store
-
+    from latchwork.store import Session, Store
 _log = logging.getLogger(__name__)
 
 #: So many items are claimed in one transaction at most.
@@ -392,3 +391,69 @@ class Feeder(Starts):
                 self._ends.ring()
             elif not self._tasks and self._lines.is_hungry:
                 self._bell.ring()
+
+
+class Guard:
+    """Watches the claims of one feeder. Safe to share between threads.
+
+    Args:
+        clock: the node's.
+        held: the claims that there are.
+        give_back: called with the moment; does what is due with what has not begun, and says when more is.
+    """
+
+    def __init__(self, clock: Clock, held: Callable[[], list[Taken]], give_back: Callable[[float], float]) -> None:
+        self._clock = clock
+        self._held = held
+        self._give_back = give_back
+        self._bell = Bell()
+        self._looks_at = math.inf
+        self._is_over = False
+        self._session: Session | None = None
+        self._unfollow: Callable[[], None] = lambda: None
+
+    def look_at(self, moment: float) -> None:
+        """Look at this moment, or before."""
+        with self._bell.mutex:
+            if moment < self._looks_at:
+                self._looks_at = moment
+                self._bell.ring()
+
+    def follow(self, session: Session) -> None:
+        """Have all runs told when the session of their claims is lost: one listener for all."""
+        if self._session is session:
+            return
+        self._unfollow()
+        self._session = session
+        self._unfollow = session.on_lost(partial(self._lose, session), or_closed=True)
+
+    def end(self) -> None:
+        """Watch nothing more."""
+        self._unfollow()
+        with self._bell.mutex:
+            self._is_over = True
+            self._bell.ring()
+
+    async def run(self) -> None:
+        """Until the end."""
+        while True:
+            with self._bell.mutex:
+                rings, is_over = self._bell.rings, self._is_over
+                self._looks_at = math.inf  # until we wait, each moment rings
+            if is_over:
+                return
+            now = self._clock.now()
+            moments = [(now + task.claim.remaining_s() - task.margin_s, task) for task in self._held() if task.runs]
+            for moment, task in moments:
+                if moment <= now:
+                    await called(task.cut_short, SESSION_ENDS)
+            due: float = await called(self._give_back, now)
+            soonest = min([due, *(moment for moment, _ in moments if moment > now)])
+            with self._bell.mutex:
+                self._looks_at = soonest
+            await self._bell.rung(rings, self._clock, None if soonest == math.inf else soonest - now)
+
+    def _lose(self, session: Session) -> None:
+        for task in self._held():
+            if task.claim.session is session:
+                task.lose()

@@ -21,7 +21,7 @@ from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.bell import Bell
 from latchwork.store.steps import Pause, Signal, ask
-from latchwork.tasks.running.choosing import is_suspect
+from latchwork.tasks.running.feeding import is_suspect
 
 _log = logging.getLogger(__name__)
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink, Touches
-from latchwork.backends.futures import Steps, drive, failed, then
+from latchwork.backends.base import (
+    Backend,
+    BackendSession,
+    BackendWatch,
+    Capability,
+    ProvesCurrent,
+    Sink,
+    Touches,
+    WatchEvent,
+)
+from latchwork.backends.futures import Steps, completed, drive, failed, then
 from latchwork.backends.timer import Timer
 from latchwork.clock import Clock
 from latchwork.errors import Closed, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.store.watch import Tracker
 from latchwork.testing._faulty.plan import Fault
-from latchwork.testing._faulty.replica import StaleReplica
-from latchwork.testing._faulty.watch import FaultyWatch
 from latchwork.types import Committed, Create, Delete, Entry, HasId, Op, Ordered, Put, SessionAlive, SimpleCheck
 
 P = ParamSpec("P")
@@ -25,6 +35,8 @@ Decide = Callable[[str, tuple[str, ...]], Fault | None]
 
 _log = logging.getLogger(__name__)
 _NAMES = {Put: "put", Create: "create", Delete: "delete"}
+_CLOSE_TIMEOUT_S = 10.0
+Later = Callable[[float, Callable[[], None]], None]
 
 
 def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
@@ -350,3 +362,189 @@ def _cut(what: str, *, writes: bool) -> Exception:
     if writes:
         return OutcomeUnknown(f"{what}: the connection broke; it may have been applied, or may be yet")
     return Unavailable(f"{what}: the connection broke; try again")
+
+
+class Opener(Protocol):
+    """What a watch asks of the backend that opened it; ``FaultyBackend`` documents each."""
+
+    def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
+    def forget(self, watch: FaultyWatch) -> None: ...
+    def event(self, prefix: str) -> Fault | None: ...
+    def later(self, delay_s: float, call: Callable[[], None]) -> None: ...
+
+
+class FaultyWatch:
+    """A watch that can fall silent, break off and be late; delivers events in order, one at a time."""
+
+    def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
+        self._backend = backend
+        self._prefix = prefix
+        self._sink = sink
+        self._how = how
+        self._state = threading.Condition()
+        self._inner: BackendWatch | None = None
+        self._opening = 0  # how often it was opened anew; events from before that are dropped
+        self._queue: deque[WatchEvent] = deque()
+        self._held = False
+        self._teller: int | None = None
+        self._closed = False
+
+    def open(self) -> None:
+        """Begin, or begin anew: the first event is the whole state."""
+        self.silence()
+        with self._state:
+            if self._closed:
+                return
+            opening = self._opening
+        inner = self._backend.open_watch(self._prefix, lambda event: self._receive(opening, event), **self._how)
+        with self._state:
+            current = self._opening == opening and not self._closed
+            if current:
+                self._inner = inner
+        if not current and inner is not None:
+            inner.close()
+
+    def prove_current(self) -> None:
+        """Ask the watch below, if it has to be asked."""
+        inner: object = self._inner
+        if isinstance(inner, ProvesCurrent):
+            inner.prove_current()
+
+    def silence(self) -> None:
+        """Nothing more comes until it is opened again."""
+        with self._state:
+            self._opening += 1
+            self._queue.clear()
+            self._held = False
+            inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.close()
+
+    def break_off(self, silent_s: float) -> None:
+        """Fall silent, and begin anew later."""
+        self.silence()
+        self._backend.later(silent_s, self.open)
+
+    def close(self) -> None:
+        """See ``BackendWatch.close``."""
+        with self._state:
+            self._closed = True
+        self.silence()
+        self._backend.forget(self)
+        with self._state:
+            self._state.wait_for(lambda: self._teller in {None, threading.get_ident()}, _CLOSE_TIMEOUT_S)
+
+    def _receive(self, opening: int, event: WatchEvent) -> None:
+        with self._state:
+            if opening != self._opening or self._closed:
+                return
+            self._queue.append(event)
+        fault = self._backend.event(self._prefix)
+        if fault is not None:
+            with self._state:
+                self._held = True
+            if fault.kind == "cut_watch":
+                self._backend.later(0.0, lambda: self._cut(opening, fault.delay_s))
+            else:
+                self._backend.later(fault.delay_s, lambda: self._release(opening))
+        self._pump()
+
+    def _cut(self, opening: int, silent_s: float) -> None:
+        with self._state:
+            if opening != self._opening:
+                return
+        self.break_off(silent_s)
+
+    def _release(self, opening: int) -> None:
+        with self._state:
+            if opening != self._opening:
+                return
+            self._held = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Deliver the queued events, unless another thread does."""
+        while True:
+            with self._state:
+                if self._teller is not None or self._held or self._closed or not self._queue:
+                    return
+                self._teller = threading.get_ident()
+                event = self._queue.popleft()
+            try:
+                self._sink(event)
+            finally:
+                with self._state:
+                    self._teller = None
+                    self._state.notify_all()
+
+
+class StaleReplica:
+    """Every key as it was a while ago; never goes back. Safe to share between threads.
+
+    Args:
+        lag_s: how long after the backend reports a change it shows here.
+        later: does something after a delay, one thing at a time, in the order of their times.
+    """
+
+    def __init__(self, lag_s: float, later: Later) -> None:
+        self._lag_s = lag_s
+        self._later = later
+        self._lock = threading.Lock()
+        self._tracker = Tracker(keep_values=True)
+        self._inner: BackendWatch | None = None
+
+    def follow(self, backend: Backend) -> None:
+        """Begin."""
+        self._inner = backend.watch("", lambda event: self._later(self._lag_s, lambda: self._take(event)))
+
+    def close(self) -> None:
+        """Stop."""
+        if self._inner is not None:
+            self._inner.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """True once it has a state."""
+        return self._tracker.ready
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - it is stale in any case
+        """See ``Backend.get``."""
+        with self._lock:
+            return completed(self._tracker.known.get(key))
+
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
+        """See ``Backend.get_many``; all of one moment."""
+        with self._lock:
+            return completed([self._tracker.known.get(key) for key in keys])
+
+    def list(
+        self,
+        prefix: str,
+        *,
+        recursive: bool,
+        limit: int | None,
+        start_after: str | None,
+        stale_ok: bool,  # noqa: ARG002
+    ) -> Future[builtins.list[Entry]]:
+        """See ``Backend.list``; all of one moment."""
+        below = f"{prefix}/" if prefix else ""
+        with self._lock:
+            found = [
+                self._tracker.known[key]
+                for key in sorted(self._tracker.known)
+                if key.startswith(below)
+                and (recursive or "/" not in key[len(below) :])
+                and (start_after is None or key > start_after)
+            ]
+        return completed(found[:limit])
+
+    def children(self, prefix: str, *, stale_ok: bool) -> Future[builtins.list[str]]:  # noqa: ARG002
+        """See ``Backend.children``; all of one moment."""
+        below = f"{prefix}/" if prefix else ""
+        with self._lock:
+            known = [key for key in self._tracker.known if key.startswith(below)]
+        return completed(sorted({key[len(below) :].partition("/")[0] for key in known}))
+
+    def _take(self, event: WatchEvent) -> None:
+        with self._lock:
+            self._tracker.fold(event)

@@ -15,13 +15,11 @@ import grpc
 from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.answers import as_message, unreadable
-from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.connection import Link, as_message, unreadable
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.reads import read_apart
-from latchwork.backends.etcd.writing.conditions import Kind
 from latchwork.backends.etcd.writing.settling import Settling
-from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
+from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Kind, Txn
 from latchwork.backends.futures import Steps
 from latchwork.backends.outcomes import partly_deleted
 from latchwork.errors import LatchworkError, OutcomeUnknown, Unavailable

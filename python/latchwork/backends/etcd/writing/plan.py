@@ -24,16 +24,17 @@ from latchwork._core import EtcdCodec, EtcdRequest
 from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.layout import Keys, lease_of, owner_of, without
-from latchwork.backends.etcd.writing.conditions import (
+from latchwork.backends.etcd.writing.slots import Slot
+from latchwork.backends.etcd.writing.txn import (
+    FLAT_LIMIT,
     Condition,
     Kind,
+    Txn,
     absence,
     existence,
     ownership,
     unchanged,
 )
-from latchwork.backends.etcd.writing.slots import Slot
-from latchwork.backends.etcd.writing.txn import FLAT_LIMIT, Txn
 from latchwork.backends.outcomes import describe
 from latchwork.errors import SessionLost
 from latchwork.types import (

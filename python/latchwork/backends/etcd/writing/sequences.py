@@ -16,9 +16,8 @@ from latchwork._core import EtcdRequest
 from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
-from latchwork.backends.etcd.writing.conditions import CounterMoved, counter_at
 from latchwork.backends.etcd.writing.plan import Compiler
-from latchwork.backends.etcd.writing.txn import Txn
+from latchwork.backends.etcd.writing.txn import CounterMoved, Txn, counter_at
 from latchwork.backends.etcd.writing.writes import Writer
 from latchwork.backends.futures import Outcome, Steps, drive, reject, resolve
 from latchwork.backends.grammar import numbered

@@ -16,8 +16,7 @@ import grpc
 
 from latchwork.backends.etcd import errors as rpc_errors
 from latchwork.backends.etcd import rpc_pb2 as pb
-from latchwork.backends.etcd.answers import as_message
-from latchwork.backends.etcd.connection import Link
+from latchwork.backends.etcd.connection import Link, as_message
 from latchwork.backends.etcd.errors import Fate
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import read_at_one_revision

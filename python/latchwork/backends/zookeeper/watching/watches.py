@@ -25,7 +25,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut
-from latchwork.backends.zookeeper.lists import Lister
+from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.watching.leaves import LeafHub, LeafWatch
 from latchwork.backends.zookeeper.wire import ADD_WATCH, MULTI_READ, NO_AUTH, OK, REMOVE_WATCHES
 from latchwork.clock import Clock

@@ -10,10 +10,9 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
 from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, ancestors, parent
-from latchwork.backends.zookeeper.lists import Lister
-from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
-from latchwork.backends.zookeeper.writing.plan import HasDescendants, Plan
+from latchwork.backends.zookeeper.writing.compiler import HasDescendants, Plan
 from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge

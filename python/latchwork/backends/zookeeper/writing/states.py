@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from latchwork.backends.futures import Steps
 from latchwork.backends.zookeeper import wire
@@ -21,14 +22,14 @@ from latchwork.backends.zookeeper.layout import (
 )
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
-from latchwork.backends.zookeeper.writing.plan import Known, Plan
-from latchwork.backends.zookeeper.writing.recent import Recent
+from latchwork.backends.zookeeper.writing.compiler import Known, Plan
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
 _MISSING = Znode(exists=False)
 #: Of which nothing more is known: who needs more reads it again.
 _COMING = Znode(True, None, UNKNOWN, 1, UNKNOWN)
+V = TypeVar("V")
 
 
 class Parents:
@@ -278,3 +279,44 @@ def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
     leaf = bool(stat.ephemeral_owner)
     version = Version(stat.mzxid, stat.version, UNKNOWN, stat.czxid, None, born=False)
     return Znode(True, version if stat.data_length and not leaf else None, stat.version, stat.children, gen, leaf)
+
+
+class Recent(Generic[V]):
+    """Values of keys that were written or asked for lately: at most ``most`` of them, and not fewer than half as many.
+
+    Two generations: when the young one is full it becomes the old one, whose values are forgotten unless they are asked
+    for. So what each transaction needs stays, however many keys go by. Safe to share: threads that meet may lose a
+    value, or bring an older one back, and these are guesses.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._half = max(1, most // 2)
+        self._young: dict[str, V] = {}
+        self._old: dict[str, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: str) -> V | None:
+        """The value, which stays for longer by that; None when there is none."""
+        value = self._young.get(key)
+        if value is None:
+            value = self._old.get(key)
+            if value is not None:
+                self.note(key, value)
+        return value
+
+    def note(self, key: str, value: V) -> None:
+        """Keep a value."""
+        if len(self._young) >= self._half:
+            self._old, self._young = self._young, {}
+        self._young[key] = value
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """These are gone."""
+        for key in keys:
+            self._young.pop(key, None)
+            self._old.pop(key, None)

@@ -16,11 +16,17 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut, session_lost
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, ancestors, parent
-from latchwork.backends.zookeeper.lists import Lister
+from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.wire import MULTI, OK, Reply
-from latchwork.backends.zookeeper.writing.compiler import compile_plan
+from latchwork.backends.zookeeper.writing.compiler import (
+    HasDescendants,
+    Known,
+    NeedStates,
+    Plan,
+    compile_plan,
+    entries_of,
+)
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
-from latchwork.backends.zookeeper.writing.plan import HasDescendants, Known, NeedStates, Plan, entries_of
 from latchwork.backends.zookeeper.writing.states import Memory, read_states
 from latchwork.backends.zookeeper.writing.task import Task
 from latchwork.errors import LatchworkError, Unavailable
