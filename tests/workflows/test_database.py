@@ -15,8 +15,7 @@ from alembic.migration import MigrationContext
 from latchwork.errors import LatchworkError
 from latchwork_workflows.database import Database, Shard, families
 from latchwork_workflows.database.alerts import tables as alert_tables
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.fair import FairLock
+from latchwork_workflows.database.database import DatabaseUnavailable, FairLock
 from latchwork_workflows.database.migrations import needs_upgrade, upgrade, versions
 from latchwork_workflows.database.policies import limits
 from latchwork_workflows.database.policies import tables as rule_tables
@@ -24,7 +23,7 @@ from latchwork_workflows.database.tables import about, instance, metadata, shard
 from latchwork_workflows.database.views import slots
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.state.windows import Span
+from latchwork_workflows.state.dependents import Span
 from patience import eventually
 
 

@@ -14,8 +14,7 @@ from latchwork_workflows.database.tables import waiting
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.master.policies import waking
 from latchwork_workflows.state import InstanceState, Outcome, TaskState
-from latchwork_workflows.state.dependents import of_run
-from latchwork_workflows.state.windows import WINDOWS, spans
+from latchwork_workflows.state.dependents import WINDOWS, of_run, spans
 from patience import eventually
 from workflows.hands import Stage, a_workflow
 

@@ -27,7 +27,7 @@ from latchwork_workflows.database.commands import CommandType, ask
 from latchwork_workflows.database.policies import groups, limits
 from latchwork_workflows.database.tables import command, definition, instance, task
 from latchwork_workflows.database.tables import shard as shard_
-from latchwork_workflows.database.views.missing import missing
+from latchwork_workflows.database.views.naming import missing
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.installation import check_pair, installation_of

@@ -21,10 +21,11 @@ from latchwork_workflows.cli.opening import (
     LogsUrl,
     StoreUrl,
     home_of,
+    log_to_stderr,
     opened_database,
     opened_store,
+    until_signal,
 )
-from latchwork_workflows.cli.telling import log_to_stderr, until_signal
 
 if TYPE_CHECKING:
     from latchwork_workflows.logs import LogStore

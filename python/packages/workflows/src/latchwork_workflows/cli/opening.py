@@ -1,8 +1,12 @@
-"""The options that commands about workflows share, and what they open by them."""
+"""The options that commands about workflows share, what they open by them, and what nodes tell on stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from latchwork.errors import LatchworkError
-from latchwork.spi import UsageError, quiet_logs
+from latchwork.spi import LOG_FORMAT, UsageError, counted, debugging, on_end_signals, quiet_logs
 from latchwork.store import Store, connect
 
 if TYPE_CHECKING:
     from latchwork_workflows import Home, WorkflowClient
     from latchwork_workflows.database import Database
-
 HomeDir = Annotated[
     Path | None,
     typer.Option(
@@ -63,6 +66,8 @@ _LIBRARIES = (
     *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart", "anyio"),
     "fsspec",
 )
+_EVERY_S = 60.0
+_MOST = 1_000
 
 
 def home_of(home: Path | None, database: str | None = None, store: str | None = None, logs: str | None = None) -> Home:
@@ -137,3 +142,53 @@ def _is_of(store: Store, owner: str, home: Home) -> bool:
 
     there = store.get(f"@workflows/{Keys().id}")
     return there is not None and there.value == owner.encode()
+
+
+def log_to_stderr() -> None:
+    """Have a node tell what happens to it. With debugging on, the command line tells all of it already."""
+    if debugging():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    handler.addFilter(Repeats())
+    logging.getLogger().addHandler(handler)  # `basicConfig` does nothing beside the one that keeps commands quiet
+    for distribution in ("latchwork", "latchwork_workflows"):
+        logging.getLogger(distribution).setLevel(logging.INFO)
+
+
+@contextmanager
+def until_signal(hurry: Callable[[], object]) -> Iterator[threading.Event]:
+    """Set an event at the first signal of SIGTERM and SIGINT, and call ``hurry`` at the second one.
+
+    The third signal acts as before.
+    """
+    stop = threading.Event()
+    with on_end_signals(stop.set, hurry):
+        yield stop
+
+
+class Repeats(logging.Filter):
+    """Lets a line pass that was not told in the last minute: who tries again twice a second says so twice a second.
+
+    Args:
+        now: seconds of a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is told; with how often it was not."""
+        line, now = (record.name, record.getMessage()), self._now()
+        at, missed = self._told.get(line, (float("-inf"), 0))
+        if now - at < _EVERY_S:
+            self._told[line] = at, missed + 1
+            return False
+        if len(self._told) >= _MOST:
+            self._told.clear()
+        self._told[line] = now, 0
+        if missed:
+            record.msg, record.args = f"{line[1]} (and {counted(missed, 'time')} more since then)", ()
+        return True

@@ -23,8 +23,16 @@ from latchwork_workflows.cli.nodes import (
     order_of,
     worker_options,
 )
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, home_of, opened_database
-from latchwork_workflows.cli.telling import log_to_stderr, until_signal
+from latchwork_workflows.cli.opening import (
+    DatabaseUrl,
+    HomeDir,
+    LogsUrl,
+    StoreUrl,
+    home_of,
+    log_to_stderr,
+    opened_database,
+    until_signal,
+)
 
 if TYPE_CHECKING:
     from latchwork_workflows import ServeOptions

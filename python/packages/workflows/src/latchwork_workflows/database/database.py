@@ -1,14 +1,20 @@
-"""One database: opened by a URL, made or upgraded, and its transactions. Nothing here knows what rows mean."""
+"""One database: opened by a URL, made or upgraded, and its transactions. Nothing here knows what rows mean.
+
+Writers of one process come one after the other, in the order of their arrival: SQLite's own wait is not fair.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,8 +22,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 
 from latchwork.errors import LatchworkError, Unavailable
-from latchwork.spi import make_file, trouble_of
-from latchwork_workflows.database.fair import FairLock
+from latchwork.spi import make_file, mutex, trouble_of
 
 _log = logging.getLogger(__name__)
 
@@ -241,3 +246,54 @@ def _told(url: str, file: str | None = None) -> Iterator[None]:
         if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
             raise DatabaseUnavailable(f"database {url}: {str(error.orig).strip()}") from error
         raise
+
+
+class FairLock:
+    """A lock that passes in the order in which it was asked for. Safe to share; not re-entrant."""
+
+    def __init__(self) -> None:
+        self._mutex = mutex()
+        self._held = False
+        self._line: deque[threading.Event] = deque()
+
+    def acquire(self, timeout_s: float | None = None) -> bool:
+        """Wait for it; False if the time, in seconds, is over before."""
+        turn = threading.Event()
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return True
+            self._line.append(turn)
+        try:
+            if turn.wait(timeout_s):
+                return True
+        except BaseException:
+            self._leave(turn)
+            raise
+        return not self._leave(turn, keep=True)
+
+    def _leave(self, turn: threading.Event, *, keep: bool = False) -> bool:
+        """Out of the line; False if it was ours by then, and is kept if that is wanted."""
+        with self._mutex:
+            if turn in self._line:
+                self._line.remove(turn)
+                return True
+        if not keep:
+            self.release()
+        return False
+
+    def release(self) -> None:
+        """Pass it to whoever has waited longest."""
+        with self._mutex:
+            if self._line:
+                self._line.popleft().set()
+            else:
+                self._held = False
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

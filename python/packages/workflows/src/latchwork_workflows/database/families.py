@@ -18,7 +18,7 @@ from latchwork_workflows.definitions.model import Definition, TaskSpec
 from latchwork_workflows.errors import Problem, WrongState
 from latchwork_workflows.state import InstanceState, TaskState, element
 from latchwork_workflows.state.children import may_be_asked
-from latchwork_workflows.state.windows import Span
+from latchwork_workflows.state.dependents import Span
 
 #: The lock of PostgreSQL under which definitions are written that start others.
 _RINGS = 7_205_759_403

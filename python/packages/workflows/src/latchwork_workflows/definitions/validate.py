@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.definitions import logical
 from latchwork_workflows.definitions.caching import names_secret
 from latchwork_workflows.definitions.forms import read
-from latchwork_workflows.definitions.graph import ancestors, in_order
 from latchwork_workflows.definitions.model import NAME_PATTERN, Definition, TaskSpec
 from latchwork_workflows.definitions.plain import plain_problems
 from latchwork_workflows.definitions.settings import naming
@@ -38,6 +38,34 @@ MOST_BYTES = 1_000_000
 #: What every task may refer to.
 BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def in_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The tasks, each after those that it waits for, else in the order given.
+
+    Raises:
+        ValueError: some wait for each other; its argument is the cycle, the first named again at the end.
+    """
+    place = {name: index for index, name in enumerate(after)}
+    sorter = TopologicalSorter(after)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ValueError(tuple(reversed(error.args[1]))) from None
+    found: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=place.__getitem__)
+        found += ready
+        sorter.done(*ready)
+    return tuple(found)
+
+
+def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
+    """All that each task waits for, also through others."""
+    found: dict[str, frozenset[str]] = {}
+    for name in order:
+        found[name] = frozenset(after[name]).union(*(found[before] for before in after[name]))
+    return found
 
 
 class Checked(NamedTuple):

@@ -17,8 +17,7 @@ from latchwork_workflows.definitions.model import Definition, TaskSpec
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork_workflows.state import InstanceState, TaskState, base_of
 from latchwork_workflows.state.conditions import Ended, Other, leaves
-from latchwork_workflows.state.dependents import of_run, of_spans
-from latchwork_workflows.state.windows import spans
+from latchwork_workflows.state.dependents import of_run, of_spans, spans
 from latchwork_workflows.types.logical import DependentParams
 from latchwork_workflows.why import Held
 

@@ -16,9 +16,9 @@ from latchwork_workflows.database.consuming import is_restarting, withdraw
 from latchwork_workflows.database.definitions import load as load_definition
 from latchwork_workflows.database.history import told
 from latchwork_workflows.database.views import catalog, instances
-from latchwork_workflows.definitions.graph import in_order
 from latchwork_workflows.definitions.model import PRIORITIES, Definition, plan_of
 from latchwork_workflows.definitions.plain import MOST_PARAMS_BYTES, plain_problems
+from latchwork_workflows.definitions.validate import in_order
 from latchwork_workflows.desk.parts import Parts, need, seen
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.state import (

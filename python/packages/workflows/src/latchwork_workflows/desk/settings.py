@@ -13,7 +13,7 @@ from latchwork_workflows.database import settings
 from latchwork_workflows.database.commands import Asked
 from latchwork_workflows.database.history import told
 from latchwork_workflows.database.settings import ALL, SettingKind
-from latchwork_workflows.database.views.missing import TRIES, missing
+from latchwork_workflows.database.views.naming import TRIES, missing
 from latchwork_workflows.definitions.settings.checks import (
     MOST,
     connection_problems,

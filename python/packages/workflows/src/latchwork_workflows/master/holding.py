@@ -56,9 +56,8 @@ from latchwork_workflows.state import (
 )
 from latchwork_workflows.state.children import MOST_DEPTH, asked, told
 from latchwork_workflows.state.conditions import Condition, Other, verdict
-from latchwork_workflows.state.dependents import of_run, of_spans
+from latchwork_workflows.state.dependents import of_run, of_spans, spans
 from latchwork_workflows.state.records import OVER
-from latchwork_workflows.state.windows import spans
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 
 _log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from latchwork.spi import mutex
 from latchwork_workflows.database import definitions
 from latchwork_workflows.definitions.caching import cache_key_of
-from latchwork_workflows.definitions.graph import in_order
 from latchwork_workflows.definitions.model import Definition, TaskSpec, plan_of
 from latchwork_workflows.definitions.settings.naming import connections_of, environments_of
+from latchwork_workflows.definitions.validate import in_order
 from latchwork_workflows.definitions.values import Run
 from latchwork_workflows.state import Plan
 from latchwork_workflows.types import TaskTypes

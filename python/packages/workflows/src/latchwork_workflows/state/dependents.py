@@ -1,13 +1,113 @@
-"""Whether a run of another workflow is what a dependent waits for. Pure."""
+"""Which runs of another workflow a dependent waits for, and whether a run is one of them. Pure.
+
+Spans of schedule times are counted from its own. ``last_3_days`` and its like are several spans, in each of which the
+newest run has to have succeeded; a week and a month are one span, of which the newest counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from latchwork_workflows.state.records import DONE, FAILED, OVER, InstanceState, TaskState
 
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 #: Of ``Other.task``: each task of the run.
 ALL_TASKS = "*"
+
+
+class Span(NamedTuple):
+    """From a moment on, until before another; seconds since the epoch."""
+
+    start: float
+    end: float
+
+
+def spans(window: str, moment: datetime) -> list[Span]:
+    """The spans that a window means at a schedule time, the newest last.
+
+    Args:
+        window: one of ``WINDOWS``.
+        moment: with its time zone, in which days begin.
+    """
+    return WINDOWS[window](moment)
+
+
+def _hours(first: int, last: int) -> Callable[[datetime], list[Span]]:
+    def found(moment: datetime) -> list[Span]:
+        hour = moment.replace(minute=0, second=0, microsecond=0).timestamp()
+        return [Span(hour + 3600 * each, hour + 3600 * (each + 1)) for each in range(first, last + 1)]
+
+    return found
+
+
+def _days(first: int, last: int) -> Callable[[datetime], list[Span]]:
+    def found(moment: datetime) -> list[Span]:
+        return [Span(_day(moment, each), _day(moment, each + 1)) for each in range(first, last + 1)]
+
+    return found
+
+
+def _day(moment: datetime, shift: int) -> float:
+    """When the day begins that is so many days later: days of 23 and 25 hours have their own ends."""
+    plain = datetime(moment.year, moment.month, moment.day) + timedelta(days=shift)  # noqa: DTZ001
+    return plain.replace(tzinfo=moment.tzinfo).timestamp()
+
+
+def _week(shift: int) -> Callable[[datetime], list[Span]]:
+    def found(moment: datetime) -> list[Span]:
+        monday = 7 * shift - moment.weekday()
+        return [Span(_day(moment, monday), _day(moment, monday + 7))]
+
+    return found
+
+
+def _weekday(index: int) -> Callable[[datetime], list[Span]]:
+    def found(moment: datetime) -> list[Span]:
+        day = index - 7 - moment.weekday()
+        return [Span(_day(moment, day), _day(moment, day + 1))]
+
+    return found
+
+
+def _month(shift: int, part: str = "") -> Callable[[datetime], list[Span]]:
+    def found(moment: datetime) -> list[Span]:
+        months = moment.year * 12 + moment.month - 1 + shift
+        first = moment.replace(year=months // 12, month=months % 12 + 1, day=1)
+        after = moment.replace(year=(months + 1) // 12, month=(months + 1) % 12 + 1, day=1)
+        start, end = _day(first, 0), _day(after, 0)
+        if part:
+            start, end = (start, _day(first, 1)) if part == "begin" else (_day(after, -1), end)
+        return [Span(start, end)]
+
+    return found
+
+
+WINDOWS: dict[str, Callable[[datetime], list[Span]]] = {
+    "this_hour": _hours(0, 0),
+    "last_hour": _hours(-1, -1),
+    "last_2_hours": _hours(-2, -1),
+    "last_3_hours": _hours(-3, -1),
+    "last_24_hours": _hours(-24, -1),
+    "today": _days(0, 0),
+    "yesterday": _days(-1, -1),
+    "last_2_days": _days(-2, -1),
+    "last_3_days": _days(-3, -1),
+    "last_7_days": _days(-7, -1),
+    "this_week": _week(0),
+    "last_week": _week(-1),
+    **{f"last_{name}": _weekday(index) for index, name in enumerate(_DAYS)},
+    "this_month": _month(0),
+    "last_month": _month(-1),
+    "last_month_begin": _month(-1, "begin"),
+    "last_month_end": _month(-1, "end"),
+}
+
+
+def known(names: Iterable[str] = WINDOWS) -> str:
+    """The windows, for people."""
+    return ", ".join(names)
 
 
 def of_run(state: InstanceState, task: str, tasks: Mapping[str, TaskState]) -> bool | None:

@@ -9,14 +9,12 @@ from latchwork_workflows.web.bars import Bar, Bars, shares
 from latchwork_workflows.web.connections import ConnectionLimits
 from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
 from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
-from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn
+from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn, Who, may_still, who
 from latchwork_workflows.web.live import Hub, aside
 from latchwork_workflows.web.pages import Pages
-from latchwork_workflows.web.passwords import check_password, digest_of, hash_password, new_secret
+from latchwork_workflows.web.passwords import TooManyTries, Tries, check_password, digest_of, hash_password, new_secret
 from latchwork_workflows.web.problems import Problem
 from latchwork_workflows.web.server import HttpServer, listening, tls_context
-from latchwork_workflows.web.tries import TooManyTries, Tries
-from latchwork_workflows.web.who import Who, may_still, who
 
 __all__ = [
     "BACK",

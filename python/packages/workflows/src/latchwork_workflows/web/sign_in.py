@@ -9,10 +9,9 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
-from latchwork_workflows.web.identity import SignedIn
+from latchwork_workflows.web.identity import SignedIn, Who, check_origin
+from latchwork_workflows.web.passwords import TooManyTries
 from latchwork_workflows.web.problems import Problem
-from latchwork_workflows.web.tries import TooManyTries
-from latchwork_workflows.web.who import Who, check_origin
 
 router = APIRouter(include_in_schema=False)
 _Word = Annotated[str, Form(max_length=300)]

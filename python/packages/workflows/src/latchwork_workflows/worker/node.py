@@ -18,9 +18,9 @@ from latchwork_workflows.logs import LogStore
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions
+from latchwork_workflows.worker.preparing import ATTEMPTS, BUNDLES, work_folder
 from latchwork_workflows.worker.shift import Shift
 from latchwork_workflows.worker.tenants import runs_as_root
-from latchwork_workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 _log = logging.getLogger(__name__)
 

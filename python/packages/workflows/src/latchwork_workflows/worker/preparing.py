@@ -1,9 +1,13 @@
-"""From a spec to a command: references and secrets filled in, files written, the environment made."""
+"""From a spec to a command: references and secrets filled in, files written, the environment made.
+
+All of that is in the folder of the worker, private to its user, and open to tenants only along the way.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import pwd
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,7 +21,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import ValidationError
 
 from latchwork.errors import LatchworkError
-from latchwork.spi import call_user, reason
+from latchwork.spi import call_user, reason, secure_folder
 from latchwork_workflows.bundles import BadBundle, BundleCache
 from latchwork_workflows.definitions.templates import (
     CONNECTION,
@@ -35,13 +39,17 @@ from latchwork_workflows.types.registry import UnknownType
 from latchwork_workflows.worker.attempt import Attempt
 from latchwork_workflows.worker.options import WorkerOptions
 from latchwork_workflows.worker.tenants import NoTenant, environment, hand_over, user_of
-from latchwork_workflows.worker.work_folder import barrier_to
 
 _log = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Variables that change how programs run are none that a value's name can set.
 _NEVER = re.compile(r"PATH|IFS|ENV|BASH_.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|LATCHWORK_.*")
+#: What is in it: a folder for each attempt, below one for each worker; and unpacked code bundles.
+ATTEMPTS, BUNDLES = "attempts", "bundles"
+#: Tenants reach their own folders by name, and can list no folder.
+_MODE = 0o711
+_REMEDY = "give the worker another folder with --work-dir"
 
 
 class CannotRun(LatchworkError):
@@ -283,3 +291,27 @@ def _written(path: Path, data: bytes, user: str | None) -> Path:
         file.write(data)
     hand_over(path, user)
     return path
+
+
+def work_folder(path: Path) -> Path:
+    """Make a folder of a worker, once it is certain that no other user can change it, and return its real path.
+
+    Raises:
+        LatchworkError: another user can change it or a folder above it, or it cannot be made.
+    """
+    try:
+        return secure_folder(path, _MODE)
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
+        raise LatchworkError(f"this worker cannot use its work folder {path}: {error}; {_REMEDY}") from error
+
+
+def barrier_to(folder: Path, user: str) -> Path | None:
+    """Return the first level of a folder that a user cannot enter; None if the user can enter all of them."""
+    about = pwd.getpwnam(user)
+    groups = set(os.getgrouplist(user, about.pw_gid))
+    for level in [*reversed(folder.parents), folder]:
+        found = level.stat()
+        is_owner, is_member = found.st_uid == about.pw_uid, found.st_gid in groups
+        if not found.st_mode & (0o100 if is_owner else 0o010 if is_member else 0o001):
+            return level
+    return None

@@ -26,10 +26,9 @@ from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.lanes import Lanes
 from latchwork_workflows.worker.options import WorkerOptions
 from latchwork_workflows.worker.performing import Performing
-from latchwork_workflows.worker.preparing import Preparing
+from latchwork_workflows.worker.preparing import ATTEMPTS, BUNDLES, Preparing, work_folder
 from latchwork_workflows.worker.task_groups import TaskGroups
 from latchwork_workflows.worker.tenants import own_user, tenants_label
-from latchwork_workflows.worker.work_folder import ATTEMPTS, BUNDLES, work_folder
 
 _log = logging.getLogger(__name__)
 
