@@ -24,8 +24,8 @@ from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
 from latchwork.callers import Caller, current
 from latchwork.store import system_namespace
-from latchwork.store.driving import background
-from latchwork.store.driving.background import spawn
+from latchwork.store.driving import helper
+from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import be_caller, caller_here
 
 _thread = threading.local()
@@ -310,7 +310,7 @@ def install(modules, monkeypatch, loop=None):
     """Give modules of tests faces instead of what they have imported; returns the loop, to be closed."""
     loop = loop or Loop()
     monkeypatch.setenv("LATCHWORK_ASYNC_WARN", "0")
-    monkeypatch.setattr(background, "_LINGER_S", 0.02)  # each test waits for the end of its threads
+    monkeypatch.setattr(helper, "_LINGER_S", 0.02)  # each test waits for the end of its threads
 
     def connect(*args, **options):
         async def opened():

@@ -17,7 +17,7 @@ import latchwork
 from latchwork import aio, callers
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
-from latchwork.store.driving.background import drive
+from latchwork.store.driving.helper import drive
 from latchwork.store.driving.loop import MAX_IN_FLIGHT, Arrivals
 from latchwork.store.steps import Pause, Signal
 from patience import eventually

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from latchwork.store.driving.background import drive
+from latchwork.store.driving.helper import drive
 from latchwork.store.steps import Tracked, undone_if_interrupted
 
 PATIENCE_S = 20.0

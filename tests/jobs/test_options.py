@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from latchwork.cli.options import flags, to_set, to_start
+from latchwork.cli.flags import flags, to_set, to_start
 from latchwork.jobs import ClusterSettings, Job, JobManager, JobSettings, Threads
 from latchwork.jobs.options import (
     LABELS,

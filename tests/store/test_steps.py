@@ -17,8 +17,9 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
-from latchwork.store.driving.background import Background, drive
+from latchwork.store.driving.background import Background
 from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.helper import drive
 from latchwork.store.steps import Pause, Signal, ask, called, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent

@@ -12,7 +12,7 @@ from latchwork.aio.threads import one
 from latchwork.aio.twinning import twin
 from latchwork.aio.users import as_listener
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.store.driving.background import drive
+from latchwork.store.driving.helper import drive
 from latchwork.store.steps import Pause, Signal
 
 

@@ -23,7 +23,7 @@ from latchwork.aio.twinning import twin
 from latchwork.callers import acting
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
-from latchwork.store.driving.background import drive, spawn
+from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import Arrivals
 from latchwork.store.steps import steps_of
 

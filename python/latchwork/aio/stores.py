@@ -17,7 +17,7 @@ from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
 from latchwork.store.calls import Calls
 from latchwork.store.connect import connect_for
-from latchwork.store.driving.background import drive
+from latchwork.store.driving.helper import drive
 from latchwork.store.driving.loop import Arrivals, noted
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin

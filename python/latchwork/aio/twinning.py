@@ -16,7 +16,7 @@ from latchwork.aio.threads import InThread, one
 from latchwork.aio.users import as_listener, as_look, as_work
 from latchwork.callers import acting
 from latchwork.errors import Closed
-from latchwork.store.driving.background import drive, spawn
+from latchwork.store.driving.helper import drive, spawn
 from latchwork.store.driving.loop import caller_here
 from latchwork.store.steps import Steps, is_driven
 

@@ -20,7 +20,7 @@ from latchwork.aio.registry import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.callers import Caller, acting, current
 from latchwork.primitives import Work
-from latchwork.store.driving.background import spawn
+from latchwork.store.driving.helper import spawn
 from latchwork.store.driving.loop import Arrivals, be_caller
 from latchwork.store.steps import Signal, Step
 from latchwork.user_code import await_user, failure_of, is_interrupt

@@ -13,7 +13,8 @@ from msgspec.structs import asdict
 
 from latchwork.cli import job_outcomes
 from latchwork.cli.cluster import job_ids, node_ids, open_store, state_of
-from latchwork.cli.options import Json, NoWait, Unset, Url, chosen, command, described, flags, group, short, to_set
+from latchwork.cli.flags import Unset, chosen, described, flags, short, to_set
+from latchwork.cli.options import Json, NoWait, Url, command, group
 from latchwork.cli.outcome import NoCluster, UsageError
 from latchwork.cli.text import Grid, Line, say, say_json, show, told
 from latchwork.errors import LatchworkError

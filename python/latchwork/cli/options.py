@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -14,33 +13,12 @@ import typer
 from typer.models import OptionInfo
 
 from latchwork.cli.outcome import UsageError, reported, set_debugging
-from latchwork.jobs.options import THREADS, OptionRow
 
 F = TypeVar("F", bound=Callable[..., None])
 #: `latchwork.store.URL_VARIABLE`, without loading that package, which takes longer than `--help`.
 URL_VARIABLE = "LATCHWORK_URL"
 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
-DrainS = Annotated[
-    float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
-]
-Debug = Annotated[
-    bool,
-    typer.Option(
-        "--debug", callback=set_debugging, help="Show tracebacks and the library's log; also with LATCHWORK_DEBUG=1."
-    ),
-]
-Unset = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--unset",
-        "-u",
-        metavar="OPTION",
-        help="An option that goes back to what the nodes' code says, as `-u threads`; may be given several times.",
-    ),
-]
 
 
 def _warned_of(url: str | None) -> str | None:
@@ -62,6 +40,17 @@ Url = Annotated[
         metavar="URL",
         callback=_warned_of,
         help="The store: etcd://host:2379/root, zk://host:2181/root or sqlite:///file.db?root=root.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+DrainS = Annotated[
+    float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", callback=set_debugging, help="Show tracebacks and the library's log; also with LATCHWORK_DEBUG=1."
     ),
 ]
 
@@ -133,69 +122,3 @@ def group(about: str, **commands: Any) -> typer.Typer:
     app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
     add(app, **commands)
     return app
-
-
-def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
-    """Give a command a flag for each of these options that can have one, before another argument in its help.
-
-    The command gets their values as ``**given``. What makes a flag is ``to_set`` or ``to_start``.
-    """
-
-    def add(command: F) -> F:
-        own = inspect.signature(command, eval_str=True).parameters
-        rest = [each for each in own.values() if each.kind is not Parameter.VAR_KEYWORD]
-        at = list(own).index(before)
-        made = [flag(row) for row in table if row.kind.flag is not None]
-        command.__signature__ = inspect.Signature([*rest[:at], *made, *rest[at:]])  # type: ignore[attr-defined]
-        return command
-
-    return add
-
-
-def to_set(row: OptionRow) -> Parameter:
-    """A flag that sets an option in the store; what is not given stays as it is."""
-    note = "; 0 is one for each item" if row.kind is THREADS else ""
-    default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
-    text = f"{row.sentence}{note}.  [unless set, here or in the code: {default}]"
-    return _flag(row, None, text, min=row.kind.least)
-
-
-def to_start(row: OptionRow) -> Parameter:
-    """A flag that a node is started with."""
-    note = f"  [unless given: {row.none}]" if row.default is None else ""
-    return _flag(row, row.default, f"{row.sentence}.{note}")
-
-
-def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
-    metavar = "S" if row.unit else "N"
-    text = text[:1].upper() + text[1:].replace("`", "")
-    option = typer.Option(default, metavar=metavar, show_default=default is not None, help=text, **more)
-    kind: Any = row.kind.flag if default is not None else row.kind.flag | None  # type: ignore[operator]
-    return Parameter(row.name, Parameter.KEYWORD_ONLY, default=option, annotation=kind)
-
-
-def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    """What to change: what was given, and None for what goes back to what the code says.
-
-    Raises:
-        UsageError: there is nothing to change, or an option to unset is unknown, or given as well.
-    """
-    found = {name: value for name, value in given.items() if value is not None}
-    for each in unset or ():
-        name = each.lstrip("-").replace("-", "_")
-        if name not in given or name in found:
-            raise UsageError(f"--unset {each} cannot be done; give one of {', '.join(given)} that is not set as well")
-        found[name] = None
-    if not found:
-        raise UsageError("nothing to change; give at least one of the options that --help lists, or --unset one")
-    return found
-
-
-def described(settings: dict[str, Any]) -> str:
-    """Settings in one line."""
-    return ", ".join(f"{name}={short(value)}" for name, value in settings.items()) or "nothing set"
-
-
-def short(value: Any) -> str:
-    """A setting's value in one line."""
-    return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from latchwork.cli.flags import flags, to_set, to_start
 from latchwork.cli.jobs import PACES, one_schedule
-from latchwork.cli.options import Url, command, flags, to_set, to_start, wanted_url
+from latchwork.cli.options import Url, command, wanted_url
 from latchwork.cli.outcome import LOG_FORMAT, OK, UsageError, debugging, ended_by_sigterm
 from latchwork.cli.probe import metrics_if_installed, serving
 from latchwork.cli.processes import command_job

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import through_loop
-from latchwork.store.driving import background
+from latchwork.store.driving import helper
 
 #: Whether schedules run so; the fixture `driver` sets it.
 is_on = False
@@ -56,7 +56,7 @@ def driving(sim, model_class):
         return
     with pytest.MonkeyPatch.context() as patch:
         loops = OfNode(sim, NodeLoop)
-        patch.setattr(background, "_helper", OfNode(sim, background._Helper))
+        patch.setattr(helper, "_helper", OfNode(sim, helper._Helper))
         modules = {sys.modules[kind.__module__] for kind in model_class.__mro__ if kind is not object}
         through_loop.install(modules, patch, loops)
         yield loops.close_here
