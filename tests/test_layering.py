@@ -27,7 +27,6 @@ GROUND = {
     "clock",
     "checks",
     "interrupts",
-    "records",
     "words",
     "stops",
     "doors",
@@ -40,7 +39,7 @@ HELPERS = COORDINATION | {"assignment", "schedules", "tasks"}
 SYSTEMS = {"jobs", "worker_group", "executor", "plans"}
 # Which parts of latchwork a part may import, besides itself: what is below its own floor.
 MAY_IMPORT = {
-    "_base": {"errors", "records", "types"},
+    "_base": {"errors", "types", "words"},
     "errors": set(),
     "types": set(),
     "clock": set(),
@@ -48,7 +47,6 @@ MAY_IMPORT = {
     "interrupts": {"errors"},
     "callers": set(),
     "disks": {"words"},
-    "records": {"errors", "checks"},
     "user_code": {"errors", "interrupts", "words"},
     "signals": {"clock"},
     "words": set(),

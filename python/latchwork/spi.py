@@ -8,7 +8,19 @@ from latchwork.doors import late
 
 TYPE_CHECKING = False  # as typing has it, without importing typing
 if TYPE_CHECKING:
-    from latchwork._base.decoding import Count, Decoder, Positive, Seconds, Timestamp, Whole, encode
+    from latchwork._base.decoding import (
+        MOST_DEPTH,
+        MOST_MOMENT_S,
+        MOST_WHOLE,
+        Count,
+        Decoder,
+        Positive,
+        Seconds,
+        Timestamp,
+        Whole,
+        encode,
+        read_json,
+    )
     from latchwork.checks import check_store, is_number
     from latchwork.cli.commands import CommandSpec
     from latchwork.cli.environment import refuse_readers
@@ -18,16 +30,18 @@ if TYPE_CHECKING:
     from latchwork.cli.text import Grid, Line, console, listed, say, say_json, show, told
     from latchwork.disks import make_file, replace_file, secure_folder, trouble_of
     from latchwork.interrupts import mutex
-    from latchwork.records import MOST_DEPTH, MOST_MOMENT_S, MOST_WHOLE, read_json, short
     from latchwork.signals import on_end_signals
     from latchwork.tasks.node import Node, NodeHealth, default_node_id
     from latchwork.user_code import call_user
-    from latchwork.words import counted, printable, reason, utc_text
+    from latchwork.words import counted, printable, reason, short, utc_text
 else:
     __getattr__ = late(
         __name__,
         {
             "latchwork._base.decoding": (
+                "MOST_DEPTH",
+                "MOST_MOMENT_S",
+                "MOST_WHOLE",
                 "Count",
                 "Decoder",
                 "Positive",
@@ -35,6 +49,7 @@ else:
                 "Timestamp",
                 "Whole",
                 "encode",
+                "read_json",
             ),
             "latchwork.checks": (
                 "check_store",
@@ -76,13 +91,6 @@ else:
                 "trouble_of",
             ),
             "latchwork.interrupts": ("mutex",),
-            "latchwork.records": (
-                "MOST_DEPTH",
-                "MOST_MOMENT_S",
-                "MOST_WHOLE",
-                "read_json",
-                "short",
-            ),
             "latchwork.signals": ("on_end_signals",),
             "latchwork.tasks.node": (
                 "Node",
@@ -94,6 +102,7 @@ else:
                 "counted",
                 "printable",
                 "reason",
+                "short",
                 "utc_text",
             ),
         },

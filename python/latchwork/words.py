@@ -6,11 +6,20 @@ through ``printable``. Moments have one format.
 
 from __future__ import annotations
 
+import reprlib
 from datetime import UTC, datetime, timedelta
 
 #: The name of a class, whatever its metaclass does.
 _NAME_OF = type.__dict__["__name__"].__get__
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+_SHORT.maxlevel = 3
+
+
+def short(value: object) -> str:
+    """What a value looks like, in a few words without control characters."""
+    return _SHORT.repr(value[:60] if isinstance(value, (bytes, str)) else value)
 
 
 def printable(text: str) -> str:

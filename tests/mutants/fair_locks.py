@@ -132,8 +132,8 @@ DEFECTS = (
         "Election",
         "a value is proclaimed without the fence of its term",
         "primitives/fair/election.py",
-        "self._store.commit, [place.fence], [Put(place.ticket.key, write_body(body))])",
-        "self._store.commit, [], [Put(place.ticket.key, write_body(body))])",
+        "self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])",
+        "self._store.commit, [], [Put(place.ticket.key, encode(body))])",
         id_of("primitives/election", "a_proclamation_after_the_term_is_refused_and_changes_nothing", on="memory"),
     ),
     Defect(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from latchwork._base.decoding import encode
 from latchwork.errors import LockLost, OutcomeUnknown
 from latchwork.plans.keys import LANE
 from latchwork.primitives import WorkQueue
-from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import Names, QueueItem
 from latchwork.store.steps import run
@@ -44,7 +44,7 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
     """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
     item = store.get(NAMES.item(LANE, "s", "one"))
     key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
-    body, taken = write_body({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
+    body, taken = encode({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
     doubts = ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(key, item.key, "ours", session, item)
     doubts.note([doubt])
@@ -66,7 +66,7 @@ def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, 
     key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
     doubts = ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(key, item.key, "ours", session, item)
-    store.commit([], [Put(item.key, b"{}"), Create(key, write_body({"nonce": "ours"}), session)])
+    store.commit([], [Put(item.key, b"{}"), Create(key, encode({"nonce": "ours"}), session)])
     store.delete(item.key)
     doubts.note([doubt])
     assert run(doubts.settle(doubt)) is None

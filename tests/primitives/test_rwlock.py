@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from latchwork._base.decoding import encode
 from latchwork.errors import (
     Closed,
     Conflict,
@@ -39,7 +40,7 @@ def rwlock(connect):
 
 
 def modes(*wanted):
-    return [Ticket(f"t{at}", "", "", 0, at, None, {"mode": mode}) for at, mode in enumerate(wanted)]
+    return [Ticket(f"t{at}", "", "", 0, at, None, encode({"mode": mode})) for at, mode in enumerate(wanted)]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ HEAD = views.Head("l1", 3, 1, 2, 1, 2, STEP)
 KINDS = {
     "ticket": Kind("primitives.fair.tickets", dumped(**ABOUT), lambda value: Ticket.of(at(value))),
     "campaign": Kind(
-        "primitives.fair.leader",
+        "primitives.fair.latch",
         dumped(**ABOUT, value="AA==", encoding="base64"),
         lambda value: Leader.of(Ticket.of(at(value))),
     ),
@@ -152,7 +152,7 @@ KINDS = {
         lambda value: decode_request("asked/r1", value),
     ),
     "end of a run": Kind("jobs.stored.requests", RunEnd("n1", 1, ("a",), "why").encode(), decode_end),
-    "audit": Kind("jobs.stored.audit", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
+    "audit": Kind("jobs.stored.requests", AuditRecord("j", "a", 5, "n1", "me", "now", "hung").encode(), decode_record),
     "inline set": Kind(
         "jobs.stored.packed",
         packed.PackedSet(inline=("a", "b")).head(),

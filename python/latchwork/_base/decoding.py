@@ -13,8 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from latchwork.errors import BadRecord
-from latchwork.records import MOST_DEPTH, MOST_DURATION_S, MOST_MOMENT_S, MOST_WHOLE, is_flat, may_be_deep, short
 from latchwork.types import Entry
+from latchwork.words import short
+
+#: No record of ours is nested so deep.
+MOST_DEPTH = 32
+#: The greatest whole number, unless a field allows more.
+MOST_WHOLE = 2**63 - 1
+#: Moments are at most so many seconds from the epoch: a thousand years.
+MOST_MOMENT_S = 1000 * 366 * 86_400.0
+#: Durations are at most so many seconds: more than 300 years.
+MOST_DURATION_S = 1e10
 
 #: Whole numbers: any, from 0, from 1.
 Whole = Annotated[int, Meta(ge=-MOST_WHOLE, le=MOST_WHOLE)]
@@ -75,7 +84,7 @@ class Decoder(Generic[T]):
         text = value.decode()  # msgspec does not look at the encoding of text that it skips
         try:
             found = self._decoder.decode(text)
-            if may_be_deep(text) and not is_flat(msgspec.json.decode(text)):
+            if _may_be_deep(text) and not _is_flat(msgspec.json.decode(text)):
                 raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None
@@ -85,3 +94,37 @@ class Decoder(Generic[T]):
 def encode(record: object) -> bytes:
     """Return the value to store for a record."""
     return msgspec.json.encode(record)
+
+
+_JSON: Decoder[Any] = Decoder(Any, "JSON that can be used")
+_OBJECT: Decoder[dict[str, Any]] = Decoder(dict[str, Any])
+
+
+def read_json(value: bytes) -> Any:
+    """Return the JSON in a value: valid text, finite numbers, nested at most ``MOST_DEPTH`` deep.
+
+    Raises:
+        BadRecord: The value is something else.
+    """
+    return _JSON.decode(value)
+
+
+def read_object(value: bytes) -> dict[str, Any]:
+    """Return the JSON object in a value; an empty one when the value is something else."""
+    return _OBJECT.find(value) or {}
+
+
+def _may_be_deep(text: str) -> bool:
+    """Return whether a text has enough brackets for JSON that is nested more than ``MOST_DEPTH`` deep."""
+    return text.count("[") + text.count("{") > MOST_DEPTH
+
+
+def _is_flat(found: object) -> bool:
+    """Return whether decoded JSON is nested at most ``MOST_DEPTH`` deep."""
+    level = [found]
+    for _ in range(MOST_DEPTH):
+        boxes = [each for each in level if isinstance(each, (dict, list))]
+        level = [part for box in boxes for part in (box.values() if isinstance(box, dict) else box)]
+        if not level:
+            return True
+    return not any(isinstance(each, (dict, list)) for each in level)

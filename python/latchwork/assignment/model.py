@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from operator import attrgetter
 from typing import Literal, Protocol
 
-from latchwork.records import short
+from latchwork.words import short
 
 Mode = Literal["fast", "compat"]
 

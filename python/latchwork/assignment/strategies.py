@@ -34,7 +34,7 @@ from latchwork.assignment.model import (
     plan_from_owners,
     traits_of,
 )
-from latchwork.records import short
+from latchwork.words import short
 
 MODES: tuple[Mode, ...] = ("fast", "compat")
 

@@ -23,9 +23,9 @@ import uuid
 import zlib
 
 from latchwork.errors import InvalidKey
-from latchwork.records import short
 from latchwork.store import Store, system_namespace
 from latchwork.store.keys import validate_key
+from latchwork.words import short
 
 #: An executor's name, unless another is given.
 NAME = "default"

@@ -28,10 +28,10 @@ from latchwork.interrupts import condition, mutex
 from latchwork.jobs.stored import keys
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.records import short
 from latchwork.schedules import NO_JITTER, Cron, Fired, Jitter, Step, next_step, rule_of
 from latchwork.store import Store
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Put
+from latchwork.words import short
 
 log = logging.getLogger(__name__)
 

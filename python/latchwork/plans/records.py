@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MOST_DURATION_S, Count, Decoder, Positive, Seconds, encode
 from latchwork.errors import BadRecord
-from latchwork.records import MOST_DURATION_S, short
 from latchwork.tasks import ONCE, BlobRef, StoredRetry
 from latchwork.types import Entry
+from latchwork.words import short
 
 #: So many failures are kept in the record of a plan; further ones leave it alone.
 MOST_FAILED = 20

@@ -19,7 +19,6 @@ from msgspec import Meta, Struct
 
 from latchwork._base.decoding import Decoder, encode
 from latchwork.errors import BadRecord, Closed, ForkedProcess, InvalidKey, LatchworkError, PermissionDenied
-from latchwork.records import short
 from latchwork.store import Backoff
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import ask, driven
@@ -27,6 +26,7 @@ from latchwork.store.store import Store
 from latchwork.tasks.errors import PayloadTooLarge
 from latchwork.tasks.payloads.codec import MAX_PAYLOAD_BYTES
 from latchwork.types import Delete, Op
+from latchwork.words import short
 
 _log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 from rich.tree import Tree
 
+from latchwork._base.decoding import read_json
 from latchwork.cli.cluster import open_store
 from latchwork.cli.options import Json, Url, command
 from latchwork.cli.text import say_json, show, styled
 from latchwork.errors import BadRecord
-from latchwork.records import read_json
 from latchwork.store import Store
 from latchwork.store.keys import SYSTEMS
 from latchwork.types import Entry

@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from latchwork._base.decoding import encode
+from latchwork._base.decoding import MOST_DURATION_S, encode
 from latchwork.checks import check_store, is_number
 from latchwork.errors import Closed, Conflict, LatchworkError, WaitTimeout
 from latchwork.jobs import settings as stored
@@ -33,7 +33,6 @@ from latchwork.jobs.stored.nodes import Member, NodeMark, decode_mark, mark_key,
 from latchwork.jobs.stored.packed import commit_all, read
 from latchwork.jobs.stored.requests import ASKED, AUDIT, MOST_ITEMS, AuditRecord, RunEnd, RunRequest, decode_end
 from latchwork.primitives import LockState, force_release, lock_states
-from latchwork.records import MOST_DURATION_S
 from latchwork.store import Store, Tx
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op
 from latchwork.words import utc_text

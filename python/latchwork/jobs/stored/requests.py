@@ -16,10 +16,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Whole, encode
+from latchwork._base.decoding import MOST_MOMENT_S, Count, Decoder, Whole, encode
 from latchwork.jobs.stored.keys import cluster_store
 from latchwork.jobs.stored.packed import commit_all
-from latchwork.records import MOST_MOMENT_S
 from latchwork.store import Store
 from latchwork.types import Check, Delete, Entry
 

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self, TypeVar
 
+from latchwork._base.decoding import encode, read_object
 from latchwork.checks import check_store
 from latchwork.errors import Conflict, NotLeader, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.holding import SessionLock
 from latchwork.primitives.fair.latch import Leader, Observer
-from latchwork.primitives.fair.tickets import Place, TicketQueue, read_body, take_turn, write_body
+from latchwork.primitives.fair.tickets import Place, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Patience, check_bytes, check_name, check_node_id
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
@@ -279,9 +280,9 @@ class _Seat(SessionLock):
     async def proclaim(self, value: bytes) -> None:
         check_bytes(value, f"the value of {self.what}")
         place = self._held().place
-        body = {**read_body(place.ticket.value), **_value_body(value)}
+        body = {**read_object(place.ticket.value), **_value_body(value)}
         try:
-            await ask(self._store.commit, [place.fence], [Put(place.ticket.key, write_body(body))])
+            await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
         except Conflict as error:
             raise NotLeader(f"{self.what} is not led by us any more, nothing was announced; stop leading") from error
 

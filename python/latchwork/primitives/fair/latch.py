@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder
 from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import (
@@ -34,7 +37,6 @@ from latchwork.primitives.waiting.common import Closes, Patience, check_name, ch
 from latchwork.primitives.waiting.participant import Participant
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.primitives.waiting.work import GuardsWork, Ownership, Work, check_function, run_guarded
-from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.observers import check_listener, listen
@@ -445,6 +447,16 @@ class LeaderLatch(GuardsWork, Participant):
         return isinstance(error, FATAL) or (given is not None and given.remaining_s() <= 0.0)
 
 
+class _Told(Struct, frozen=True):
+    """What a candidate has others see."""
+
+    value: str = ""
+    encoding: str = ""
+
+
+_TOLD: Decoder[_Told] = Decoder(_Told, "what a candidate says")
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """A campaign as the store knows it: the leader's, or that of a candidate who waits.
@@ -466,7 +478,7 @@ class Leader:
     @classmethod
     def of(cls, ticket: Ticket) -> Leader:
         """What a ticket says."""
-        return cls(ticket.label, _read_value(ticket.body), ticket.key, ticket.token, ticket.session_id)
+        return cls(ticket.label, _read_value(ticket.value), ticket.key, ticket.token, ticket.session_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,9 +557,9 @@ class Observer(Closes):
                 self._tickets[change.key] = Leader.of(Ticket.of(change.entry))
 
 
-def _read_value(body: Mapping[str, object]) -> bytes:
-    value = Record(body).text("value", "")
+def _read_value(value: bytes) -> bytes:
+    told = _TOLD.find(value) or _Told()
     try:
-        return base64.b64decode(value) if body.get("encoding") == "base64" else value.encode()
+        return base64.b64decode(told.value) if told.encoding == "base64" else told.value.encode()
     except ValueError:
         return b""  # as of a ticket that cannot be read

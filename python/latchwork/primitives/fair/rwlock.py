@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from latchwork._base.decoding import encode, read_object
 from latchwork.checks import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, OutcomeUnknown
 from latchwork.primitives.fair.holding import Hold, SessionLock
@@ -20,9 +21,7 @@ from latchwork.primitives.fair.tickets import (
     Ticket,
     TicketQueue,
     everyone,
-    read_body,
     take_turn,
-    write_body,
 )
 from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waits import Waiter
@@ -141,7 +140,7 @@ class Side(SessionLock):
                 f"{self.what} is held {len(hold.uses)} times by this thread; release all but one of them"
             )
         ticket = hold.place.ticket
-        shared = write_body({**read_body(ticket.value), "mode": "read"})
+        shared = encode({**read_object(ticket.value), "mode": "read"})
         await self.hand_to_other(hold)  # first: others may read once this is written, before we hear of it
         try:
             await ask(self._store.commit, [hold.place.fence], [Put(ticket.key, shared)])

@@ -11,13 +11,15 @@ docs/design/0008 says why more than n can never be held.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder, Positive, encode
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, take_turn, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
-from latchwork.records import Record
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
@@ -25,6 +27,15 @@ from latchwork.store.watch import Batch
 from latchwork.types import At, Create, Delete, Entry, Exists
 
 _SIZE = "size"
+
+
+class _Leases(Struct, frozen=True):
+    """The size of a semaphore."""
+
+    leases: Positive
+
+
+_LEASES: Decoder[_Leases] = Decoder(_Leases, "the size of a semaphore", "delete it, or use another name")
 
 
 class Semaphore(SessionLock):
@@ -74,7 +85,7 @@ class Semaphore(SessionLock):
         Nobody loses a lease: when there are more holders than that, no lease is given until enough were released.
         """
         self._waits.check()
-        await ask(self._store.put, self._size_key, write_body({"leases": _check_size(leases)}))
+        await ask(self._store.put, self._size_key, encode({"leases": _check_size(leases)}))
         self._agreed = True
 
     @driven
@@ -108,7 +119,7 @@ class Semaphore(SessionLock):
         if self._agreed:
             return
         if self._wanted is not None:
-            entry = await get_or_create(self._store, self._size_key, write_body({"leases": self._wanted}))
+            entry = await get_or_create(self._store, self._size_key, encode({"leases": self._wanted}))
         elif (found := await ask(self._store.get, self._size_key)) is not None:
             entry = found
         else:
@@ -214,8 +225,4 @@ def _check_size(leases: int) -> int:
 
 
 def _read_size(entry: Entry) -> int:
-    try:
-        return Record.of(entry.value).whole("leases", least=1)
-    except BadRecord as error:
-        told = f"{entry.key!r} holds no size of a semaphore ({error}); delete it, or use another name"
-        raise BadRecord(told) from None
+    return _LEASES.decode_entry(entry).leases

@@ -11,7 +11,6 @@ docs/design/0008 has the states, and which fence closes which race.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import uuid
@@ -21,6 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import Struct
+
+from latchwork._base.decoding import Decoder, Whole, encode, read_object
 from latchwork.errors import (
     Closed,
     ForkedProcess,
@@ -34,7 +36,6 @@ from latchwork.errors import (
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Identity, Patience, check_text
 from latchwork.primitives.waiting.waits import Waiter
-from latchwork.records import Record
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Tracked, ask
@@ -56,6 +57,17 @@ _LOOK_S = 1.0
 _NAME = re.compile(rf"{_STEM}([0-9a-f]{{32}})(?:--?\d{{9,}})?\Z")
 
 
+class _About(Struct, frozen=True):
+    """Who created a ticket."""
+
+    label: str = ""
+    host: str = ""
+    pid: Whole = 0
+
+
+_ABOUT: Decoder[_About] = Decoder(_About, "a ticket")
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """One ticket in a queue, or one lease, as its owner described it.
@@ -67,7 +79,7 @@ class Ticket:
         pid: its process.
         token: the fencing token that its owner has, or will have.
         session_id: the session it is bound to.
-        body: all that is stored in it.
+        value: all that is stored in it.
     """
 
     key: str
@@ -76,7 +88,7 @@ class Ticket:
     pid: int
     token: int
     session_id: str | None
-    body: Mapping[str, object] = field(compare=False, repr=False)
+    value: bytes = field(compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -90,9 +102,13 @@ class Ticket:
     @classmethod
     def of(cls, entry: Entry) -> Ticket:
         """What an entry says; a body that cannot be read is empty, and its ticket still counts."""
-        body = Record.or_empty(entry.value)
-        about = body.text("label", ""), body.text("host", ""), body.whole("pid", 0)
-        return cls(entry.key, *about, entry.created, entry.owner, body.body)
+        about = _ABOUT.find(entry.value) or _About()
+        return cls(entry.key, about.label, about.host, about.pid, entry.created, entry.owner, entry.value)
+
+    @property
+    def body(self) -> dict[str, object]:
+        """All that is stored in it; empty when it cannot be read."""
+        return read_object(self.value)
 
 
 #: Which tickets ahead have to be waited for.
@@ -195,7 +211,7 @@ class TicketQueue:
         Raises:
             OutcomeUnknown: no ticket of ours is there; try again.
         """
-        nonce, value, creation = uuid.uuid4().hex, write_body({**self.about, **(more or {})}), _Creation()
+        nonce, value, creation = uuid.uuid4().hex, encode({**self.about, **(more or {})}), _Creation()
         create, stem = self.store.create_ordered, f"{self._name}/{_STEM}"
         older: tuple[str, ...] | None = None
         try:
@@ -456,16 +472,6 @@ class LateTickets:
         with self._lock:
             for nonce in nonces:
                 self._expected[queue].pop(nonce, None)
-
-
-def read_body(value: bytes) -> dict[str, object]:
-    """The JSON object in a value; empty when there is none."""
-    return dict(Record.or_empty(value).body)
-
-
-def write_body(body: Mapping[str, object]) -> bytes:
-    """The value that holds a JSON object."""
-    return json.dumps(body).encode()
 
 
 def is_ticket(key: str) -> bool:

@@ -17,9 +17,10 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Literal
 
+from latchwork._base.decoding import encode
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, until_over, write_body
+from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, until_over
 from latchwork.primitives.group.log import Head, Journal, State, Step
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Patience
@@ -445,7 +446,7 @@ class Follower:
             return False
         body = {**Ticket.of(place.ticket).body, _WRITES: True}
         with suppress(Conflict):  # it says so already, or is gone, which the next look finds
-            await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, write_body(body))])
+            await ask(self._store.commit, [At(place.ticket)], [Put(place.ticket.key, encode(body))])
         return True
 
 

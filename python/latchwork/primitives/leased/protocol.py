@@ -19,8 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from latchwork._base.decoding import Decoder, Timestamp, Whole, encode
-from latchwork.records import MOST_DURATION_S
+from latchwork._base.decoding import MOST_DURATION_S, Decoder, Timestamp, Whole, encode
 from latchwork.types import Absent, At, Check, Delete, Entry, Exists, Op, Put
 
 _log = logging.getLogger(__name__)

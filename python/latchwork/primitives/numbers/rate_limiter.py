@@ -23,14 +23,13 @@ from weakref import WeakMethod
 from msgspec import Struct
 from msgspec.structs import replace
 
-from latchwork._base.decoding import Count, Decoder, Positive, Seconds, encode
+from latchwork._base.decoding import MOST_DURATION_S, Count, Decoder, Positive, Seconds, encode
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.interrupts import call_after_finalizer, mutex
 from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
-from latchwork.records import MOST_DURATION_S
 from latchwork.store.session import Session
 from latchwork.store.steps import ask, driven
 from latchwork.store.store import Store

@@ -15,8 +15,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
+from latchwork._base.decoding import encode
 from latchwork.errors import Conflict, LatchworkError, LockLost, OutcomeUnknown, OwnershipLost
-from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt, delete_claim_later
 from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_op, new_id, other_letter
 from latchwork.primitives.waiting.common import Patience, check_text
@@ -491,7 +491,7 @@ class CreateClaimed:
         self.ops: tuple[Op, ...] = (
             index_op(info.names, item.partition, item.sort_key),
             Create(item.key, item.to_bytes()),
-            Create(self._claim_key, write_body({**about, "nonce": self._nonce}), session),
+            Create(self._claim_key, encode({**about, "nonce": self._nonce}), session),
         )
 
     def __repr__(self) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from latchwork._base.decoding import read_object
 from latchwork.errors import Conflict, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, read_body
+from latchwork.primitives.fair.tickets import FATAL
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
 from latchwork.store.steps import ask
@@ -48,7 +49,7 @@ class ClaimInDoubt:
     @classmethod
     def certain(cls, claim: Entry, item_key: str, session: Session) -> ClaimInDoubt:
         """Return the record of a claim that exists and that no caller knows of."""
-        return cls(claim.key, item_key, str(read_body(claim.value).get("nonce")), session, None)
+        return cls(claim.key, item_key, str(read_object(claim.value).get("nonce")), session, None)
 
 
 class ClaimsInDoubt:
@@ -116,7 +117,7 @@ class ClaimsInDoubt:
         while True:
             found, item = await ask(self._store.get_many, [claim.key, claim.item_key])
             if found is not None:
-                if read_body(found.value).get("nonce") != claim.nonce:
+                if read_object(found.value).get("nonce") != claim.nonce:
                     return None, None
                 if item is None or item.token < found.token:  # no snapshot: as it was before it was claimed
                     item = await ask(self._store.get, claim.item_key)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
-from latchwork.primitives.fair.tickets import write_body
 from latchwork.primitives.queue.claims import CreateClaimed, QueueClaim, QueueInfo
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import QueueItem, letter_op, new_id, other_letter, shown
@@ -351,7 +351,7 @@ class Taking:
     async def _claim(self, batch: Sequence[Try], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
         nonce = new_id()
-        body = write_body({**self._about, "nonce": nonce})
+        body = encode({**self._about, "nonce": nonce})
         checks: list[Check] = [At(each.entry) for each in batch]
         ops: list[Op] = []
         for each in batch:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from latchwork._base.decoding import encode, read_object
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, read_body, take_turn, write_body
+from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of
 from latchwork.primitives.queue.pages import Pages
@@ -236,8 +237,8 @@ class Waiting:
         return False
 
     async def _let_pass(self, place: Place) -> None:
-        body = {**read_body(place.ticket.value), _PASSES: True}
-        await ask(self._store.commit, [place.fence], [Put(place.ticket.key, write_body(body))])
+        body = {**read_object(place.ticket.value), _PASSES: True}
+        await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
 
 
 class IsFree:

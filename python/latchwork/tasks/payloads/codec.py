@@ -16,11 +16,11 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from latchwork.errors import BackendNotInstalled
-from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.fit import Misfit, fit, same
 from latchwork.tasks.payloads.values import pack, packed, unpack
+from latchwork.words import short
 
 #: A payload has at most so many bytes, unless its sides say otherwise.
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024

@@ -18,8 +18,8 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from latchwork.records import short
 from latchwork.tasks.payloads.values import Parts, fields_of
+from latchwork.words import short
 
 _UNIONS = (typing.Union, types.UnionType)
 #: Classes that stand for "anything with these methods": what they hold is looked at one by one.

@@ -11,12 +11,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, names_of, parts_of, rebuilt
 from latchwork.tasks.payloads.values import pack, unpack
-from latchwork.words import message, printable, reason
+from latchwork.words import message, printable, reason, short
 
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
 MOST_TEXT = 8_000

@@ -20,9 +20,9 @@ from uuid import UUID
 
 from msgspec import msgpack
 
-from latchwork.records import short
 from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.tasks.payloads.raised import RaisedParts, parts_of, rebuilt
+from latchwork.words import short
 
 #: Nothing is nested deeper.
 MOST_DEPTH = 64
