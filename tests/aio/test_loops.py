@@ -18,7 +18,7 @@ from latchwork import aio, callers
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, KeyExists, LatchworkError, WaitTimeout
 from latchwork.store.driving.helper import drive
-from latchwork.store.driving.loop import MAX_IN_FLIGHT, Arrivals
+from latchwork.store.driving.loop import MAX_IN_FLIGHT, LoopMailbox
 from latchwork.store.steps import Pause, Signal
 from patience import eventually
 
@@ -42,7 +42,7 @@ def test_many_wake_ups_from_other_threads_are_one_wake_up_of_the_loop():
         loop = asyncio.get_running_loop()
         soon = loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda *args: wakes.append(1) or soon(*args)
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
 
         def post():
             for number in range(1000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from latchwork.store.driving.loop import Room
+from latchwork.store.driving.loop import InFlightLimit
 
 
 def in_loop(play):
@@ -28,7 +28,7 @@ async def turns():
 
 def test_who_finds_a_place_has_it_without_a_switch_of_tasks():
     async def play(loop):
-        room, switched = Room(loop, 2), []
+        room, switched = InFlightLimit(loop, 2), []
         loop.call_soon(switched.append, True)
         await enter(room, [], "a")
         await enter(room, [], "b")
@@ -40,7 +40,7 @@ def test_who_finds_a_place_has_it_without_a_switch_of_tasks():
 
 def test_places_go_to_those_who_wait_in_their_order_and_nobody_overtakes():
     async def play(loop):
-        room, had = Room(loop, 1), []
+        room, had = InFlightLimit(loop, 1), []
         assert room.take()
         tasks = [asyncio.create_task(enter(room, had, name)) for name in "abc"]
         await turns()
@@ -61,7 +61,7 @@ def test_places_go_to_those_who_wait_in_their_order_and_nobody_overtakes():
 
 def test_who_is_cancelled_while_waiting_leaves_nothing_behind():
     async def play(loop):
-        room, had = Room(loop, 1), []
+        room, had = InFlightLimit(loop, 1), []
         assert room.take()
         first, second = (asyncio.create_task(enter(room, had, name)) for name in "ab")
         await turns()
@@ -80,7 +80,7 @@ def test_who_is_cancelled_while_waiting_leaves_nothing_behind():
 
 def test_a_place_that_came_just_before_a_cancellation_goes_to_the_next():
     async def play(loop):
-        room, had = Room(loop, 1), []
+        room, had = InFlightLimit(loop, 1), []
         assert room.take()
         first, second = (asyncio.create_task(enter(room, had, name)) for name in "ab")
         await turns()
@@ -95,7 +95,7 @@ def test_a_place_that_came_just_before_a_cancellation_goes_to_the_next():
 
 def test_a_wait_that_is_thrown_away_gets_no_place():
     async def play(loop):
-        room = Room(loop, 1)
+        room = InFlightLimit(loop, 1)
         assert room.take()
         wait = room.turn()
         wait.send(None)
@@ -108,7 +108,7 @@ def test_a_wait_that_is_thrown_away_gets_no_place():
 
 def test_a_loop_that_was_closed_with_calls_that_wait_ends_in_silence(recwarn, caplog):
     loop = asyncio.new_event_loop()
-    room = Room(loop, 1)
+    room = InFlightLimit(loop, 1)
     tasks = [loop.create_task(enter(room, [], name)) for name in "abc"]
     loop.run_until_complete(turns())
     loop.close()

@@ -11,7 +11,7 @@ from executor.work import kill_node, mark, slow_where, square, wait, where
 from latchwork.errors import SessionLost
 from latchwork.executor import All, Key, Label, Member, NoSuchMember, RoundRobin, TaskDied, Weighted
 from latchwork.executor.keys import Keys
-from latchwork.executor.sweeping import Sweeper
+from latchwork.executor.sweeping import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
@@ -206,7 +206,7 @@ def test_a_sweep_forgets_empty_shelves_in_the_lanes_of_the_gone_alone(store):
         backlog.put(lane, "s", item, b"")
     for lane, item in (("m.gone", "1"), ("m.here", "3")):
         backlog.remove(backlog.find(lane, "s", item))
-    run(Sweeper(store, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
+    run(ExecutorSweeper(store, keys, backlog, unknown_after_s=60.0).sweep({"here"}))
     assert backlog.partitions() == ["m.full", "m.here"]
 
 

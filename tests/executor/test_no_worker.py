@@ -13,7 +13,7 @@ from executor.conftest import PATIENCE_S
 from executor.work import WORK, square
 from latchwork import aio
 from latchwork.executor import Call
-from latchwork.executor.line import WorkerWatch
+from latchwork.executor.submitter_session import WorkerWatch
 from latchwork.store.steps import run
 from latchwork.testing import VirtualClock
 

@@ -14,7 +14,7 @@ from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, revive_task
 from latchwork.executor.lanes import Lanes, WorkerProfile
-from latchwork.executor.worker import Shift
+from latchwork.executor.worker import ExecutorWorkerSession
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Pause, Signal
@@ -303,14 +303,14 @@ def test_a_finish_for_a_submitter_that_is_gone_writes_nothing(workers, pool, sto
 def test_a_task_whose_submitter_went_before_its_worker_watched_submitters_is_stopped(
     workers, pool, store, eventually, monkeypatch
 ):
-    go, follow = Signal(), Shift._follow
+    go, follow = Signal(), ExecutorWorkerSession._follow
 
     async def late(shift, prefix, *more):
         if prefix.endswith("subs"):
             await Pause(store.clock, go, None)
         await follow(shift, prefix, *more)
 
-    monkeypatch.setattr(Shift, "_follow", late)
+    monkeypatch.setattr(ExecutorWorkerSession, "_follow", late)
     worker = workers(own_store=True)
     pool.submit(wait, "early")
     eventually(lambda: starts(store, "early"))

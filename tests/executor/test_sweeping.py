@@ -14,7 +14,7 @@ from executor.work import WORK, blob, mark, square
 from latchwork.executor import ExecutorWorker, Member, TaskDied
 from latchwork.executor.keys import Keys
 from latchwork.executor.lanes import LargeOutcomes
-from latchwork.executor.sweeping import Sweeper
+from latchwork.executor.sweeping import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import run
@@ -33,7 +33,7 @@ def system(store):
 @pytest.fixture
 def sweep(system):
     with closing(WorkQueue(system, KEYS.backlog)) as backlog:
-        yield lambda members=(): run(Sweeper(system, KEYS, backlog, unknown_after_s=60.0).sweep(members))
+        yield lambda members=(): run(ExecutorSweeper(system, KEYS, backlog, unknown_after_s=60.0).sweep(members))
 
 
 def below(store, prefix):

@@ -38,7 +38,7 @@ DEFECTS = (
         id_of("tasks/group_commit", "a_refusal_of_what_had_landed_is_success", on="memory"),
     ),
     Defect(
-        "Feeder",
+        "Worker loop",
         "the outcome of a lost claim is written",
         "tasks/running/endings.py",
         "        if task.is_lost or task.claim.remaining_s() <= 0.0 or task.outcome is None:\n",
@@ -46,7 +46,7 @@ DEFECTS = (
         id_of("tasks/feeder", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"),
     ),
     Defect(
-        "Feeder",
+        "Worker loop",
         "a task begins after its claim has expired",
         "tasks/running/starting.py",
         "    if task.claim.remaining_s() <= task.margin_s:\n",
@@ -54,7 +54,7 @@ DEFECTS = (
         id_of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
     ),
     Defect(
-        "Feeder",
+        "Worker loop",
         "a waiting node is not woken when others queue ahead of it",
         "tasks/running/lining.py",
         "                self._bell.ring()  # it looks sooner\n",

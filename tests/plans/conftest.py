@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latchwork.plans import Plans, PlanWorker
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.store import system_namespace
 from plans.work import CALLS, FUNCTIONS, GATE
 
@@ -29,7 +29,7 @@ def plans(store):
 
 @pytest.fixture
 def place(store):
-    return Place(store, "default")
+    return PlanStore(store, "default")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.errors import InvalidKey
 from latchwork.plans import DuplicateTask, ForeignRef, PlanBuilder, Ref, WrongState
-from latchwork.plans.builder import Draft, Options
+from latchwork.plans.builder import Draft, PlanOptions
 from latchwork.plans.keys import Keys
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
 from latchwork.plans.states import MOST_TOGETHER, Edges
@@ -41,7 +41,7 @@ def plan(started):
 
 
 def builder(plan_id, started, **options):
-    draft = Draft(plan_id, Options(**options))
+    draft = Draft(plan_id, PlanOptions(**options))
     return PlanBuilder(draft, FUNCTIONS, Payloads(), lambda draft: started.append(draft) or f"handle {draft.id}")
 
 
@@ -103,7 +103,7 @@ def test_a_call_that_cannot_be_stored_says_why(plan, call, error, why):
 )
 def test_an_option_that_cannot_be_says_why(options, why):
     with pytest.raises(ValueError, match=why):
-        Options(**options)
+        PlanOptions(**options)
 
 
 def test_two_tasks_of_one_name_are_refused_and_made_names_keep_clear_of_given_ones(plan):

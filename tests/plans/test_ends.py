@@ -9,9 +9,9 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
-from latchwork.plans.completion import Company, End, Ends
+from latchwork.plans.completion import CompletionBatcher, End, TaskEnds
 from latchwork.plans.keys import LANE, split_id
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.progress import Progress
 from latchwork.plans.records import result_value
 from latchwork.store.observe.calls import StoreObserver
@@ -33,12 +33,12 @@ class Bench:
     """A started plan whose tasks are taken here, and ended by hand."""
 
     def __init__(self, store, build, **options):
-        self.store, self.place = store, Place(store, "default")
+        self.store, self.place = store, PlanStore(store, "default")
         with Plans(store, functions=FUNCTIONS).new(id="p", **options) as plan:
             build(plan)
         self.entry, self.plan = run(self.place.plan("p"))
         self.progress = Progress(self.place)
-        self.ends = Ends(self.place, self.progress, None, Signal())
+        self.ends = TaskEnds(self.place, self.progress, None, Signal())
         self.claims = {}
         self.take()
 
@@ -190,8 +190,8 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
 def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long_calls(store):
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(3)])
     typical, rounds = [0.001], []
-    company = Company(lambda: typical[0])
-    ends = Ends(bench.place, bench.progress, None, Signal(), comes=company.comes)
+    company = CompletionBatcher(lambda: typical[0])
+    ends = TaskEnds(bench.place, bench.progress, None, Signal(), comes=company.comes)
     for claim in bench.claims.values():
         company.begun(claim)
 

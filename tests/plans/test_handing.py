@@ -7,7 +7,7 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict, LockLost, OutcomeUnknown
 from latchwork.plans import Plans, PlanWorker, TaskState
-from latchwork.plans.completion import Ends
+from latchwork.plans.completion import TaskEnds
 from latchwork.plans.keys import LANE
 from latchwork.plans.progress import Handing
 from latchwork.primitives import WorkQueue
@@ -27,7 +27,7 @@ class Taking(Bench):
         self.backlog = WorkQueue(system_namespace(store, "plans"), "default/backlog", session=store.session)
         handing = Handing(self.place, self.backlog, store.session)
         handing.spare, handing.begin = lambda: self.room, self.begun.extend
-        self.ends = Ends(self.place, self.progress, None, Signal(), handing)
+        self.ends = TaskEnds(self.place, self.progress, None, Signal(), handing)
 
     def commit(self, name, done):
         part = self.claims[name].ack_part(done.ops)

@@ -40,7 +40,7 @@ from latchwork.primitives.numbers.cell import Reading
 from latchwork.primitives.numbers.rate_limiter import Permits
 from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.items import shown as shown_item
-from latchwork.primitives.queue.puts import Room
+from latchwork.primitives.queue.puts import Capacity
 from latchwork.schedules import Cron, Fired, FixedDelay
 from latchwork.types import Entry
 from security.stored_systems import ROWS
@@ -81,9 +81,9 @@ JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"),
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
 IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
-STORED = views.Stored(9, 7, StoredMember.of(IN_GROUP))
-STEP = views.Step(3, {"a": STORED}, ("b",))
-HEAD = views.Head("l1", 3, 1, 2, 1, 2, STEP)
+STORED = views.StoredMember(9, 7, StoredMember.of(IN_GROUP))
+STEP = views.ViewChangeStep(3, {"a": STORED}, ("b",))
+HEAD = views.LogHead("l1", 3, 1, 2, 1, 2, STEP)
 
 KINDS = {
     "ticket": Kind("primitives.fair.tickets", dumped(**ABOUT), lambda value: Ticket.of(at(value))),
@@ -106,7 +106,7 @@ KINDS = {
         QueueItem("5-000000000001", 2, "why", 5, "5" * 32).to_bytes(),
         lambda value: (shown_item(at(value, QUEUED)), QueueItem.of(at(value, QUEUED)).priority),
     ),
-    "room": Kind("primitives.queue.puts", Room(5, 2).to_bytes(), lambda value: Room.of(at(value))),
+    "room": Kind("primitives.queue.puts", Capacity(5, 2).to_bytes(), lambda value: Capacity.of(at(value))),
     "barrier": Kind(
         "primitives.barrier.phases", BOARD.to_bytes(), lambda value: phases.Board.of(at(value)).passed(["a"])
     ),
@@ -117,7 +117,7 @@ KINDS = {
         "primitives.group.views", IN_GROUP.to_bytes(), lambda value: GroupMember.at(at(value, "a")).to_bytes()
     ),
     "evicted member": Kind("primitives.group.views", Evicted("i1", "why", 5.0).to_bytes(), Evicted.find),
-    "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.Head.of(at(value)).to_bytes()),
+    "views": Kind("primitives.group.log", HEAD.to_bytes(), lambda value: views.LogHead.of(at(value)).to_bytes()),
     "view": Kind(
         "primitives.group.log", views.write_step(STEP), lambda value: views.State().apply(views.read_step(at(value)))
     ),

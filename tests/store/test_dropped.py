@@ -20,7 +20,7 @@ from latchwork.executor import ExecutorWorker
 from latchwork.jobs import JobManager
 from latchwork.plans import PlanWorker
 from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
-from latchwork.store.owner import Ownership, held_by
+from latchwork.store.owner import StoreOwner, held_by
 from latchwork.testing.faults import FaultyStore
 from latchwork.worker_group import Worker
 from patience import Deadline
@@ -34,7 +34,7 @@ def warned_of(call: Callable[[], Any]) -> list[str]:
         warnings.simplefilter("always")
         call()
         gc.collect()
-    ours = [each for each in caught if isinstance(each.source, Ownership)]
+    ours = [each for each in caught if isinstance(each.source, StoreOwner)]
     assert all(comes_true(lambda owner=each.source: owner._core.is_closed) for each in ours)
     return [str(each.message) for each in ours]
 
@@ -180,7 +180,7 @@ def test_value_that_is_kept_while_the_owner_is_dropped_is_not_lost() -> None:
             self.is_closed = True
 
     core = Core()
-    owners = [Ownership(core, ("file", 1))]
+    owners = [StoreOwner(core, ("file", 1))]
     owner = weakref.ref(owners[0])
 
     assert len(warned_of(owners.clear)) == 1

@@ -18,8 +18,8 @@ from latchwork.errors import WaitTimeout
 from latchwork.primitives import Barrier, Election, Group, LeaderLatch, Lock, Queue, Semaphore
 from latchwork.store import steps
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
 from latchwork.store.driving.helper import drive
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, ask, called, driven, run, steps_of
 
 PACKAGE = Path(latchwork.__file__).parent
@@ -134,7 +134,7 @@ def test_a_signal_calls_once_when_it_is_set_and_at_once_if_it_is():
 
 
 def test_a_bell_that_was_rung_since_the_look_is_not_waited_for():
-    bell = Bell()
+    bell = Notifier()
     with bell.mutex:
         before = bell.rings
         bell.ring()

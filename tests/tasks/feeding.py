@@ -15,16 +15,16 @@ from latchwork.tasks import (
     DEFAULT,
     ONCE,
     Bury,
-    Call,
     Done,
-    Feeder,
-    FeederHooks,
     GroupCommit,
     Outcome,
     Payloads,
     Release,
     Run,
     Slots,
+    StoredCall,
+    WorkerHooks,
+    WorkerLoop,
     after_failure,
 )
 from latchwork.types import Create, Exists
@@ -38,7 +38,7 @@ def put(store, fn, *args, id, lane="any", shelf="s1", owner="", **about):  # noq
     WorkQueue(store, "work").put(lane, shelf, id, json.dumps(body).encode())
 
 
-class System(FeederHooks):
+class System(WorkerHooks):
     """Results are created with the end of their items, so that each can be only once."""
 
     def __init__(self, *, retry=ONCE, lanes=("any",), accepts=None):
@@ -68,7 +68,7 @@ class System(FeederHooks):
             return Done(ops=(Create(f"results/{claim.item.id}", b"at once"),))
         if body.get("broken"):
             raise ValueError("broken")
-        return Run(Call(body["fn"], bytes.fromhex(body["args"])), claim.item.id, timeout_s=body.get("timeout_s"))
+        return Run(StoredCall(body["fn"], bytes.fromhex(body["args"])), claim.item.id, timeout_s=body.get("timeout_s"))
 
     def finish(self, claim, outcome):
         self.finished.append(claim.item.id)
@@ -91,7 +91,7 @@ class Node(ExitStack):
         self.slots = self.enter_context(Slots(slots, DEFAULT, PAYLOADS, label=name, **slot_options))
         backlog = WorkQueue(store, "work", max_attempts=max_attempts, session=session, label=name)
         self.feeder = self.enter_context(
-            Feeder(backlog, self.slots, self.commits, self.system, store=store, node_id=name, **options)
+            WorkerLoop(backlog, self.slots, self.commits, self.system, store=store, node_id=name, **options)
         )
 
 
@@ -122,14 +122,14 @@ def end_process(node):
 
 
 if __name__ == "__main__":
-    from latchwork.tasks.children import Leash
+    from latchwork.tasks.children import DeadlineExtender
 
     from . import examples  # what is registered there is what it runs
 
     assert examples.square(2) == 4
     told_url, told_ttl_s, told_name, told_run_in = sys.argv[1:5]
     with latchwork.connect(told_url, session_ttl_s=float(told_ttl_s)) as opened:
-        leash = Leash(opened.session.remaining_s)
+        leash = DeadlineExtender(opened.session.remaining_s)
         with closing(leash), Node(opened, name=told_name, run_in=told_run_in, leash=leash):
             print("ready", flush=True)
             time.sleep(300)

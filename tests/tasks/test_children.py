@@ -17,7 +17,7 @@ import pytest
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import ForkedProcess, LatchworkError, WaitTimeout
-from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, Leash
+from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, DeadlineExtender
 from processes import lives
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -254,9 +254,9 @@ def test_its_use_of_the_machine_is_told():
 PARENT = """
     import os, sys, time
     from latchwork.clock import SYSTEM_CLOCK
-    from latchwork.tasks.children import Child, Leash
+    from latchwork.tasks.children import Child, DeadlineExtender
     left_s = float(sys.argv[2])
-    leash = Leash(lambda: left_s, margin_s=0.0, every_s=0.05)
+    leash = DeadlineExtender(lambda: left_s, margin_s=0.0, every_s=0.05)
     child = Child(["sh", "-c", "trap '' TERM HUP INT; while :; do sleep 0.05; done"])
     leash.add(child)
     if sys.argv[1] == "forks" and os.fork() == 0:
@@ -393,7 +393,7 @@ def test_a_child_of_a_fork_cannot_use_it():
 
 def test_a_leash_lets_go_and_gives_another_moment():
     left = [0.4]
-    with Leash(lambda: left[0], margin_s=0.0, every_s=0.05) as leash, Child(["sleep", "300"]) as child:
+    with DeadlineExtender(lambda: left[0], margin_s=0.0, every_s=0.05) as leash, Child(["sleep", "300"]) as child:
         leash.add(child)
         leash.remove(child)
         assert child._wait(1.0) is None
@@ -404,7 +404,7 @@ def test_a_leash_lets_go_and_gives_another_moment():
 
 
 def test_a_childs_own_deadline_counts_below_that_of_the_leash():
-    with Leash(lambda: 300.0) as leash, Child(["sleep", "300"]) as child:
+    with DeadlineExtender(lambda: 300.0) as leash, Child(["sleep", "300"]) as child:
         leash.add(child, in_(0.3))
         assert child.wait(PATIENCE_S).why == "deadline"
 
@@ -412,4 +412,4 @@ def test_a_childs_own_deadline_counts_below_that_of_the_leash():
 @pytest.mark.parametrize("options", [{"margin_s": -1}, {"every_s": "x"}, {"margin_s": math.inf}])
 def test_a_leash_that_cannot_be_is_refused(options):
     with pytest.raises(ValueError, match="must be a number of seconds"):
-        Leash(lambda: 1.0, **options)
+        DeadlineExtender(lambda: 1.0, **options)

@@ -13,7 +13,7 @@ import pytest
 import latchwork
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
-from latchwork.tasks import DEFAULT, Feeder, Functions, Retry, TaskContext, TaskTimeout, task
+from latchwork.tasks import DEFAULT, Functions, Retry, TaskContext, TaskTimeout, WorkerLoop, task
 from latchwork.tasks.running.endings import Taken
 from latchwork.testing.faults import Fault, FaultyStore
 
@@ -440,7 +440,7 @@ def test_items_of_a_node_that_dies_or_freezes_run_elsewhere(backend_url, store, 
 @pytest.mark.parametrize("options", [{"batch": 0}, {"look_s": 0}, {"margin_s": -1}])
 def test_a_feeder_that_cannot_be_is_refused(store, options):
     with Node(store) as node, pytest.raises(ValueError, match="must be"):
-        Feeder(WorkQueue(store, "w"), node.slots, node.commits, node.system, store=store, **options)
+        WorkerLoop(WorkQueue(store, "w"), node.slots, node.commits, node.system, store=store, **options)
 
 
 def test_a_feeder_whose_store_is_closed_ends(backend_url):

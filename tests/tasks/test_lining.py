@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from latchwork.primitives import QueueItem, WorkQueue
-from latchwork.tasks.running.feeding import SUSPECT
 from latchwork.tasks.running.lining import look_within_s, worth_claiming
+from latchwork.tasks.running.worker_hooks import SUSPECT
 from latchwork.testing.faults import FaultyStore
 
 from . import examples
@@ -119,7 +119,7 @@ def test_a_told_item_whose_owner_is_gone_is_left_and_told(store, connect):
 
 def test_a_node_that_is_told_again_and_again_still_looks_after_its_time(store, connect, monkeypatch):
     """What no lane tells is found by the look: being told is none."""
-    monkeypatch.setattr("latchwork.tasks.running.feeder.TIDY_S", 300.0)
+    monkeypatch.setattr("latchwork.tasks.running.worker_loop.TIDY_S", 300.0)
     system = System(lanes=["any", "quiet"])
     system.waits = lambda: ["any"]
     with Node(connect(), system, look_s=1.0):

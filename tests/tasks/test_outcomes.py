@@ -13,13 +13,13 @@ from latchwork.errors import BackendNotInstalled, Conflict, LatchworkError
 from latchwork.tasks import (
     DEFAULT,
     BadPayload,
-    Call,
     Failure,
     Outcome,
     Payloads,
     PickleCodec,
     RemoteError,
     RemoteTraceback,
+    StoredCall,
     TaskContext,
     current_task,
     perform,
@@ -36,7 +36,7 @@ PAYLOADS = Payloads()
 def run(fn, *args, **kwargs):
     one = DEFAULT.of(fn)
     context = TaskContext("t1", attempt=2, node_id="n1")
-    return perform(Call(one.name, PAYLOADS.encode_call(one, args, kwargs)), DEFAULT, PAYLOADS, context)
+    return perform(StoredCall(one.name, PAYLOADS.encode_call(one, args, kwargs)), DEFAULT, PAYLOADS, context)
 
 
 def stored(outcome):
@@ -173,7 +173,7 @@ def test_a_refusal_is_told_from_a_failure():
 
 
 def test_an_unknown_function_is_a_refusal_because_another_node_may_know_it():
-    outcome = perform(Call("no:such", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
+    outcome = perform(StoredCall("no:such", b"plain:"), DEFAULT, PAYLOADS, TaskContext("t"))
     assert outcome.failure.is_refusal
 
 
@@ -197,7 +197,7 @@ def test_a_coroutine_from_a_plain_function_is_its_failure():
 
     task(name="later")(lambda: later())  # noqa: PLW0108 - a plain function that returns a coroutine
     outcome = perform(
-        Call("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t")
+        StoredCall("later", PAYLOADS.encode_call(DEFAULT.get("later"), (), {})), DEFAULT, PAYLOADS, TaskContext("t")
     )
     assert "a coroutine, whose body would never run" in outcome.failure.text
 

@@ -15,10 +15,10 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError
 from latchwork.tasks import (
     DEFAULT,
-    Call,
     Payloads,
     PickleCodec,
     Slots,
+    StoredCall,
     TaskContext,
     TaskProcessDied,
     TaskStopped,
@@ -26,7 +26,7 @@ from latchwork.tasks import (
     UnknownFunction,
     task,
 )
-from latchwork.tasks.children import Leash
+from latchwork.tasks.children import DeadlineExtender
 from latchwork.types import At, Exists, Fence, SessionAlive
 from processes import lives
 
@@ -40,7 +40,7 @@ BOTH = pytest.mark.parametrize("run_in", ["thread", "process"])
 
 def call(fn, *args):
     one = DEFAULT.of(fn)
-    return Call(one.name, PAYLOADS.encode_call(one, args, {}))
+    return StoredCall(one.name, PAYLOADS.encode_call(one, args, {}))
 
 
 def start(slots, fn, *args, **about):
@@ -168,7 +168,7 @@ def test_what_a_task_leaves_behind_ends_with_its_process(tmp_path):
 def test_a_process_ends_before_the_session_of_its_node_can():
     ends_at = [SYSTEM_CLOCK.now() + 300.0]
     with (
-        Leash(lambda: max(0.0, ends_at[0] - SYSTEM_CLOCK.now()), margin_s=0.2, every_s=0.05) as leash,
+        DeadlineExtender(lambda: max(0.0, ends_at[0] - SYSTEM_CLOCK.now()), margin_s=0.2, every_s=0.05) as leash,
         make(run_in="process", leash=leash) as slots,
     ):
         pid = result(slots, examples.pid)
@@ -191,7 +191,7 @@ def test_a_function_inside_another_cannot_run_in_a_process_and_that_is_its_failu
 
 def test_a_pickled_call_runs_in_a_process_that_may():
     mine = Payloads(PickleCodec(), allow_pickle=True)
-    stored = Call("", mine.encode((lambda n: n + 1, (2,), {}), "a call"))
+    stored = StoredCall("", mine.encode((lambda n: n + 1, (2,), {}), "a call"))
     with Slots(1, DEFAULT, mine, run_in="process") as slots:
         assert slots.start(stored, TaskContext("t")).result(PATIENCE_S).result(mine) == 3
     with make(run_in="process") as slots:

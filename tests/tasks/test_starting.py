@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.primitives import QueueItem
-from latchwork.tasks import FeederHooks
-from latchwork.tasks.running.feeding import SUSPECT, Choosing
-from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, Arrivals, ahead_of
+from latchwork.tasks import WorkerHooks
+from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, ArrivalCount, ahead_of
+from latchwork.tasks.running.worker_hooks import SUSPECT, ClaimFilter
 
 
 def item(name, attempts, why=""):
     return QueueItem(name, attempts, why, partition="any", sort_key="s")
 
 
-class Everything(FeederHooks):
+class Everything(WorkerHooks):
     def lanes(self):
         return ["any"]
 
@@ -25,7 +25,7 @@ class Everything(FeederHooks):
 
 
 def choosing():
-    return Choosing(Everything(), SYSTEM_CLOCK, "n1")
+    return ClaimFilter(Everything(), SYSTEM_CLOCK, "n1")
 
 
 def test_a_node_of_long_calls_claims_nothing_ahead():
@@ -67,7 +67,7 @@ def test_a_suspect_that_another_node_was_faster_to_take_keeps_us_from_no_other()
 
 
 def test_more_is_expected_of_many_at_a_time_until_looks_were_in_vain():
-    arrivals = Arrivals()
+    arrivals = ArrivalCount()
     assert not arrivals.come_again
     for _ in range(5):
         arrivals.note(int(4 * MANY))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from latchwork.worker_group import Sweeper, find, inspect, inspect_job, submit, sweep
+from latchwork.worker_group import GroupSweeper, find, inspect, inspect_job, submit, sweep
 from latchwork.worker_group import list_events as job_events
 from worker_group.conftest import die
 
@@ -23,7 +23,7 @@ def test_a_job_that_ended_while_the_lease_of_a_dead_worker_lived_is_removed_by_a
 def test_a_job_that_is_on_is_left_alone_until_nobody_was_seen_in_it_for_long(store):
     submit(store, "train", 2)
     assert sweep(store).jobs == []
-    patient, quick = Sweeper(store), Sweeper(store, abandon_s=0.0)
+    patient, quick = GroupSweeper(store), GroupSweeper(store, abandon_s=0.0)
     assert patient.sweep().jobs == []
     assert patient.sweep().jobs == []
     assert quick.sweep().jobs == ["train"]
@@ -32,7 +32,7 @@ def test_a_job_that_is_on_is_left_alone_until_nobody_was_seen_in_it_for_long(sto
 
 def test_a_live_job_is_never_swept(team, store):
     team(1)
-    assert Sweeper(store, abandon_s=0.0).sweep().jobs == []
+    assert GroupSweeper(store, abandon_s=0.0).sweep().jobs == []
     assert find(store, "train") is not None
 
 

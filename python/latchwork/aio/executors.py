@@ -24,7 +24,7 @@ from latchwork.callers import acting
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
 from latchwork.store.driving.helper import drive, spawn
-from latchwork.store.driving.loop import Arrivals
+from latchwork.store.driving.loop import LoopMailbox
 from latchwork.store.steps import steps_of
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TaskFuture(asyncio.Future[T]):
     """
 
     def __init__(self, task: executor.TaskFuture[T]) -> None:
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
         super().__init__(loop=arrivals.loop)
         self._task = task
         task.call_at_once(lambda ended: arrivals.post(self._end, ended))

@@ -18,7 +18,7 @@ from latchwork.store import Session, Store
 from latchwork.store.calls import Calls
 from latchwork.store.connect import connect_for
 from latchwork.store.driving.helper import drive
-from latchwork.store.driving.loop import Arrivals, noted
+from latchwork.store.driving.loop import LoopMailbox, noted
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.owner import Origin, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT
@@ -41,7 +41,7 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
             options = {name: inside(value) for name, value in options.items()}
         if store.time_left_s() is not None:  # it ends with an ownership, at that moment
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
         room = arrivals.room(store.connection)
         if not room.take():
             await room.turn()
@@ -225,7 +225,7 @@ class Pipeline:
             await asyncio.shield(self._idle)
 
     def _send(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
         outcome: asyncio.Future[Any] = arrivals.loop.create_future()
         if name == "commit":
             args = tuple(map(inside, args))
@@ -236,12 +236,12 @@ class Pipeline:
             self._begin(arrivals, outcome, begin)
         return outcome
 
-    def _begin(self, arrivals: Arrivals, outcome: asyncio.Future[Any], begin: Callable[[], Future[Any]]) -> None:
+    def _begin(self, arrivals: LoopMailbox, outcome: asyncio.Future[Any], begin: Callable[[], Future[Any]]) -> None:
         future = begin()
         self._count += 1
         call_at_once(future, lambda ended: arrivals.post(self._ended, (arrivals, outcome, ended)))
 
-    def _ended(self, what: tuple[Arrivals, asyncio.Future[Any], Future[Any]]) -> None:
+    def _ended(self, what: tuple[LoopMailbox, asyncio.Future[Any], Future[Any]]) -> None:
         arrivals, outcome, ended = what
         self._count -= 1
         if not outcome.done():

@@ -21,7 +21,7 @@ from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.callers import Caller, acting, current
 from latchwork.primitives import Work
 from latchwork.store.driving.helper import spawn
-from latchwork.store.driving.loop import Arrivals, be_caller
+from latchwork.store.driving.loop import LoopMailbox, be_caller
 from latchwork.store.steps import Signal, Step
 from latchwork.user_code import await_user, failure_of, is_interrupt
 
@@ -67,7 +67,7 @@ class AsTask(Step[Any]):
 
     def begin(self) -> Future[Any]:
         """Begin the task, in the name of who waits for it."""
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
         self._task = task = arrivals.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
         if caller is not None:
@@ -123,7 +123,7 @@ def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
     """A listener of the user's, called in this loop; its thread waits for it, so that the next one comes after it."""
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
-    arrivals = Arrivals.here()
+    arrivals = LoopMailbox.here()
 
     def call(*args: Any) -> None:
         _Listening(fn, args, arrivals).wait()
@@ -134,7 +134,7 @@ def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
 class _Listening:
     """One call of a listener in its loop."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], arrivals: Arrivals) -> None:
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], arrivals: LoopMailbox) -> None:
         self._fn = fn
         self._args = args
         self._arrivals = arrivals

@@ -30,10 +30,10 @@ from latchwork.executor.errors import AllFailed
 from latchwork.executor.futures import AllFuture, CallbackFuture, TaskFuture
 from latchwork.executor.items import DEFAULT_PRIORITY, TaskItem
 from latchwork.executor.keys import DETACHED, NAME, PRIORITIES, Keys, check_task_id, detached_id, executor_store
-from latchwork.executor.line import Wanted
 from latchwork.executor.pickers import Picker, Pull
 from latchwork.executor.refs import Detached, TaskRef
 from latchwork.executor.submitter import OnSessionLost, Submitter
+from latchwork.executor.submitter_session import PlacementRequest
 from latchwork.executor.targets import All, Member, StoredTarget, Target
 from latchwork.interrupts import call_after_finalizer
 from latchwork.primitives import Group
@@ -87,7 +87,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SubmitOptions:
     """How tasks are submitted: what ``with_options`` changes.
 
     Attributes:
@@ -197,7 +197,7 @@ class Executor(concurrent.futures.Executor):
         self._keys = Keys(name)
         self._functions = functions
         self._payloads = Payloads(codec, allow_pickle=allow_pickle)
-        self._options = Options(picker or Pull(), priority)
+        self._options = SubmitOptions(picker or Pull(), priority)
         self._submitter = Submitter(
             store,
             self._keys,
@@ -234,7 +234,7 @@ class Executor(concurrent.futures.Executor):
         item, hint, what = self._item(fn, args, kwargs)
         if isinstance(self._options.target, All):
             return cast("TaskFuture[T]", self._for_all(item, hint, what))
-        return self._submitter.add(item, hint, what, Wanted(self._options.picker, self._options.copies))
+        return self._submitter.add(item, hint, what, PlacementRequest(self._options.picker, self._options.copies))
 
     def map(
         self,
@@ -436,7 +436,7 @@ class Executor(concurrent.futures.Executor):
 
     def _for_all(self, item: TaskItem, hint: Any, what: str) -> AllFuture[Any]:
         """One task for each member that is there now."""
-        wanted = Wanted(Pull())
+        wanted = PlacementRequest(Pull())
         with closing(Group(self._store, self._keys.group)) as group:
             ids = [member.id for member in group.members()]
         items = {member: structs.replace(item, stored_target=StoredTarget.of(Member(member))) for member in ids}

@@ -21,7 +21,7 @@ from latchwork.executor.errors import SomeFailed, TaskCancelled
 from latchwork.executor.keys import task_id_of
 from latchwork.interrupts import mutex
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, driven, steps_of
 from latchwork.user_code import call_user, name_of
 
@@ -47,7 +47,7 @@ class Stage(Enum):
     OVER = "over"  # nothing of it is asked of the store any more
 
 
-class Tasks(Protocol):
+class TaskControl(Protocol):
     """The tasks of one submitter, as its futures need them; both methods are driven."""
 
     #: Calls the done-callbacks of the futures.
@@ -83,7 +83,7 @@ class TaskTicket:
 
     __slots__ = ("future", "hint", "item", "lanes", "number", "shelf", "sid", "stage", "what")
 
-    def __init__(self, number: int, item: TaskItem, hint: Any, what: str, tasks: Tasks) -> None:
+    def __init__(self, number: int, item: TaskItem, hint: Any, what: str, tasks: TaskControl) -> None:
         self.number = number
         self.sid = ""
         self.stage = Stage.WAITING
@@ -155,7 +155,7 @@ class TaskFuture(CallbackFuture[T]):
     ``running()`` is always False: nobody tells the submitter when a task begins; ask ``state()``.
     """
 
-    def __init__(self, ticket: TaskTicket, tasks: Tasks) -> None:
+    def __init__(self, ticket: TaskTicket, tasks: TaskControl) -> None:
         super().__init__(tasks.callbacks)  # without its condition, see below
         self._ticket = ticket
         self._tasks = tasks
@@ -334,7 +334,7 @@ class Callbacks:
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._changed = Bell()
+        self._changed = Notifier()
         self._queue: deque[_Call] = deque()
         self._turn: object | None = None
         self._call: _Call | None = None

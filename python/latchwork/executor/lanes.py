@@ -27,16 +27,16 @@ from latchwork.tasks import (
     BlobRef,
     Blobs,
     Bury,
-    Call,
     Done,
     Ending,
-    FeederHooks,
     Functions,
     Outcome,
     Release,
     Retry,
     Run,
+    StoredCall,
     UnknownFunction,
+    WorkerHooks,
     after_failure,
     type_name,
 )
@@ -110,7 +110,7 @@ class WorkerProfile:
         return (is_gone or not item.is_kept) and may_run(item, self.member_id, self.labels)
 
 
-class Lanes(FeederHooks):
+class Lanes(WorkerHooks):
     """The hooks of a worker's feeder.
 
     Args:
@@ -287,7 +287,11 @@ class Lanes(FeederHooks):
         attempt = tries_of(_why(claim)) + 1
         registered = self._node.functions.get(item.function) if item.function != PICKLED else None
         timeout_s = item.timeout_s or (None if registered is None else registered.timeout_s)
-        call = Call(item.function, item.payload) if item.blob is None else partial(self._call, item.function, item.blob)
+        call = (
+            StoredCall(item.function, item.payload)
+            if item.blob is None
+            else partial(self._call, item.function, item.blob)
+        )
         return Run(call, item.id, timeout_s, attempt)
 
     def _elsewhere(self, item: TaskItem, claim: QueueClaim) -> Ending:
@@ -298,8 +302,8 @@ class Lanes(FeederHooks):
             return self._done(item, Outcome.failed(unknown, is_final=True), claim)
         return Release(f"member {self._node.member_id} has no such function", count=False, lane=ANY)
 
-    def _call(self, function: str, blob: BlobRef) -> Call:
-        return Call(function, self._blobs.read(blob))
+    def _call(self, function: str, blob: BlobRef) -> StoredCall:
+        return StoredCall(function, self._blobs.read(blob))
 
     def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
         """Another try, or the outcome for who waits for it."""

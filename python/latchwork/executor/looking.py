@@ -23,7 +23,7 @@ from latchwork.executor.keys import (
     task_number,
 )
 from latchwork.executor.placing import Offer, read_offer
-from latchwork.executor.stored import Place, Stored, TaskState, ended
+from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState, ended
 from latchwork.primitives import Group, QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.store.keys import validate_name
@@ -216,7 +216,7 @@ def find_task(store: Store, task_id: str, name: str = NAME) -> TaskState:
     """
     with _opened(store, name) as (system, keys, backlog):
         place, over = _look(system, keys, backlog, task_id)
-        return over if place is None else run(Stored(system, keys, backlog).state(place))
+        return over if place is None else run(StoredTasks(system, keys, backlog).state(place))
 
 
 def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool = False) -> bool:
@@ -239,7 +239,7 @@ def cancel_task(store: Store, task_id: str, name: str = NAME, *, interrupt: bool
             return False
         outcome = Outcome.failed(TaskCancelled(f"task {task_id} was cancelled")).to_bytes()
         ops: list[Op] = [Create(place.result_key, outcome)]
-        stored = Stored(system, keys, backlog)
+        stored = StoredTasks(system, keys, backlog)
         return run(stored.take_back(place, None, interrupt=interrupt, is_over=lambda: False, ops=lambda: ops))
 
 
@@ -338,13 +338,13 @@ def _dead(item: QueueItem) -> DeadTask:
     return DeadTask(item.letter, task.id, task.function, item.attempts, item.why)
 
 
-def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[Place | None, TaskState]:
+def _look(store: Store, keys: Keys, backlog: WorkQueue, task_id: str) -> tuple[TaskLocation | None, TaskState]:
     """Where a task is; None with its state when it is over."""
     sid, number = task_number(task_id)
     detached = sid == DETACHED
     task = next(_tasks_of(store, backlog, sid, task_id), None)
     if task is not None:
-        return Place.of(task, keys), TaskState("queued")
+        return TaskLocation.of(task, keys), TaskState("queued")
     over = store.get(keys.outcome(task_id) if detached else keys.result(sid, number))
     if over is None:
         raise NoSuchTask(

@@ -22,10 +22,10 @@ from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, W
 from latchwork.executor.errors import NoSuchTask, TaskCancelled, TaskExists
 from latchwork.executor.items import TaskItem, ref_of
 from latchwork.executor.keys import DETACHED, Keys, shelf_of
-from latchwork.executor.line import INLINE_BYTES, copies_ops
 from latchwork.executor.pickers import Picker
 from latchwork.executor.placing import Placing
-from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
+from latchwork.executor.submitter_session import INLINE_BYTES, copies_ops
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
@@ -74,7 +74,7 @@ class Detached:
         self.payloads = payloads
         self.hint_of = hint_of
         self.backlog = WorkQueue(store, keys.backlog)
-        self.stored = Stored(store, keys, self.backlog)
+        self.stored = StoredTasks(store, keys, self.backlog)
         self.blobs = Blobs(store, keys.data)
         self._placing = Placing(store, keys)
 
@@ -254,7 +254,7 @@ class TaskRef:
         await ask(tasks.store.commit, [At(record), same], [Delete(key), Delete(place.result_key), *blob])
         return True
 
-    async def _place(self) -> tuple[Place, KnownTask]:
+    async def _place(self) -> tuple[TaskLocation, KnownTask]:
         entry = await ask(self._tasks.store.get, self._tasks.keys.record(self.id))
         if entry is None:
             raise self._unknown()
@@ -264,6 +264,6 @@ class TaskRef:
         return NoSuchTask(f"no detached task {self.id!r} is known; it was never submitted here, or was forgotten")
 
 
-def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[Place, KnownTask]:
+def _place_of(keys: Keys, task_id: str, entry: Entry) -> tuple[TaskLocation, KnownTask]:
     known = _KNOWN.find(entry.value) or _UNKNOWN
-    return Place(task_id, known.lanes, known.shelf, keys.outcome(task_id)), known
+    return TaskLocation(task_id, known.lanes, known.shelf, keys.outcome(task_id)), known

@@ -50,7 +50,7 @@ class TaskState:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskLocation:
     """Where a task is: what its submitter remembers of it.
 
     Attributes:
@@ -66,12 +66,12 @@ class Place:
     result_key: str
 
     @classmethod
-    def of(cls, item: TaskItem, keys: Keys) -> Place:
+    def of(cls, item: TaskItem, keys: Keys) -> TaskLocation:
         """The place of a task as it is stored."""
         return cls(item.id, item.lanes, item.shelf, item.result_key(keys))
 
 
-class Stored:
+class StoredTasks:
     """The tasks of one executor, as they are stored. Safe to share between threads.
 
     Args:
@@ -86,14 +86,14 @@ class Stored:
         self._backlog = backlog
         self._blobs = Blobs(store, keys.data)
 
-    def keys_of(self, place: Place) -> tuple[list[str], list[str]]:
+    def keys_of(self, place: TaskLocation) -> tuple[list[str], list[str]]:
         """The keys of its copies where they were put, and where they may have been moved to."""
         ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
         pairs = list(zip(place.lanes, ids, strict=True))
         first = [self._backlog.key(lane, place.shelf, item) for lane, item in pairs]
         return first, [self._backlog.key(ANY, place.shelf, item) for lane, item in pairs if lane != ANY]
 
-    async def items(self, place: Place) -> list[QueueItem]:
+    async def items(self, place: TaskLocation) -> list[QueueItem]:
         """The copies that are there. In this order: one that is moved meanwhile is found, twice at most."""
         ids = [item_id_of(place.id, copy) for copy in range(len(place.lanes))]
         found: dict[str, QueueItem] = {}
@@ -105,7 +105,7 @@ class Stored:
                     found[each] = item
         return list(found.values())
 
-    async def missing(self, places: Mapping[int, Place]) -> set[int]:
+    async def missing(self, places: Mapping[int, TaskLocation]) -> set[int]:
         """Of tasks that may be there, those of which there is neither an item nor an outcome. Looks in this order."""
         left = set(places)
         for look in range(3):
@@ -116,12 +116,12 @@ class Stored:
                 left -= {number for (number, _), entry in zip(part, found, strict=True) if entry is not None}
         return left
 
-    def _looked_at(self, place: Place, look: int) -> list[str]:
+    def _looked_at(self, place: TaskLocation, look: int) -> list[str]:
         """What to look at first, second and last: where it was put, where it may have been moved to, how it ended."""
         first, moved = self.keys_of(place)
         return (first, moved, [place.result_key])[look]
 
-    async def state(self, place: Place) -> TaskState:
+    async def state(self, place: TaskLocation) -> TaskState:
         """What the store says of a task."""
         items = await self.items(place)
         at_s = queued_at_s(place.shelf)
@@ -135,7 +135,7 @@ class Stored:
 
     async def take_back(
         self,
-        place: Place,
+        place: TaskLocation,
         session: Session | None,
         *,
         interrupt: bool,
@@ -174,7 +174,7 @@ class Stored:
 
     async def take_back_all(
         self,
-        places: Mapping[int, Place],
+        places: Mapping[int, TaskLocation],
         session: Session,
         *,
         interrupt: bool,
@@ -218,7 +218,7 @@ class Stored:
             return set()
         return set(batch)
 
-    async def _items_of(self, places: Mapping[int, Place]) -> dict[int, list[QueueItem]]:
+    async def _items_of(self, places: Mapping[int, TaskLocation]) -> dict[int, list[QueueItem]]:
         """The copies that are there, by task. Looks where they were put first, then where they may have been moved."""
         found: dict[int, list[QueueItem]] = {number: [] for number in places}
         seen: set[tuple[int, str]] = set()
@@ -259,7 +259,7 @@ class Stored:
             return []
         return [] if blob is None else self._blobs.delete_ops(blob)
 
-    async def _is_taken_back(self, place: Place, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
+    async def _is_taken_back(self, place: TaskLocation, is_over: Callable[[], bool], *, has_tried: bool) -> bool:
         """Of a task without items: whether it has no outcome either, or that of being cancelled, perhaps by our try."""
         entry = await ask(self._store.get, place.result_key)
         if entry is None:

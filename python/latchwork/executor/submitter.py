@@ -1,8 +1,9 @@
 """The tasks of one submitter on their way into the store, and back: many in one transaction, none twice.
 
-A submitter has a session, and a key that says it is there; both are a ``Line``. Every transaction that puts tasks
-checks the version of that key. When the answer to one is lost, the key is written anew: so nothing of that transaction
-lands any more, and a task of which neither an item nor an outcome is there then may be put again, and runs once.
+A submitter has a session, and a key that says it is there; both are a ``SubmitterSession``. Every transaction that puts
+tasks checks the version of that key. When the answer to one is lost, the key is written anew: so nothing of that
+transaction lands any more, and a task of which neither an item nor an outcome is there then may be put again, and runs
+once.
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
 from latchwork.executor.keys import Keys
-from latchwork.executor.line import Line, Preparing, Wanted, WorkerWatch, named, open_line, until, write_anew
 from latchwork.executor.placing import Placing, is_for_all
-from latchwork.executor.stored import Place, Stored, TaskState
+from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
+from latchwork.executor.submitter_session import (
+    PlacementRequest,
+    Preparing,
+    SubmitterSession,
+    WorkerWatch,
+    named,
+    open_line,
+    until,
+    write_anew,
+)
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Store
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
-from latchwork.store.forks import Home
+from latchwork.store.driving.notifier import Notifier
+from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, ask, driven, undone_if_interrupted
 from latchwork.tasks import Payloads
 from latchwork.types import At, Check
@@ -74,24 +84,24 @@ class Submitter:
         self._ttl_s = session_ttl_s
         self._resubmits = on_session_lost == "resubmit"
         self._label = label
-        self._home = Home(f"executor {keys.name!r}")
+        self._home = ForkGuard(f"executor {keys.name!r}")
         self._backlog = WorkQueue(store, keys.backlog, label=label)
-        self._stored = Stored(store, keys, self._backlog)
+        self._stored = StoredTasks(store, keys, self._backlog)
         self._placing = Placing(store, keys)
         self._workers = WorkerWatch(store.clock, keys.name, self._placing.has_members)
         self._preparing = Preparing(store, keys, self._backlog, self._placing)
         self.callbacks = Callbacks(store.clock, keys.name)
-        self._changed = Bell()
+        self._changed = Notifier()
         self._wake = Signal()
         self._stop = Signal()
         self._tickets: dict[int, TaskTicket] = {}
-        self._wanted: dict[int, Wanted] = {}
+        self._wanted: dict[int, PlacementRequest] = {}
         self._plain: deque[TaskTicket] = deque()
         self._to_place: deque[TaskTicket] = deque()
         self._queues = [self._plain, self._to_place]
         self._next = 0
         self._doubts: Sequence[tuple[TaskTicket, TaskItem]] = ()
-        self._line: Line | None = None
+        self._line: SubmitterSession | None = None
         self._background: Background | None = None
         self._closing = False
         self._ended = False
@@ -99,7 +109,7 @@ class Submitter:
 
     # Submitting
 
-    def add(self, item: TaskItem, hint: Any, what: str, wanted: Wanted) -> TaskFuture[Any]:
+    def add(self, item: TaskItem, hint: Any, what: str, wanted: PlacementRequest) -> TaskFuture[Any]:
         """A task more; stored soon, in order. Does no I/O. ``RuntimeError`` after a shutdown."""
         self._home.check()
         with self._changed.mutex:
@@ -237,7 +247,9 @@ class Submitter:
         else:
             self._settled(placed)
 
-    async def _placed(self, ticket: TaskTicket, line: Line, at_ms: int) -> tuple[TaskTicket, TaskItem] | None:
+    async def _placed(
+        self, ticket: TaskTicket, line: SubmitterSession, at_ms: int
+    ) -> tuple[TaskTicket, TaskItem] | None:
         """The ticket with its item as it is to be stored; None when it is over."""
         item = ticket.item
         if item is None:
@@ -274,7 +286,9 @@ class Submitter:
                     ticket.stage = Stage.WAITING
             self._changed.ring()
 
-    async def _refused(self, line: Line, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict) -> None:
+    async def _refused(
+        self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]], error: Conflict
+    ) -> None:
         """A check did not hold, so nothing was written: not by this try."""
         failed = {getattr(each, "key", None) for each in error.failed}
         if self._placing.refused(error.failed) and line.sub.key not in failed:
@@ -282,11 +296,11 @@ class Submitter:
         else:
             await self._settle(line, placed)
 
-    async def _settle(self, line: Line, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
+    async def _settle(self, line: SubmitterSession, placed: Sequence[tuple[TaskTicket, TaskItem]]) -> None:
         """Make sure that nothing of it lands any more; then look what has."""
         self._doubts = placed
         await write_anew(self._store, line)
-        places = {ticket.number: Place.of(item, self._keys) for ticket, item in placed}
+        places = {ticket.number: TaskLocation.of(item, self._keys) for ticket, item in placed}
         missing = await self._stored.missing(places)
         gone = {ticket.number: (ticket, item) for ticket, item in placed if ticket.number in missing}
         gone = {number: each for number, each in gone.items() if not each[0].future.done()}
@@ -294,7 +308,7 @@ class Submitter:
         self._settled([each for each in placed if each[0].number not in gone])
         self._doubts = ()
 
-    async def _open_line(self) -> Line:
+    async def _open_line(self) -> SubmitterSession:
         line = self._line
         if line is None:
             line = await open_line(self._store, self._keys, self._payloads, self, ttl_s=self._ttl_s, label=self._label)
@@ -304,7 +318,7 @@ class Submitter:
             line.collector.start()
         return line
 
-    async def _lose_line(self, line: Line) -> None:
+    async def _lose_line(self, line: SubmitterSession) -> None:
         """The session has ended: what came before that counts; the rest fails, or is submitted again."""
         await line.collector.finish()
         error = line.lost_error(self._keys.name)
@@ -368,7 +382,7 @@ class Submitter:
         self._wake.set()
         return True
 
-    async def _take_back(self, ticket: TaskTicket, line: Line, interrupt: bool) -> bool:
+    async def _take_back(self, ticket: TaskTicket, line: SubmitterSession, interrupt: bool) -> bool:
         place, done = self._place(ticket), ticket.future.done
         return await self._stored.take_back(place, line.session, interrupt=interrupt, is_over=done)
 
@@ -431,8 +445,8 @@ class Submitter:
         known = ticket.phase
         return await self._stored.state(self._place(ticket)) if known is None else TaskState(known)
 
-    def _place(self, ticket: TaskTicket) -> Place:
-        return Place(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
+    def _place(self, ticket: TaskTicket) -> TaskLocation:
+        return TaskLocation(ticket.id, ticket.lanes, ticket.shelf, self._keys.result(ticket.sid, ticket.number))
 
     # Forks
 

@@ -30,7 +30,7 @@ _MOST_WHY = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweptTasks:
     """What was found and removed.
 
     Attributes:
@@ -46,7 +46,7 @@ class Swept:
     unknown: tuple[str, ...] = ()
 
 
-class Sweeper:
+class ExecutorSweeper:
     """Removes what the dead have left. Safe to share between threads and processes.
 
     Args:
@@ -63,7 +63,7 @@ class Sweeper:
         self._unknown_after_s = unknown_after_s
         self._blobs = Blobs(store, keys.data)
 
-    async def sweep(self, members: Iterable[str]) -> Swept:
+    async def sweep(self, members: Iterable[str]) -> SweptTasks:
         """Sweep once; by one member at a time, as a rule: two do no harm.
 
         Args:
@@ -83,8 +83,8 @@ class Sweeper:
         for member in sorted(marked):
             await ask(self._store.delete_tree, self._keys.cancels_at(member))
         unknown = await self._end_unknown()
-        swept = Swept(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown))
-        if swept != Swept():
+        swept = SweptTasks(tuple(sorted(gone)), count, tuple(sorted(marked)), tuple(unknown))
+        if swept != SweptTasks():
             _log.info("executor %s: swept %s", self._keys.name, swept)
         return swept
 

@@ -21,15 +21,15 @@ from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store,
 from latchwork.executor.lanes import Lanes, WorkerProfile
 from latchwork.executor.pickers import Load
 from latchwork.executor.placing import Offer, read_load
-from latchwork.executor.sweeping import Sweeper
+from latchwork.executor.sweeping import ExecutorSweeper
 from latchwork.primitives import Group, QueueClaim, View, ViewChange, WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
 from latchwork.store.keys import validate_name
 from latchwork.store.steps import Pause, Signal, ask, steps_of
-from latchwork.tasks import DEFAULT, Feeder, Functions, GroupCommit, Payloads, RunAsync, RunIn, Slots, TaskLoop
-from latchwork.tasks.children import Leash
+from latchwork.tasks import DEFAULT, Functions, GroupCommit, Payloads, RunAsync, RunIn, Slots, TaskLoop, WorkerLoop
+from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
 from latchwork.types import Change, Delete
 
@@ -48,7 +48,7 @@ _COUNTED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutorWorkerOptions:
     """The options of a worker, checked.
 
     Attributes:
@@ -76,7 +76,7 @@ class Plan:
     run_loop: RunAsync | None = None
 
 
-class Tasks(WorkQueue):
+class TaskQueue(WorkQueue):
     """The backlog of an executor: with each dead letter comes an outcome for who waits."""
 
     extra_dead: Any = None
@@ -86,7 +86,7 @@ class Tasks(WorkQueue):
         return super().try_take(partitions, **{"extra_dead": self.extra_dead, **options})
 
 
-class Shift:
+class ExecutorWorkerSession:
     """Runs tasks as long as one session lasts. Safe to share between threads.
 
     Args:
@@ -104,7 +104,7 @@ class Shift:
         store: Store,
         keys: Keys,
         node: WorkerProfile,
-        plan: Plan,
+        plan: ExecutorWorkerOptions,
         *,
         payloads: Payloads,
         session: Session,
@@ -119,12 +119,12 @@ class Shift:
         self.group = Group(
             store, keys.group, member_id=node.member_id, weight=plan.weight, labels=node.labels, session=session
         )
-        self._backlog = Tasks(
+        self._backlog = TaskQueue(
             store, keys.backlog, max_attempts=plan.max_attempts, session=session, label=node.member_id
         )
         self.lanes = Lanes(store, keys, self._backlog, node, self._members)
         self._backlog.extra_dead = self.lanes.extra_dead
-        self._leash = Leash(session.remaining_s)
+        self._leash = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
             plan.slots,
             node.functions,
@@ -137,7 +137,7 @@ class Shift:
             clock=store.clock,
         )
         self._commits = GroupCommit(store, label=node.member_id)
-        self.feeder = Feeder(
+        self.feeder = WorkerLoop(
             self._backlog,
             self.slots,
             self._commits,
@@ -147,7 +147,7 @@ class Shift:
             context=plan.context,
         )
         self._records = WorkQueue(store, keys.backlog, session=session, label=node.member_id)
-        self._sweeper = Sweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
+        self._sweeper = ExecutorSweeper(store, keys, self._records, unknown_after_s=plan.unknown_after_s)
         self._view: View | None = None
         self._stop = Signal()
         self._wake = Signal()
@@ -389,7 +389,7 @@ class Shift:
                 raise
 
 
-class ExecutorWorker(Node[Shift]):
+class ExecutorWorker(Node[ExecutorWorkerSession]):
     """Runs tasks of an executor: ``with ExecutorWorker(store, slots=8) as worker: worker.run_forever()``.
 
     After its session is lost, its tasks are told to stop, others run them, and it begins anew. It runs what is
@@ -456,7 +456,7 @@ class ExecutorWorker(Node[Shift]):
             self.node_id, functions, allow_pickle=allow_pickle, labels=labels or {}, accept=accept
         )
         self._tasks_loop = TaskLoop(self.node_id)
-        self._plan = Plan(
+        self._plan = ExecutorWorkerOptions(
             count,
             run_in,
             weight,
@@ -485,8 +485,8 @@ class ExecutorWorker(Node[Shift]):
         self._tasks_loop.close(0.5)
         return left
 
-    def _worker_session(self, session: Session) -> Shift:
-        return Shift(
+    def _worker_session(self, session: Session) -> ExecutorWorkerSession:
+        return ExecutorWorkerSession(
             self._store,
             self._keys,
             self._profile,

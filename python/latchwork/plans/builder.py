@@ -60,7 +60,7 @@ class Ref(Later):
 
 
 @dataclass(frozen=True)
-class Call:
+class PlanCall:
     """A call that was checked, before it has a place in a plan.
 
     Attributes:
@@ -91,7 +91,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Options:
+class PlanOptions:
     """What is set for a whole plan."""
 
     title: str = ""
@@ -127,7 +127,7 @@ def checked_call(
     after: Iterable[Ref] = (),
     retry: Retry | None = None,
     timeout_s: float | None = None,
-) -> Call:
+) -> PlanCall:
     """A call whose function, arguments and dependencies can be stored.
 
     Args:
@@ -156,7 +156,7 @@ def checked_call(
     results = tuple(dict.fromkeys(ref.name for ref in wanted))
     deps = tuple(dict.fromkeys((*results, *(ref.name for ref in behind))))
     template = encode_template(payloads, registered, args, kwargs)
-    return Call(
+    return PlanCall(
         registered,
         template,
         results,
@@ -177,8 +177,8 @@ class Draft:
     """What is built: tasks by name, in order; each depends on some before it, so that no cycle can be written."""
 
     id: str
-    options: Options
-    calls: dict[str, Call] = field(default_factory=dict)
+    options: PlanOptions
+    calls: dict[str, PlanCall] = field(default_factory=dict)
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def records(self) -> dict[str, TaskRecord]:
@@ -337,7 +337,7 @@ class PlanBuilder(Generic[H]):
             return f"task {ref.name!r} is of plan {ref.plan!r}, and this is {self.id!r}"
         return "" if ref.name in self._draft.calls else f"this plan has no task {ref.name!r}"
 
-    def _place(self, name: str | None, call: Call) -> Ref:
+    def _place(self, name: str | None, call: PlanCall) -> Ref:
         number = len(self._draft.calls)
         given = free_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
         if given in self._draft.calls:
@@ -432,7 +432,7 @@ def child_plan(
     Raises:
         ValueError: of an option.
     """
-    options = Options(name, on_failure, priority, keep_results_s, max_parallel)
+    options = PlanOptions(name, on_failure, priority, keep_results_s, max_parallel)
     return ChildPlan(Draft(uuid.uuid4().hex[:16], options), functions, Payloads(codec))
 
 
@@ -457,7 +457,7 @@ def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> Spec:
             raise BadPayload(f"what a task returned is not {_WHAT}")
     if depth > MOST_DEPTH:
         raise BadPayload(f"plans are nested {MOST_DEPTH} deep at most, and this one would be at {depth}")
-    checked: Any = Options(title, on_failure, priority, keep_s, most)
+    checked: Any = PlanOptions(title, on_failure, priority, keep_s, most)
     plan = PlanRecord(
         PlanState.DRAFT,
         title=checked.title,

@@ -20,14 +20,14 @@ from weakref import WeakSet
 from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.progress import NOBODY, Along, Handing, Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.states import MOST_TOGETHER, MOST_WRITES, Edit, Seen
 from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Done, Ending, Outcome, Release
 from latchwork.types import Check, Committed, Entry
@@ -124,7 +124,7 @@ def gathered(ends: Sequence[tuple[End, Task]]) -> list[list[tuple[End, Task]]]:
 
 
 @dataclass(eq=False, slots=True)
-class Known:
+class KnownPlan:
     """What a worker remembers of one plan, since its start or its last recover.
 
     Attributes:
@@ -194,7 +194,7 @@ class Known:
         return found
 
 
-class Company:
+class CompletionBatcher:
     """The runs of one worker that have not returned. Safe to share between threads.
 
     Args:
@@ -222,7 +222,7 @@ class Company:
             return bool(self._runs) and self._typical_s() < _SHORT_S
 
 
-class Ends:
+class TaskEnds:
     """Decides on ends, in a thread of its own. Safe to share between threads.
 
     Args:
@@ -236,7 +236,7 @@ class Ends:
 
     def __init__(
         self,
-        place: Place,
+        place: PlanStore,
         progress: Progress,
         alone: Callable[[QueueClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
@@ -250,11 +250,11 @@ class Ends:
         self._alone = alone
         self._clock = place.store.clock
         self._stop = stop
-        self._bell = Bell()
+        self._bell = Notifier()
         self._waiting: list[End] = []
         self._thread: Background | None = None
         self._is_closed = False
-        self._plans: OrderedDict[tuple[str, int, int], Known] = OrderedDict()
+        self._plans: OrderedDict[tuple[str, int, int], KnownPlan] = OrderedDict()
         self._handing = handing
         self._landed: list[tuple[Along, Committed | None]] = []
 
@@ -337,7 +337,7 @@ class Ends:
         if self._handing is not None and claims:
             self._handing.begin(claims)
 
-    def _note_landed(self, known: Known, name: str, along: Along, done: Committed | None) -> None:
+    def _note_landed(self, known: KnownPlan, name: str, along: Along, done: Committed | None) -> None:
         """In the thread of the group commit: quick."""
         known.ended.add(name)
         if along.puts:
@@ -412,7 +412,7 @@ class Ends:
         return self._handing.along(end.plan_id, (end.entry, end.plan), tasks, had=had)
 
     async def _others(
-        self, plan_id: str, known: Known, ended: Iterable[Task], away: Callable[[str], bool]
+        self, plan_id: str, known: KnownPlan, ended: Iterable[Task], away: Callable[[str], bool]
     ) -> dict[str, str]:
         """By successor of these a task that it waits for, and that has not ended, besides those that are away."""
         tasks = [each.record for each in ended]
@@ -435,7 +435,7 @@ class Ends:
         return found
 
     async def _living(
-        self, plan_id: str, known: Known, may_be: Mapping[str, Sequence[str]], live: set[str]
+        self, plan_id: str, known: KnownPlan, may_be: Mapping[str, Sequence[str]], live: set[str]
     ) -> dict[str, str]:
         """By successor the first of these that has not ended; ``live`` has such as were asked for, and gets more."""
         asked = dict.fromkeys(dep for deps in may_be.values() for dep in deps if dep not in live)
@@ -444,7 +444,7 @@ class Ends:
         known.ended.update(dep for dep in asked if dep not in there)
         return {each: dep for each, deps in may_be.items() for dep in reversed(deps) if dep in live}
 
-    async def _another(self, plan_id: str, known: Known, own: Iterable[str], before: Iterable[str]) -> str | None:
+    async def _another(self, plan_id: str, known: KnownPlan, own: Iterable[str], before: Iterable[str]) -> str | None:
         """A task of the plan that has not ended, and will most likely not soon."""
         if known.last is None or known.last in own or known.last in before:
             ending = {*own, *before}
@@ -452,9 +452,9 @@ class Ends:
             known.last = max(names, default=None)
         return known.last
 
-    def _known(self, plan_id: str, plan: PlanRecord) -> Known:
+    def _known(self, plan_id: str, plan: PlanRecord) -> KnownPlan:
         key = (plan_id, plan.started_ms, plan.turn)
-        known = self._plans.setdefault(key, Known())
+        known = self._plans.setdefault(key, KnownPlan())
         self._plans.move_to_end(key)
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
@@ -484,7 +484,7 @@ class Ends:
         for end, _ in ended:
             end.end(Done())
 
-    async def _look(self, plan_id: str, seen: Seen, known: Known, ended: Sequence[Task]) -> None:
+    async def _look(self, plan_id: str, seen: Seen, known: KnownPlan, ended: Sequence[Task]) -> None:
         """What comes after these, which have landed.
 
         A task that is seen now, behind their ends, not to have ended is one whose end is to come, and finds theirs: to

@@ -19,7 +19,7 @@ from latchwork.plans.builder import read_spec
 from latchwork.plans.drafts import drop_draft, write_draft
 from latchwork.plans.errors import ChildPlanFailed, NoSuchPlan
 from latchwork.plans.keys import LANE, MOST_CHILD_NAME, item_id
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.progress import Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.removal import delete_plan
@@ -47,7 +47,7 @@ class Children:
         session: what drafts live by.
     """
 
-    def __init__(self, place: Place, payloads: Payloads, session: Session) -> None:
+    def __init__(self, place: PlanStore, payloads: Payloads, session: Session) -> None:
         self._place = place
         self._payloads = payloads
         self._session = session
@@ -141,10 +141,10 @@ def _failed(why: str) -> Outcome:
     return Outcome.failed(ChildPlanFailed(why), is_final=True)
 
 
-class Control:
+class PlanControl:
     """Handles items of control. Safe to share between threads."""
 
-    def __init__(self, place: Place, progress: Progress, children: Children) -> None:
+    def __init__(self, place: PlanStore, progress: Progress, children: Children) -> None:
         self._place = place
         self._children = children
         self._progress = progress

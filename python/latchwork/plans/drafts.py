@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
 from latchwork.plans.builder import Draft
 from latchwork.plans.errors import WrongState
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskRecord
 from latchwork.plans.removal import remove_now
 from latchwork.plans.states import Edit
@@ -33,7 +33,7 @@ _IN_FLIGHT = 16
 _TRIES = 5
 
 
-async def start_draft(place: Place, draft: Draft) -> None:
+async def start_draft(place: PlanStore, draft: Draft) -> None:
     """Store a draft and start it. Again after an error: it goes on with what is there.
 
     Raises:
@@ -64,13 +64,13 @@ async def start_draft(place: Place, draft: Draft) -> None:
             raise
 
 
-def _drop_later(place: Place, draft: Draft) -> None:
+def _drop_later(place: PlanStore, draft: Draft) -> None:
     """After an interrupt: delete the draft, in the background. One that is started stays, and is found again."""
     Background(partial(drop_draft, place, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
 async def write_draft(
-    place: Place,
+    place: PlanStore,
     plan_id: str,
     plan: PlanRecord,
     tasks: Mapping[str, TaskRecord],
@@ -102,7 +102,7 @@ async def write_draft(
 
 
 async def _begin(
-    place: Place, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
+    place: PlanStore, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
 ) -> tuple[Entry, bool] | None:
     """Its record as it is stored, and whether nothing else of it can be; None if it is no draft any more."""
     store, edit = place.store, place.edges.drafted(plan_id, plan, session)
@@ -144,7 +144,7 @@ def _own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     return found
 
 
-async def _stored(place: Place, plan_id: str, tasks: Mapping[str, TaskRecord]) -> dict[str, TaskRecord]:
+async def _stored(place: PlanStore, plan_id: str, tasks: Mapping[str, TaskRecord]) -> dict[str, TaskRecord]:
     """With large arguments elsewhere."""
     stored: dict[str, TaskRecord] = {}
     for name, task in tasks.items():
@@ -155,7 +155,7 @@ async def _stored(place: Place, plan_id: str, tasks: Mapping[str, TaskRecord]) -
     return stored
 
 
-async def _write(place: Place, edits: list[Edit], *, is_new: bool) -> None:
+async def _write(place: PlanStore, edits: list[Edit], *, is_new: bool) -> None:
     flying: deque[tuple[Edit, Future[Committed]]] = deque()
     try:
         for edit in edits:
@@ -171,7 +171,7 @@ async def _write(place: Place, edits: list[Edit], *, is_new: bool) -> None:
                 await Begun(future)
 
 
-async def _settle(place: Place, edit: Edit, future: Future[Committed]) -> None:
+async def _settle(place: PlanStore, edit: Edit, future: Future[Committed]) -> None:
     try:
         await Begun(future)
     except OutcomeUnknown:  # the same once more, whether it has landed or not: nobody else writes these keys
@@ -182,7 +182,7 @@ def _overwriting(op: Op) -> Op:
     return Put(op.key, op.value) if isinstance(op, Create) else op
 
 
-async def _start(place: Place, plan_id: str, nonce: str) -> None:
+async def _start(place: PlanStore, plan_id: str, nonce: str) -> None:
     while True:
         entry = await ask(place.store.get, place.keys.plan(plan_id))
         if entry is None:
@@ -203,7 +203,7 @@ async def _start(place: Place, plan_id: str, nonce: str) -> None:
         return
 
 
-async def drop_draft(place: Place, plan_id: str, nonce: str) -> None:
+async def drop_draft(place: PlanStore, plan_id: str, nonce: str) -> None:
     """Delete what was written of a draft, if that is possible now; else it is swept.
 
     Its record says so first: a start that is on its way yet is refused by that.

@@ -15,7 +15,7 @@ from latchwork.errors import BadRecord, Conflict, InvalidKey, OutcomeUnknown, Wa
 from latchwork.plans.builder import Ref, check_task, checked_call, free_name
 from latchwork.plans.errors import DuplicateTask, NoResult, NoSuchPlan, NoSuchTask, WrongState
 from latchwork.plans.keys import LANE, split_id
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.removal import remove_damaged
 from latchwork.plans.states import MOST_TOGETHER, Edit
@@ -77,7 +77,7 @@ class PlanHandle:
         id: of the plan.
     """
 
-    def __init__(self, place: Place, plan_id: str, functions: Functions, payloads: Payloads) -> None:
+    def __init__(self, place: PlanStore, plan_id: str, functions: Functions, payloads: Payloads) -> None:
         self.id = plan_id
         self._place = place
         self._functions = functions

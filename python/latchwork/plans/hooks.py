@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.plans.completion import Company, End, Ends
-from latchwork.plans.control import Children, Control, NotYet
+from latchwork.plans.completion import CompletionBatcher, End, TaskEnds
+from latchwork.plans.control import Children, NotYet, PlanControl
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, split_id
 from latchwork.plans.limits import Limits
-from latchwork.plans.peers import Mates
-from latchwork.plans.plan_store import Place
+from latchwork.plans.peers import PeerSharding
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.progress import Handing, Progress, held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, read_needs, room_for_result
 from latchwork.plans.states import MOST_TOGETHER, Edit, Seen
@@ -33,16 +33,16 @@ from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, driven, steps_of
 from latchwork.tasks import (
     BadPayload,
-    Call,
     Done,
     Ending,
     Failure,
-    FeederHooks,
     Outcome,
     Payloads,
     Release,
     Run,
+    StoredCall,
     TaskProcessDied,
+    WorkerHooks,
     fill_template,
     type_name,
 )
@@ -70,7 +70,7 @@ class NothingToRun(LatchworkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ClaimContext:
     """How the call of a claim was made.
 
     Attributes:
@@ -144,7 +144,7 @@ def _whose(plan_id: str, plan: PlanRecord) -> _Whose:
     return plan_id, plan.started_ms, plan.nonce
 
 
-class PlanHooks(FeederHooks):
+class PlanHooks(WorkerHooks):
     """Tells a feeder what items of plans are. Safe to share between threads.
 
     Args:
@@ -163,18 +163,18 @@ class PlanHooks(FeederHooks):
 
     def __init__(
         self,
-        place: Place,
+        place: PlanStore,
         plans: Mirror,
         *,
         payloads: Payloads,
         progress: Progress,
-        control: Control,
+        control: PlanControl,
         failed: Callable[[str, str, Failure], object],
         children: Children,
         limits: Limits,
-        mates: Mates,
+        mates: PeerSharding,
         handing: Handing,
-        company: Company,
+        company: CompletionBatcher,
         stop: Signal,
     ) -> None:
         self._place = place
@@ -189,13 +189,13 @@ class PlanHooks(FeederHooks):
         self._company = company
         self._stop = stop
         self._pauses: dict[str, Backoff] = {}
-        self._begun: WeakKeyDictionary[QueueClaim, Begun] = WeakKeyDictionary()
+        self._begun: WeakKeyDictionary[QueueClaim, ClaimContext] = WeakKeyDictionary()
         self._read: WeakKeyDictionary[QueueClaim, _Read] = WeakKeyDictionary()
         self._results = Results()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
         #: By the path of an item that runs, the token of the creation of its plan.
         self._plan_created: dict[str, int] = {}
-        self._ends = Ends(place, progress, self._end_task, stop, handing, comes=company.comes)
+        self._ends = TaskEnds(place, progress, self._end_task, stop, handing, comes=company.comes)
 
     def close(self) -> None:
         """Decide on no further ends. Twice is fine."""
@@ -296,7 +296,7 @@ class PlanHooks(FeederHooks):
         )
 
     @driven
-    async def _call(self, claim: QueueClaim, plan_id: str, name: str) -> Call:
+    async def _call(self, claim: QueueClaim, plan_id: str, name: str) -> StoredCall:
         if name.startswith(_CONTROL):
             raise NothingToRun("control")
         try:
@@ -304,14 +304,14 @@ class PlanHooks(FeederHooks):
         except (NothingToRun, BadPayload, BadRecord):
             raise
         except TaskProcessDied:
-            self._begun[claim] = Begun(is_call=True)
+            self._begun[claim] = ClaimContext(is_call=True)
             raise
         except LatchworkError as error:
-            self._begun[claim] = Begun(trouble=str(error))
+            self._begun[claim] = ClaimContext(trouble=str(error))
             raise
         return call
 
-    async def _made(self, claim: QueueClaim, plan_id: str, name: str) -> Call:
+    async def _made(self, claim: QueueClaim, plan_id: str, name: str) -> StoredCall:
         known = self._known(plan_id)
         read = self._read.pop(claim, None)
         if read is None:
@@ -332,8 +332,8 @@ class PlanHooks(FeederHooks):
         new = {each: Outcome.of(data).payload for each, data in stored.items()}
         self._results.keep(plan_id, known[1], new)
         results |= new
-        call = Call(task.fn, fill_template(self._payloads, template, results, task.fn))
-        self._begun[claim] = Begun(True, "", len(task.succ) <= MOST_TOGETHER, known, found)
+        call = StoredCall(task.fn, fill_template(self._payloads, template, results, task.fn))
+        self._begun[claim] = ClaimContext(True, "", len(task.succ) <= MOST_TOGETHER, known, found)
         return call
 
     # Ending
@@ -370,7 +370,7 @@ class PlanHooks(FeederHooks):
             await self._control.handle(claim, plan_id, name)
             self._pauses.pop(claim.item.path, None)
             return Done()
-        begun = self._begun.get(claim, Begun())
+        begun = self._begun.get(claim, ClaimContext())
         if begun.trouble:
             return Release(begun.trouble[:200], after_s=1.0, count=False)
         try:
@@ -390,7 +390,7 @@ class PlanHooks(FeederHooks):
         """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
         _, plan = await self._place.plan(plan_id)
         found = await self._place.tasks(plan_id, [name])
-        begun = self._begun.get(claim, Begun())
+        begun = self._begun.get(claim, ClaimContext())
         if not found or found[0].record.state is not TaskState.READY:
             if begun.child is not None:
                 await self._children.drop(*begun.child)
@@ -422,7 +422,7 @@ class PlanHooks(FeederHooks):
 
     async def _stored(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
         """The outcome as the value of a result's key: a large one is written elsewhere, once for each run."""
-        begun = self._begun.get(claim, Begun())
+        begun = self._begun.get(claim, ClaimContext())
         if not begun.result:
             stored = await self._place.stored_result(plan_id, outcome.to_bytes(), room_for_result(task))
             begun = self._begun[claim] = replace(begun, result=stored)
@@ -439,7 +439,7 @@ class PlanHooks(FeederHooks):
                 ending = await self._end_child(claim, plan_id, (entry, plan), task)
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._pass_on(claim, plan_id, (entry, plan), task)
-            elif outcome.instead or not (self._begun.get(claim, Begun()).is_call or is_wrong(outcome)):
+            elif outcome.instead or not (self._begun.get(claim, ClaimContext()).is_call or is_wrong(outcome)):
                 return Release("it was made ready meanwhile", count=False)
             elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)

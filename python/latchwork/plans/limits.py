@@ -17,7 +17,7 @@ from latchwork.clock import Clock
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord
 from latchwork.plans.states import Edit
 from latchwork.primitives import QueueClaim
@@ -135,7 +135,7 @@ class Limits:
         with self._mutex:
             return key is not None and self._new.pop(key, None) is not None and self.holds_back
 
-    async def tidy(self, place: Place, running: Collection[str]) -> None:
+    async def tidy(self, place: PlanStore, running: Collection[str]) -> None:
         """Delete places of ours whose claims are over: of a claim whose answer was lost, and which was given up."""
         mine = {
             entry.key: entry

@@ -13,7 +13,7 @@ from latchwork.primitives import Share
 from latchwork.store import Mirror, Session, Store
 
 
-class Mates:
+class PeerSharding:
     """Which of the workers one is. Safe to share between threads.
 
     Args:

@@ -25,7 +25,7 @@ _FEW_RESULTS = 400
 _FIRST_LOOK, _LONGER = 32, 8
 
 
-class Place:
+class PlanStore:
     """Reads and writes of plans. Safe to share between threads. Construction does no I/O."""
 
     def __init__(self, store: Store, name: str) -> None:

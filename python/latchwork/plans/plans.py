@@ -6,12 +6,12 @@ import uuid
 from typing import Literal
 
 from latchwork.errors import BadRecord
-from latchwork.plans.builder import Draft, Options, PlanBuilder
+from latchwork.plans.builder import Draft, PlanBuilder, PlanOptions
 from latchwork.plans.drafts import start_draft
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.handle import PlanHandle, PlanStatus
 from latchwork.plans.keys import MOST_PLAN, NAME, check_id
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
 from latchwork.plans.removal import Retention, remove_now
 from latchwork.store import Store
@@ -39,7 +39,7 @@ class Plans:
         codec: Codec | None = None,
         allow_pickle: bool = False,
     ) -> None:
-        self._place = Place(store, name)
+        self._place = PlanStore(store, name)
         self._functions = functions
         self._payloads = Payloads(codec, allow_pickle=allow_pickle)
 
@@ -70,7 +70,7 @@ class Plans:
             InvalidKey, ValueError: of an option.
         """
         plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MOST_PLAN)
-        draft = Draft(plan_id, Options(name, on_failure, priority, keep_results_s, max_parallel))
+        draft = Draft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
     @driven

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from latchwork.errors import Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, item_id
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.states import Seen, item_value, portions
 from latchwork.plans.wakeups import wake
@@ -70,7 +70,7 @@ class Handing:
         session: what claims live by.
     """
 
-    def __init__(self, place: Place, backlog: WorkQueue, session: Session) -> None:
+    def __init__(self, place: PlanStore, backlog: WorkQueue, session: Session) -> None:
         self._place = place
         self._backlog = backlog
         self._session = session
@@ -79,9 +79,9 @@ class Handing:
         self.spare: Callable[[], int] = int
         self.begin: Callable[[Sequence[QueueClaim]], object] = bool
 
-    def of(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Taker:
+    def of(self, plan_id: str, entry: Entry, plan: PlanRecord) -> ReadyTaker:
         """Takes along what a look at one plan finds."""
-        return Taker(self, plan_id, entry, plan)
+        return ReadyTaker(self, plan_id, entry, plan)
 
     def unsure(self, plan_id: str, along: Along) -> None:
         """It may have landed, or may yet."""
@@ -116,7 +116,7 @@ class Handing:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class ReadyTaker:
     """What a look at the tasks of one plan does with those that it makes ready."""
 
     handing: Handing
@@ -141,7 +141,7 @@ class Taker:
 class Progress:
     """The steps after a task's end. Safe to share between threads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PlanStore) -> None:
         self._place = place
 
     # Done
@@ -155,7 +155,7 @@ class Progress:
         plan_id: str,
         seen: Seen,
         names: Sequence[str],
-        taker: Taker | None = None,
+        taker: ReadyTaker | None = None,
         ended: set[str] | None = None,
     ) -> None:
         """Make those ready whose dependencies are done; some are taken along.
@@ -179,7 +179,7 @@ class Progress:
             for some in portions(free, _READY_TOGETHER):
                 await self._make_ready(plan_id, seen, some, taker)
 
-    async def _make_ready(self, plan_id: str, seen: Seen, tasks: Sequence[Task], taker: Taker | None) -> None:
+    async def _make_ready(self, plan_id: str, seen: Seen, tasks: Sequence[Task], taker: ReadyTaker | None) -> None:
         """Together; without those that others were faster with; one by one where one was rewritten."""
         along = NOBODY if taker is None else taker.along(tasks)
         try:

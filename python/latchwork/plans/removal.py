@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import CONTROL_SHELF, LANE, MOST_CHILD_NAME, SHELF_TASKS, item_id, shelf_of, split_id
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, read_result
 from latchwork.plans.states import MOST_WRITES, Edit, Seen
 from latchwork.plans.wakeups import read_child, wake
@@ -33,7 +33,7 @@ _MADE = re.compile(r"t[0-9]{5,}")
 _TOGETHER = 200
 
 
-async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = bool) -> bool:
+async def delete_plan(place: PlanStore, plan_id: str, go_on: Callable[[], object] = bool) -> bool:
     """Delete a plan that is being removed. By any number at once, and again.
 
     Args:
@@ -67,7 +67,7 @@ async def delete_plan(place: Place, plan_id: str, go_on: Callable[[], object] = 
             return now is None
 
 
-async def _remove_children(place: Place, plan_id: str) -> None:
+async def _remove_children(place: PlanStore, plan_id: str) -> None:
     """The plans that tasks of it have started: each by a worker. None comes after its tasks are gone."""
     for entry in await ask(place.store.list, place.keys.plans):
         if plan_id.encode() not in entry.value:  # reading each record of many plans takes long
@@ -80,14 +80,14 @@ async def _remove_children(place: Place, plan_id: str) -> None:
             await _remove_child(place, entry.key.rpartition("/")[2])
 
 
-async def _remove_child(place: Place, child_id: str) -> None:
+async def _remove_child(place: PlanStore, child_id: str) -> None:
     while (found := await read_child(place, child_id)) is not None and found[1].state is not PlanState.REMOVING:
         edit = place.edges.removing(child_id, *found)
         edit.ops.append(Delete(place.keys.draft(child_id)))
         await place.commit(edit)
 
 
-async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
+async def _shelves(place: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
     """Return the shelves that may have items of a plan.
 
     The numbers of its tasks name them. All shelves, if the record does not say when the plan was started.
@@ -98,7 +98,7 @@ async def _shelves(place: Place, plan_id: str, plan: PlanRecord) -> list[str]:
     return [shelf_of(plan.priority, plan.started_ms, number) for number in range(0, count + 1, SHELF_TASKS)]
 
 
-async def _delete_items(place: Place, plan_id: str, seen: Seen, go_on: Callable[[], object]) -> None:
+async def _delete_items(place: PlanStore, plan_id: str, seen: Seen, go_on: Callable[[], object]) -> None:
     """Delete the items of a plan, claimed or not, except the one that asks for its removal.
 
     Stop when the record is not the one that was seen: another plan has the ID, and keeps its items.
@@ -125,7 +125,7 @@ def _is_of(plan_id: str, entry: Entry) -> bool:
     return plan == plan_id and not task.startswith("@remove.")
 
 
-async def remove_damaged(place: Place, plan_id: str) -> None:
+async def remove_damaged(place: PlanStore, plan_id: str) -> None:
     """Delete a plan whose record cannot be read. A task of another plan that waits for it fails.
 
     Do nothing if the record can be read by now, or is gone: someone else has removed the plan.
@@ -144,7 +144,7 @@ async def remove_damaged(place: Place, plan_id: str) -> None:
             return
 
 
-async def _parent_of(place: Place, child_id: str) -> tuple[str, str] | None:
+async def _parent_of(place: PlanStore, child_id: str) -> tuple[str, str] | None:
     """Return the plan and the task that wait for a child plan; None if no task does."""
     name = child_id.rpartition("-")[0]
     if not name:  # not the id of a child
@@ -158,7 +158,7 @@ async def _parent_of(place: Place, child_id: str) -> tuple[str, str] | None:
     return None
 
 
-async def remove_now(place: Place, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
+async def remove_now(place: PlanStore, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
     """Delete what is no plan any more, or not yet, at once; a worker goes on where this ends in the middle.
 
     Args:
@@ -207,7 +207,7 @@ def next_due_ms(plans: Iterable[Entry]) -> float | None:
 class Retention:
     """Deletes results whose time is over. Safe to share between threads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PlanStore) -> None:
         self._place = place
 
     async def trim_all(self, plans: Iterable[Entry], now_ms: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import LANE, Keys, item_id
-from latchwork.plans.plan_store import Place
+from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord, PlanState, TaskState
 from latchwork.plans.states import Edit
 from latchwork.store.steps import ask
@@ -30,7 +30,7 @@ def ends(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
         plan_id = plan.parent[0]
 
 
-async def read_child(place: Place, plan_id: str) -> tuple[Entry, PlanRecord] | None:
+async def read_child(place: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
     """A plan that may be gone."""
     try:
         return await place.plan(plan_id)
@@ -38,7 +38,7 @@ async def read_child(place: Place, plan_id: str) -> tuple[Entry, PlanRecord] | N
         return None
 
 
-async def wake(place: Place, plan_id: str, plan: PlanRecord) -> Edit:
+async def wake(place: PlanStore, plan_id: str, plan: PlanRecord) -> Edit:
     """What tells the task that waits for this plan, for the transaction in which the plan ends or is deleted.
 
     Where none waits, a check that it does not begin to: a recover may have it wait again.

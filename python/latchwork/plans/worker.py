@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import Closed, LatchworkError
-from latchwork.plans.completion import Company
-from latchwork.plans.control import Children, Control
+from latchwork.plans.completion import CompletionBatcher
+from latchwork.plans.control import Children, PlanControl
 from latchwork.plans.hooks import PlanHooks
 from latchwork.plans.keys import NAME, split_id
 from latchwork.plans.limits import Limits, is_limited
-from latchwork.plans.peers import Mates
-from latchwork.plans.plan_store import Place, now_ms
+from latchwork.plans.peers import PeerSharding
+from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.progress import Handing, Progress
 from latchwork.plans.removal import Retention, next_due_ms
 from latchwork.plans.wakeups import ends
@@ -26,10 +26,10 @@ from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal
-from latchwork.tasks import DEFAULT, Failure, Feeder, Functions, GroupCommit, Payloads, RunIn, Slots
-from latchwork.tasks.children import Leash
+from latchwork.tasks import DEFAULT, Failure, Functions, GroupCommit, Payloads, RunIn, Slots, WorkerLoop
+from latchwork.tasks.children import DeadlineExtender
 from latchwork.tasks.node import Node, default_node_id
 from latchwork.types import Entry
 from latchwork.words import counted
@@ -71,7 +71,7 @@ class Way:
     failed: Callable[[str, str, Failure], object]
 
 
-class Shift:
+class PlanWorkerSession:
     """Runs tasks as long as one session lasts. Thread-safe.
 
     Args:
@@ -81,7 +81,7 @@ class Shift:
         session: what we live by; closed at the end.
     """
 
-    def __init__(self, store: Store, place: Place, way: Way, *, session: Session) -> None:
+    def __init__(self, store: Store, place: PlanStore, way: Way, *, session: Session) -> None:
         self._place = place
         self.session = session
         self._stop = Signal()
@@ -91,7 +91,7 @@ class Shift:
         self._plans = plans
         self.limits = Limits(keys, taken, session, store.clock)
         self._taken = taken
-        self._leash = Leash(session.remaining_s)
+        self._leash = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
             way.slots,
             way.functions,
@@ -105,28 +105,28 @@ class Shift:
         backlog = WorkQueue(place.store, keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
         progress = Progress(place)
         children = Children(place, way.payloads, session)
-        self.mates = Mates(keys, workers, session)
+        self.mates = PeerSharding(keys, workers, session)
         handing = Handing(place, backlog, session)
         self._hooks = hooks = PlanHooks(
             place,
             plans,
             payloads=way.payloads,
             progress=progress,
-            control=Control(place, progress, children),
+            control=PlanControl(place, progress, children),
             children=children,
             failed=way.failed,
             limits=self.limits,
             mates=self.mates,
             handing=handing,
-            company=Company(lambda: self.slots.typical_s),
+            company=CompletionBatcher(lambda: self.slots.typical_s),
             stop=self._stop,
         )
-        self.feeder = Feeder(
+        self.feeder = WorkerLoop(
             backlog, self.slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
         )
         self.limits.poke = self.feeder.poke
         handing.spare, handing.begin = self.feeder.spare, self.feeder.begin_taken
-        self._news = Bell()
+        self._news = Notifier()
         self._threads: list[Background] = []
 
     def begin(self) -> None:
@@ -237,7 +237,7 @@ class Shift:
         return _TIDY_S
 
 
-class PlanWorker(Node[Shift]):
+class PlanWorker(Node[PlanWorkerSession]):
     """Takes tasks of plans whose dependencies are done, and runs them: ``with PlanWorker(store, slots=4): ...``.
 
     After a lost session its tasks are asked to stop, other workers run them, and it joins again. Construction does no
@@ -271,7 +271,7 @@ class PlanWorker(Node[Shift]):
         on_failure: Callable[[str, str, Failure], object] | None = None,
     ) -> None:
         self._task_store = store
-        self._place = Place(store, name)
+        self._place = PlanStore(store, name)
         payloads = Payloads(allow_pickle=allow_pickle)
         Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
         named = label or default_node_id()
@@ -294,8 +294,8 @@ class PlanWorker(Node[Shift]):
         self._place.backlog.close()
         return left
 
-    def _worker_session(self, session: Session) -> Shift:
-        return Shift(self._task_store, self._place, self._way, session=session)
+    def _worker_session(self, session: Session) -> PlanWorkerSession:
+        return PlanWorkerSession(self._task_store, self._place, self._way, session=session)
 
     def _failed(self, plan: str, task: str, failure: Failure) -> None:
         _log.info("task %s of plan %s raised %s", task, plan, failure.summary)

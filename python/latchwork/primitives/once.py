@@ -31,7 +31,7 @@ from latchwork.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.items import MAX_VALUE_BYTES
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits
@@ -57,7 +57,7 @@ class StartCount(Struct, frozen=True):
     nonce: str = ""
 
 
-class StoredOutcome(Struct, frozen=True):
+class OnceOutcome(Struct, frozen=True):
     """How it ended, before the result: of a failure why, and where."""
 
     ok: bool
@@ -68,7 +68,7 @@ class StoredOutcome(Struct, frozen=True):
 
 
 _STARTS: Decoder[StartCount] = Decoder(StartCount, "a number of starts", "reset it, or delete the key")
-_OUTCOME: Decoder[StoredOutcome] = Decoder(StoredOutcome, "an outcome")
+_OUTCOME: Decoder[OnceOutcome] = Decoder(OnceOutcome, "an outcome")
 
 
 class Once(Closes):
@@ -200,7 +200,7 @@ class Once(Closes):
         entry: Entry | None = await ask(self._store.get, self._outcome_key)
         return entry
 
-    async def _await_turn(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _await_turn(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         """Our ticket once nobody is ahead of us; None when there is an outcome first, or no more time."""
 
         def look(batch: Batch) -> None:
@@ -218,7 +218,7 @@ class Once(Closes):
 
     # Running
 
-    async def _run(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry:
+    async def _run(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry:
         """As the first in the queue, seeing no outcome, make one."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
@@ -231,7 +231,7 @@ class Once(Closes):
                 return entry
             self._waits.check()
 
-    async def _run_once(self, fn: Callable[[Work], bytes | None], place: Place) -> Entry | None:
+    async def _run_once(self, fn: Callable[[Work], bytes | None], place: QueuePosition) -> Entry | None:
         """Run it, and record how it ended; None when it was told to stop before: its end is no outcome."""
         ownership = Ownership.by_session(self._what, place.fence, place.session, self._store.clock)
         try:
@@ -253,7 +253,7 @@ class Once(Closes):
             ownership.end()
         return await self._record(place, self._body({"ok": True}, value))
 
-    async def _after_stop(self, place: Place) -> Entry | None:
+    async def _after_stop(self, place: QueuePosition) -> Entry | None:
         """Wait until the session was renewed or has ended; None to run it again, or what others have recorded."""
         session, patience = place.session, Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, session)) as waiter:
@@ -298,7 +298,7 @@ class Once(Closes):
             raise ValueTooLarge(f"the result of {self._what} has {len(value):,} bytes, at most {MAX_VALUE_BYTES:,} fit")
         return value
 
-    async def _count_start(self, place: Place) -> int:
+    async def _count_start(self, place: QueuePosition) -> int:
         """Count this start once; returns its number."""
         while True:
             entry = await ask(self._store.get, self._starts_key)
@@ -315,7 +315,7 @@ class Once(Closes):
             else:
                 return starts + 1
 
-    async def _forget_start(self, place: Place) -> None:
+    async def _forget_start(self, place: QueuePosition) -> None:
         """Take back the count of this start: the runner has not vanished, its code is wrong."""
         entry = await ask(self._store.get, self._starts_key)
         known = None if entry is None else _STARTS.find(entry.value)
@@ -324,7 +324,7 @@ class Once(Closes):
             with suppress(LatchworkError):  # it counts, and that is all
                 await ask(self._store.commit, [place.fence, At(entry)], [less])
 
-    async def _record(self, place: Place, body: bytes) -> Entry:
+    async def _record(self, place: QueuePosition, body: bytes) -> Entry:
         """Record the outcome, if there is none yet; returns the one that is recorded."""
         patience = Patience(self._store.clock, _RECORD_S)
         with closing(Waiter(self._store, place.session)) as waiter:
@@ -333,7 +333,7 @@ class Once(Closes):
             except SessionLost as error:
                 raise self._lost() from error
 
-    async def _create(self, place: Place, body: bytes) -> Entry:
+    async def _create(self, place: QueuePosition, body: bytes) -> Entry:
         while True:
             try:
                 done = await ask(self._store.commit, [place.fence], [Create(self._outcome_key, body)])
@@ -344,7 +344,7 @@ class Once(Closes):
                     return there
                 await self._refuse_lost(place, error)
 
-    async def _refuse_lost(self, place: Place, error: Conflict) -> None:
+    async def _refuse_lost(self, place: QueuePosition, error: Conflict) -> None:
         if place.session.remaining_s() <= 0.0 or await ask(self._store.get, place.ticket.key) is None:
             raise self._lost() from error
 

@@ -18,10 +18,10 @@ from latchwork.interrupts import mutex
 from latchwork.store.answers import Answers
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.cleanup import Cleanup
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.store.observe.calls import NOBODY, StoreObserver, observed
 from latchwork.store.observers import Observers
-from latchwork.store.owner import Ownership
+from latchwork.store.owner import StoreOwner
 from latchwork.store.session import Session
 from latchwork.store.watch import Feed
 
@@ -61,7 +61,7 @@ class Core:
         self.call_timeout_s = call_timeout_s
         self.answers = Answers(url, clock, call_timeout_s)
         self._again = again
-        self._home = Home(f"the store {url}", made="opened", remedy="connect again in the child: store.reopen()")
+        self._home = ForkGuard(f"the store {url}", made="opened", remedy="connect again in the child: store.reopen()")
         self._is_ending = False
         self._closed = False
         self._has_closed = False
@@ -75,7 +75,7 @@ class Core:
         self._feeds: dict[Feed, None] = {}
         self._shared: dict[Hashable, Shared] = {}
         #: The owner of the core; None for a core that no store owns.
-        self.owner: weakref.ref[Ownership] | None = None
+        self.owner: weakref.ref[StoreOwner] | None = None
 
     @property
     def is_closed(self) -> bool:

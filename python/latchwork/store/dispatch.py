@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from latchwork.callers import current
 from latchwork.interrupts import mutex
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.user_code import call_user
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Dispatcher:
     """Bounded pools of callback threads. Safe to share."""
 
     def __init__(self, name: str, size: int = POOL_SIZE) -> None:
-        self._home = Home("callbacks")
+        self._home = ForkGuard("callbacks")
         self._pool = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-callbacks-{name}")
         self._futures = ThreadPoolExecutor(max_workers=size, thread_name_prefix=f"latchwork-futures-{name}")
 
@@ -86,7 +86,7 @@ class Outlet:
 
     __slots__ = ("_calls", "_home", "_lock", "_pool", "_running")
 
-    def __init__(self, pool: ThreadPoolExecutor, home: Home) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, home: ForkGuard) -> None:
         self._pool = pool
         self._home = home
         self._lock = mutex()

@@ -30,7 +30,7 @@ def lost_by_fork() -> Signal:
     return lost
 
 
-class Home:
+class ForkGuard:
     """The process that made an object; a child of it must not use the object. Safe to share, also with children.
 
     Args:

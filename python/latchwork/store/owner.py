@@ -44,14 +44,14 @@ def origin() -> Origin:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-class Part(Protocol[T_contra]):
+class OwnedPart(Protocol[T_contra]):
     """A part of a core for which the owner of the core holds a value."""
 
     def take_back(self, value: T_contra) -> None:
         """Hold the value itself: the owner has been dropped. May block."""
 
 
-class Ownership:
+class StoreOwner:
     """Held by a store and all its namespaces: when the last of them is dropped, the core is closed.
 
     Nothing that a core or its threads hold may hold this. It holds the callbacks of users, which may hold the store:
@@ -66,16 +66,16 @@ class Ownership:
         self._pid = os.getpid()  # a hook of a fork may drop this before the hook that Home relies on
         self._is_replaced = False
         self._is_dropped = False
-        self._kept: dict[Part[Any], Any] = {}
+        self._kept: dict[OwnedPart[Any], Any] = {}
 
-    def keep(self, part: Part[T], value: T) -> bool:
+    def keep(self, part: OwnedPart[T], value: T) -> bool:
         """Hold the value for a part of the core; False if the owner has been dropped meanwhile, and does not."""
         self._kept[part] = value
         if self._is_dropped:  # a weak reference revives an object that is being finalized
             self._kept.pop(part, None)
         return not self._is_dropped
 
-    def forget(self, part: Part[Any]) -> None:
+    def forget(self, part: OwnedPart[Any]) -> None:
         """Hold its value no longer."""
         self._kept.pop(part, None)
 
@@ -93,10 +93,10 @@ class Ownership:
 
 
 #: Refers to the owner of a core, for the core itself.
-Owner = weakref.ref[Ownership]
+Owner = weakref.ref[StoreOwner]
 
 
-def held_by(owner: Owner | None, part: Part[Any], value: T) -> Callable[[], T | None]:
+def held_by(owner: Owner | None, part: OwnedPart[Any], value: T) -> Callable[[], T | None]:
     """Have the owner of a core hold a value for a part of the core; the value holds itself if there is no owner.
 
     Returns:
@@ -108,14 +108,14 @@ def held_by(owner: Owner | None, part: Part[Any], value: T) -> Callable[[], T | 
     return weakref.ref(value)
 
 
-def forget(owner: Owner | None, part: Part[Any]) -> None:
+def forget(owner: Owner | None, part: OwnedPart[Any]) -> None:
     """Have the owner hold nothing for the part."""
     ownership = owner() if owner is not None else None
     if ownership is not None:
         ownership.forget(part)
 
 
-def _close(core: Closable, created: Origin, kept: dict[Part[Any], Any]) -> None:
+def _close(core: Closable, created: Origin, kept: dict[OwnedPart[Any], Any]) -> None:
     _log.warning("store %s was not closed, created at %s:%d; closing it", core.url, *created)
     try:
         for part in list(kept):

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from latchwork.backends.futures import Outlet, with_outlet
 from latchwork.interrupts import condition, entrance, mutex
 from latchwork.store.calls import Calls
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Pipeline:
         self._store = store  # which is open while the pipeline is used
         self._outlet = outlet
         self._most = max_in_flight
-        self._home = Home("this pipeline", remedy="connect again in the child")
+        self._home = ForkGuard("this pipeline", remedy="connect again in the child")
         self._count = 0
         self._waiting = 0
         self._lock = mutex()

@@ -22,7 +22,7 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, SessionLost
 from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
-from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.observers import call_each, check_listener, listen
 from latchwork.store.owner import Owner, forget, held_by
@@ -81,7 +81,7 @@ class Session:
         self._has_closed = False
         self._was_lost = False
         self._owed: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
-        self._home = Home(f"session {self.id}", made="opened", remedy="connect again in the child")
+        self._home = ForkGuard(f"session {self.id}", made="opened", remedy="connect again in the child")
         self._states = SessionStates(self.id)
         self._owner = owner
         self._held = held_by(owner, self, _Callbacks())  # they may hold the store

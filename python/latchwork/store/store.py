@@ -22,7 +22,7 @@ from latchwork.store.core import Core, Shared
 from latchwork.store.driving.cleanup import Cleanup
 from latchwork.store.keys import Resolved, Scope
 from latchwork.store.mirror import Mirror
-from latchwork.store.owner import Origin, Ownership, origin
+from latchwork.store.owner import Origin, StoreOwner, origin
 from latchwork.store.pipeline import DEFAULT_MAX_IN_FLIGHT, Pipeline
 from latchwork.store.session import Session
 from latchwork.store.steps import WRITES, Pause, Signal, ask, called, driven, run, steps_of
@@ -50,7 +50,7 @@ class Store:
         *,
         created: Origin | None = None,
     ) -> None:
-        self._owner: Ownership | None = Ownership(core, created or origin())
+        self._owner: StoreOwner | None = StoreOwner(core, created or origin())
         core.owner = weakref.ref(self._owner)
         self._view(core, scope, limit)
 
@@ -455,7 +455,7 @@ class Store:
 class _Namespace(Store):
     """A view; closing it leaves the store it came from open."""
 
-    def __init__(self, owner: Ownership | None, core: Core, scope: Scope, limit: Limit | None = None) -> None:
+    def __init__(self, owner: StoreOwner | None, core: Core, scope: Scope, limit: Limit | None = None) -> None:
         self._owner = owner
         self._view(core, scope, limit)
 

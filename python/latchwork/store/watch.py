@@ -16,8 +16,8 @@ from latchwork.backends.base import BackendWatch, Broken, Current, Delta, Snapsh
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.store.dispatch import Dispatcher, Lane
-from latchwork.store.driving.bell import Bell
-from latchwork.store.forks import Home
+from latchwork.store.driving.notifier import Notifier
+from latchwork.store.forks import ForkGuard
 from latchwork.store.keys import Scope
 from latchwork.store.observers import check_listener
 from latchwork.store.steps import driven
@@ -68,8 +68,8 @@ class Feed:
         self.prefix = prefix
         self._scope = scope
         self._clock = clock
-        self._home = Home(f"the watch of {prefix!r}", made="opened", remedy="connect again in the child")
-        self._changed = Bell()
+        self._home = ForkGuard(f"the watch of {prefix!r}", made="opened", remedy="connect again in the child")
+        self._changed = Notifier()
         self._tracker = Tracker(keep_values=keep_values)
         self._error: LatchworkError | None = None
         self._beside: tuple[str, ...] | None = None

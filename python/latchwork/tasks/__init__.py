@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
     from latchwork.tasks.retry import ONCE, Retry, StoredRetry, backoff_s, type_name
     from latchwork.tasks.running.context import TaskContext, current_task
-    from latchwork.tasks.running.feeder import Feeder
-    from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run, after_failure
     from latchwork.tasks.running.looping import TaskLoop
-    from latchwork.tasks.running.performing import PICKLED, Call, RunAsync, perform, run_async
+    from latchwork.tasks.running.performing import PICKLED, RunAsync, StoredCall, perform, run_async
     from latchwork.tasks.running.slots import Slots
+    from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks, after_failure
+    from latchwork.tasks.running.worker_loop import WorkerLoop
 else:
     __getattr__ = late(
         __name__,
@@ -94,12 +94,12 @@ else:
                 "TaskContext",
                 "current_task",
             ),
-            "latchwork.tasks.running.feeder": ("Feeder",),
-            "latchwork.tasks.running.feeding": (
+            "latchwork.tasks.running.worker_loop": ("WorkerLoop",),
+            "latchwork.tasks.running.worker_hooks": (
                 "Bury",
                 "Done",
                 "Ending",
-                "FeederHooks",
+                "WorkerHooks",
                 "Release",
                 "Run",
                 "after_failure",
@@ -107,7 +107,7 @@ else:
             "latchwork.tasks.running.looping": ("TaskLoop",),
             "latchwork.tasks.running.performing": (
                 "PICKLED",
-                "Call",
+                "StoredCall",
                 "RunAsync",
                 "perform",
                 "run_async",
@@ -126,13 +126,10 @@ __all__ = [
     "BlobRef",
     "Blobs",
     "Bury",
-    "Call",
     "Codec",
     "Done",
     "Ending",
     "Failure",
-    "Feeder",
-    "FeederHooks",
     "Functions",
     "GroupCommit",
     "Instead",
@@ -153,6 +150,7 @@ __all__ = [
     "RunAsync",
     "RunIn",
     "Slots",
+    "StoredCall",
     "StoredRetry",
     "TaskContext",
     "TaskLoop",
@@ -161,6 +159,8 @@ __all__ = [
     "TaskStopped",
     "TaskTimeout",
     "UnknownFunction",
+    "WorkerHooks",
+    "WorkerLoop",
     "after_failure",
     "backoff_s",
     "current_task",

@@ -21,8 +21,8 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, UserCodeFailed
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
-from latchwork.store.forks import Home
+from latchwork.store.driving.notifier import Notifier
+from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.types import Check, Committed, Delete, Exists, Fence, Op, Put, SessionAlive
 from latchwork.user_code import call_user
@@ -61,8 +61,8 @@ class GroupCommit:
         self._label = label
         self._most = most
         self._prefix = _prefix_of(store)
-        self._home = Home("this group commit")
-        self._changed = Bell()
+        self._home = ForkGuard("this group commit")
+        self._changed = Notifier()
         self._waiting: list[Unit] = []
         self._flying: list[Unit] = []
         self._thread: Background | None = None

@@ -4,8 +4,8 @@
 """
 
 from latchwork.worker_group.admin import (
+    GroupSweeper,
     JobState,
-    Sweeper,
     Swept,
     WorkersState,
     inspect,
@@ -24,13 +24,14 @@ from latchwork.worker_group.errors import (
     WrongRun,
 )
 from latchwork.worker_group.master import JobMaster, MasterInfo, master, wait_master
-from latchwork.worker_group.records import Event, Head, WorkerInfo
+from latchwork.worker_group.records import Event, GroupHead, WorkerInfo
 from latchwork.worker_group.submission import JobHandle, JobStatus, find, submit
 from latchwork.worker_group.worker import Worker
 
 __all__ = [
     "Event",
-    "Head",
+    "GroupHead",
+    "GroupSweeper",
     "JobAlreadyRunning",
     "JobFailed",
     "JobFaulty",
@@ -43,7 +44,6 @@ __all__ = [
     "MasterInfo",
     "Removed",
     "RestartsExceeded",
-    "Sweeper",
     "Swept",
     "Worker",
     "WorkerInfo",

@@ -13,7 +13,7 @@ from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import JobKeys
 from latchwork.worker_group.master import MasterInfo, master
-from latchwork.worker_group.records import TERMINATED, Event, Head, WorkerInfo
+from latchwork.worker_group.records import TERMINATED, Event, GroupHead, WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, JobHandle, JobStatus, check_job, workers_store
 from latchwork.worker_group.transactions import Scene, head_or_none, read_members
 
@@ -36,7 +36,7 @@ class Swept:
     ended: list[str] = field(default_factory=list)
 
 
-class Sweeper:
+class GroupSweeper:
     """Sweeps, again and again: it remembers since when it has seen nobody of a job. One thread only.
 
     Args:
@@ -108,7 +108,7 @@ class Sweeper:
 @driven
 async def sweep(store: Store, *, namespace: str = NAMESPACE) -> Swept:
     """Remove, once, what is left of jobs that have ended and that nobody is in any more."""
-    return await steps_of(Sweeper(store, namespace=namespace).sweep)()
+    return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class WorkersState:
     """
 
     jobs: tuple[JobStatus, ...]
-    ended: tuple[tuple[str, Head], ...]
+    ended: tuple[tuple[str, GroupHead], ...]
 
 
 def inspect(store: Store, *, namespace: str = NAMESPACE) -> WorkersState:

@@ -22,10 +22,10 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Patience, check_member, check_whole
 from latchwork.store.backoff import Backoff
 from latchwork.store.connect import session_ttl_s
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
 from latchwork.store.store import Store
-from latchwork.tasks.children import DEVNULL, STDOUT, Child, ChildEnd, Leash
+from latchwork.tasks.children import DEVNULL, STDOUT, Child, ChildEnd, DeadlineExtender
 from latchwork.worker_group.errors import JobAlreadyRunning, WrongRun
 from latchwork.worker_group.records import WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, JobHandle, JobStatus, check_count, find, submit
@@ -336,7 +336,7 @@ class AgentSlot:
         assert self._session is not None
         with worker.guard_work(self._session.ttl_s * _MARGIN_PART) as work:
             env = self._environment(worker)
-            with Leash(self._session.remaining_s) as leash:
+            with DeadlineExtender(self._session.remaining_s) as leash:
                 child = self._start(env, leash.until)
                 take_back = work.stopped.call_when_set(partial(child.stop, self._order.grace_s))
                 try:
@@ -446,7 +446,7 @@ class LocalAgent:
         self._job = job
         self._order = order
         self._namespace = namespace
-        self._home = Home(f"agent of job {job!r}", made="started")
+        self._home = ForkGuard(f"agent of job {job!r}", made="started")
         self._failing = threading.Lock()
         self._mutex = mutex()
         self._slots: list[AgentSlot] = []

@@ -16,7 +16,7 @@ from latchwork.primitives.waiting import Announcer
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.observers import listen
 from latchwork.store.steps import Signal, ask
 from latchwork.store.store import Store
@@ -54,7 +54,7 @@ class Events:
         self._known = seat.events
         self._listeners: dict[object, Listener] = {}
         self._lock = mutex()
-        self._bell = Bell()
+        self._bell = Notifier()
         self._closed = Signal()
         self._dispatcher: Dispatcher | None = None
         self._announcer: Announcer | None = None

@@ -17,7 +17,7 @@ from latchwork.primitives import Election, Leader, Term
 from latchwork.primitives.waiting import Closes, Identity, Patience, check_text
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -77,7 +77,7 @@ class JobMaster(Closes):
         self._term: Term | None = None
         self._closed = Signal()
         self._watch: Background | None = None
-        self._bell = Bell()
+        self._bell = Notifier()
 
     def __repr__(self) -> str:
         return f"<JobMaster {self._keys.job!r}>"

@@ -20,7 +20,7 @@ from latchwork.callers import current
 from latchwork.errors import BadRecord, Closed, Conflict, LatchworkError, NodeIdInUse, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives import Barrier
-from latchwork.primitives.fair import Place, TicketQueue, await_turn
+from latchwork.primitives.fair import QueuePosition, TicketQueue, await_turn
 from latchwork.primitives.waiting import Patience, Waiter, check_member
 from latchwork.store.backoff import Backoff
 from latchwork.store.session import Session
@@ -33,7 +33,7 @@ from latchwork.worker_group.keys import FINAL, INIT, JobKeys, RunKeys
 from latchwork.worker_group.records import (
     COMPLETED,
     FULLY_FAILED,
-    Head,
+    GroupHead,
     WorkerInfo,
     joined_as,
     read_epoch,
@@ -194,7 +194,7 @@ class Joining:
         info: WorkerInfo,
         *,
         run: str | None,
-        create: Head | None,
+        create: GroupHead | None,
         replace_live: bool,
     ) -> None:
         self._store = store
@@ -207,7 +207,7 @@ class Joining:
         self._run = run
         self._create = create
         self._replace = replace_live
-        self._place: Place | None = None
+        self._place: QueuePosition | None = None
         self._queue: TicketQueue | None = None
 
     async def join(self, waiter: Waiter, patience: Patience) -> Seat:
@@ -334,8 +334,8 @@ class Joining:
             if patience.is_over or not await waiter.follow(self._job.head, bool, patience):
                 self._refuse_over(patience, waiter, "nobody has submitted it")
 
-    def _read(self, entry: Entry) -> Head:
-        head = Head.of(entry)
+    def _read(self, entry: Entry) -> GroupHead:
+        head = GroupHead.of(entry)
         if self._run is not None and head.run != self._run:
             raise WrongRun(f"{self._what} is in run {head.run}, not in {self._run}; do not start this worker again")
         return head
@@ -385,7 +385,7 @@ class Joining:
             self._place = None  # its ticket is gone
         return seat
 
-    async def _submit(self, head: Head, old: Entry | None) -> bool:
+    async def _submit(self, head: GroupHead, old: Entry | None) -> bool:
         """Create the job, in place of one that has ended and that nobody is in; False if another was faster."""
         head = replace(head, run=uuid.uuid4().hex[:12], created=time.time())
         txn = transactions.submitted(self._job.of_run(head.run), head, old)
@@ -458,7 +458,7 @@ class Joining:
         except BadRecord:
             _log.warning("%s: somebody else wrote among the tickets of those that join", self._what)
 
-    async def _join_queue(self, session: Session) -> Place:
+    async def _join_queue(self, session: Session) -> QueuePosition:
         assert self._queue is not None
         return await self._queue.join(session)
 

@@ -18,7 +18,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import delay_s
 from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause, Signal, ask, steps_of
 from latchwork.store.store import Store
@@ -28,7 +28,7 @@ from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import JobFailed, JobFaulty, JobTerminated, Removed
 from latchwork.worker_group.keys import RunKeys
 from latchwork.worker_group.membership import Seat, standing_of
-from latchwork.worker_group.records import FAILED, Head, WorkerInfo, read_epoch, read_incarnation
+from latchwork.worker_group.records import FAILED, GroupHead, WorkerInfo, read_epoch, read_incarnation
 from latchwork.worker_group.transactions import Scene, head_or_none
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Picture:
         bell: is rung with each change.
     """
 
-    def __init__(self, store: Store, keys: RunKeys, bell: Bell) -> None:
+    def __init__(self, store: Store, keys: RunKeys, bell: Notifier) -> None:
         self._keys = keys
         self._bell = bell
         self._roll = Roll(keys)
@@ -147,7 +147,7 @@ class Picture:
         self._opened.close()
 
     @property
-    def head(self) -> Head | None:
+    def head(self) -> GroupHead | None:
         """The head, while it is that of our run."""
         return head_or_none(self._head.get(self._keys.head), self._keys.run)
 
@@ -213,7 +213,7 @@ class Lookout:
         self._store = store
         self._keys = keys
         self._shelf = shelf
-        self._bell = Bell()
+        self._bell = Notifier()
         self._closed = Signal()
         self._losses = Losses()
         self._own = mutex()
@@ -390,7 +390,7 @@ class Watching:
             self._shrinks = 0
             self._lookout.wake()
 
-    async def shrink(self, head: Head) -> None:
+    async def shrink(self, head: GroupHead) -> None:
         """Act on a job that was scaled down, once for each time."""
         if self.is_over or head.shrinks == self._shrinks:
             return
@@ -401,7 +401,7 @@ class Watching:
             self._shrinks = 0
             raise
 
-    def glance(self, epoch: Entry | None, head: Head | None, lease: Entry | None) -> bool:
+    def glance(self, epoch: Entry | None, head: GroupHead | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""
         if self.is_over:
             return True
@@ -472,6 +472,6 @@ def faulty(seat: Seat, epoch: int) -> JobFaulty:
     return JobFaulty(f"a worker of job {seat.keys.job.job!r} was lost: epoch {epoch} has begun; initialize again")
 
 
-def failed(seat: Seat, head: Head) -> JobFailed:
+def failed(seat: Seat, head: GroupHead) -> JobFailed:
     """The error of a worker whose job has failed."""
     return JobFailed(f"job {seat.keys.job.job!r} has failed: {head.why}; stop the work")

@@ -97,7 +97,7 @@ class WorkerInfo(Struct, frozen=True):
             return None
 
 
-class Head(Struct, frozen=True):
+class GroupHead(Struct, frozen=True):
     """How a job is.
 
     Attributes:
@@ -147,7 +147,7 @@ class Head(Struct, frozen=True):
         return encode(self)
 
     @classmethod
-    def of(cls, entry: Entry) -> Head:
+    def of(cls, entry: Entry) -> GroupHead:
         """What is stored.
 
         Raises:
@@ -200,7 +200,7 @@ class StoredEpoch(Struct, frozen=True):
 
 
 _WORKER: Decoder[WorkerInfo] = Decoder(WorkerInfo, "a worker")
-_HEAD: Decoder[Head] = Decoder(Head, "a job of workers")
+_HEAD: Decoder[GroupHead] = Decoder(GroupHead, "a job of workers")
 _EVENT: Decoder[Event] = Decoder(Event, "an event")
 _LEASE: Decoder[WorkerLease] = Decoder(WorkerLease, "the lease of a worker")
 _EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")

@@ -18,7 +18,7 @@ from latchwork.types import Entry
 from latchwork.worker_group import transactions
 from latchwork.worker_group.errors import JobAlreadyRunning, WrongRun
 from latchwork.worker_group.keys import INIT, JobKeys
-from latchwork.worker_group.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, Head, read_epoch
+from latchwork.worker_group.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, GroupHead, read_epoch
 from latchwork.worker_group.transactions import Scene, Txn, head_or_none, read_members
 
 #: The namespace of jobs, unless another is given.
@@ -181,7 +181,7 @@ class JobHandle:
             return False
         return True
 
-    async def _status(self, head: Head) -> JobStatus:
+    async def _status(self, head: GroupHead) -> JobStatus:
         epoch = await ask(self._store.get, self._keys.epoch)
         members = read_members(await ask(self._store.list, self._keys.members))
         names = await ask(self._store.children, self._keys.live)
@@ -270,7 +270,7 @@ async def submit(
         InvalidKey, ValueError: a name or a number cannot be used.
     """
     store, keys = check_job(store, job, namespace)
-    head = Head(
+    head = GroupHead(
         uuid.uuid4().hex[:12],
         check_count(workers),
         created=time.time(),
@@ -282,7 +282,7 @@ async def submit(
     return await submit_head(store, keys, head, replace_unjoined=replace)
 
 
-async def submit_head(store: Store, keys: JobKeys, head: Head, *, replace_unjoined: bool = False) -> JobHandle:
+async def submit_head(store: Store, keys: JobKeys, head: GroupHead, *, replace_unjoined: bool = False) -> JobHandle:
     """Create a job as its head says."""
     run = keys.of_run(head.run)
     seen = await ask(store.get, keys.head)
@@ -308,7 +308,7 @@ async def submit_head(store: Store, keys: JobKeys, head: Head, *, replace_unjoin
 async def _refuse_running(
     store: Store, keys: JobKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
 ) -> None:
-    head, before = Head.of(entry), head_or_none(seen)
+    head, before = GroupHead.of(entry), head_or_none(seen)
     names = await ask(store.children, keys.of_run(head.run).live)
     live = sorted(int(name) for name in names if name.isdecimal())
     if live:
@@ -337,7 +337,7 @@ async def find(store: Store, job: str, *, namespace: str = NAMESPACE) -> JobHand
     """
     store, keys = check_job(store, job, namespace)
     entry = await ask(store.get, keys.head)
-    return None if entry is None else JobHandle(store, keys, Head.of(entry).run)
+    return None if entry is None else JobHandle(store, keys, GroupHead.of(entry).run)
 
 
 def _check_limit(value: int, what: str) -> int:

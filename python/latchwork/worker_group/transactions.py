@@ -24,7 +24,7 @@ from latchwork.worker_group.records import (
     LOST,
     TERMINATED,
     Event,
-    Head,
+    GroupHead,
     WorkerInfo,
     epoch_body,
     live_body,
@@ -49,7 +49,7 @@ class Txn:
 
     checks: Sequence[Check]
     ops: Sequence[Op]
-    head: Head | None = None
+    head: GroupHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ class Scene:
     now: float
 
     @property
-    def head(self) -> Head:
+    def head(self) -> GroupHead:
         """The head."""
-        return Head.of(self.at)
+        return GroupHead.of(self.at)
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Log:
     """Events that a transaction adds, and the head that counts them."""
 
     keys: RunKeys
-    head: Head
+    head: GroupHead
     now: float = 0.0
     epoch: int = 0
     ops: list[Op] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Log:
         return Txn(tuple(checks), (Put(self.keys.head, self.head.to_bytes()), *ops, *self.ops), self.head)
 
 
-def submitted(keys: RunKeys, head: Head, old: Entry | None) -> Txn:
+def submitted(keys: RunKeys, head: GroupHead, old: Entry | None) -> Txn:
     """A new run; of the one before nobody lives."""
     free: Check = Absent(keys.head) if old is None else At(old)
     write = Create(keys.head, head.to_bytes()) if old is None else Put(keys.head, head.to_bytes())
@@ -348,12 +348,12 @@ def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
     return sorted((info for info in found if info is not None), key=lambda info: info.id)
 
 
-def head_or_none(entry: Entry | None, run: str = "") -> Head | None:
+def head_or_none(entry: Entry | None, run: str = "") -> GroupHead | None:
     """The head of a job, if there is one of this run; None also for a record that is none."""
     if entry is None:
         return None
     try:
-        head = Head.of(entry)
+        head = GroupHead.of(entry)
     except BadRecord:
         return None
     return head if not run or head.run == run else None

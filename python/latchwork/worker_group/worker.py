@@ -21,7 +21,7 @@ from latchwork.worker_group.errors import JobFaulty, JobTerminated, Removed
 from latchwork.worker_group.keys import FINAL, INIT
 from latchwork.worker_group.membership import Joining, check_key
 from latchwork.worker_group.observation import why_out
-from latchwork.worker_group.records import Event, Head, WorkerInfo, read_key, shown
+from latchwork.worker_group.records import Event, GroupHead, WorkerInfo, read_key, shown
 from latchwork.worker_group.submission import NAMESPACE, check_count, check_job
 from latchwork.worker_group.transactions import head_or_none
 
@@ -115,7 +115,7 @@ class Worker(Closes):
     ) -> None:
         store, keys = check_job(store, job, namespace)
         told = check_key(key, info or WorkerInfo(), f"worker of job {job!r}")
-        create = None if workers is None else Head("", check_count(workers))
+        create = None if workers is None else GroupHead("", check_count(workers))
         joining = Joining(store, keys, told, run=run, create=create, replace_live=replace)
         self._core = WorkerCore(store, keys, joining, session)
 

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.backends.zookeeper.layout import Znode
 from latchwork.backends.zookeeper.writing import states, writes
-from latchwork.backends.zookeeper.writing.compiler import Known, Plan
+from latchwork.backends.zookeeper.writing.compiler import KnownStates, MultiPlan
 from latchwork.backends.zookeeper.writing.states import Memory, Parents
 from latchwork.errors import Conflict
 from latchwork.types import Absent, At, Create, Put
@@ -127,7 +127,7 @@ def test_who_was_misled_once_sees_to_its_parents_itself(backend, monkeypatch):
 def test_a_parent_is_on_its_way_for_its_connection_and_until_its_own_maker_has_ended():
     parents, one, two = Parents(), object(), object()
     parents.saw("a/x", exists=False)
-    first, second = Plan(makes=["a/b"]), Plan(makes=["a/b"])
+    first, second = MultiPlan(makes=["a/b"]), MultiPlan(makes=["a/b"])
     parents.sent(first, one)
     assert parents.missing("a/b/c", one) is None
     assert parents.missing("a/b/c", two) == "a/b"
@@ -140,8 +140,8 @@ def test_a_parent_is_on_its_way_for_its_connection_and_until_its_own_maker_has_e
 
 def test_a_key_that_the_transaction_names_is_as_it_was_read():
     memory, connection = Memory(), object()
-    memory.parents.sent(Plan(makes=["a", "a/b"]), connection)
-    known = Known({key: Znode(exists=False) for key in ("a", "a/b", "a/b/c")}, fresh=True)
+    memory.parents.sent(MultiPlan(makes=["a", "a/b"]), connection)
+    known = KnownStates({key: Znode(exists=False) for key in ("a", "a/b", "a/b/c")}, fresh=True)
     seen = memory.with_coming(known, [Absent("a/b")], [Create("a/b/c", b"")], connection)
     assert [seen.nodes[key].exists for key in ("a", "a/b", "a/b/c")] == [True, False, False]
     assert seen.fresh

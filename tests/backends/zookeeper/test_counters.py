@@ -9,7 +9,7 @@ import pytest
 from latchwork.backends.zookeeper.layout import ANY, UNKNOWN, Layout, Version, Znode
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.writing import sequences
-from latchwork.backends.zookeeper.writing.compiler import Known, NeedStates, compile_plan
+from latchwork.backends.zookeeper.writing.compiler import KnownStates, NeedStates, compile_plan
 from latchwork.errors import QuotaExceeded, Unavailable
 from latchwork.types import Absent, At, Create, Delete, Exists, Put
 
@@ -96,7 +96,7 @@ def key(data, gen=7):
 
 def compiled(checks, ops, *, fresh=True, **nodes):
     absent = {each.key: Znode(exists=False, gen=7) for each in (*checks, *ops) if each.key not in nodes}
-    return compile_plan(Layout("root"), checks, ops, Known({**nodes, **absent}, fresh=fresh))
+    return compile_plan(Layout("root"), checks, ops, KnownStates({**nodes, **absent}, fresh=fresh))
 
 
 @pytest.mark.parametrize("data", [2**31 - 1, -(2**31), -2, 0])
@@ -139,7 +139,7 @@ def test_a_guard_at_that_version_is_moved_on(backend, monkeypatch):
         if len(reads) > 1:
             return known
         nodes = {name: Znode(n.exists, n.version, n.data, n.children, ANY, n.leaf) for name, n in known.nodes.items()}
-        return Known(nodes, known.gone, fresh=True)
+        return KnownStates(nodes, known.gone, fresh=True)
 
     monkeypatch.setitem(backend._writer._fresh.__func__.__globals__, "read_states", read_states)
     backend._writer.memory.forget(["k"])

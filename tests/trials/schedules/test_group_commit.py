@@ -7,7 +7,18 @@ import threading
 
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown
 from latchwork.primitives import WorkQueue
-from latchwork.tasks import Call, Done, Feeder, FeederHooks, Functions, GroupCommit, Outcome, Payloads, Run, Slots
+from latchwork.tasks import (
+    Done,
+    Functions,
+    GroupCommit,
+    Outcome,
+    Payloads,
+    Run,
+    Slots,
+    StoredCall,
+    WorkerHooks,
+    WorkerLoop,
+)
 from latchwork.types import Absent, At, Create, Delete, Put
 from trials.schedules.harness import PATIENCE_S, Model, ModelBroken, action, check
 
@@ -97,7 +108,7 @@ class GroupCommitModel(Model):
             assert store.get(f"claims/{n}") is None
 
 
-class Work(FeederHooks):
+class Work(WorkerHooks):
     def __init__(self, model, me):
         self.model, self.me = model, me
 
@@ -105,7 +116,7 @@ class Work(FeederHooks):
         return ["any"]
 
     def begin(self, claim):
-        return Run(Call("run", bytes.fromhex(json.loads(claim.value)["args"])), claim.item.id)
+        return Run(StoredCall("run", bytes.fromhex(json.loads(claim.value)["args"])), claim.item.id)
 
     def finish(self, claim, outcome):
         return Done(ops=(Create(f"results/{claim.item.id}", outcome.to_bytes()),))
@@ -147,7 +158,7 @@ class FeederModel(Model):
         commits = GroupCommit(store, label=me)
         slots = Slots(2, self.functions, PAYLOADS, label=me, clock=store.clock, stop_grace_s=1.0)
         backlog = WorkQueue(store, "work", max_attempts=100)
-        feeder = Feeder(backlog, slots, commits, Work(self, me), store=store, node_id=me)
+        feeder = WorkerLoop(backlog, slots, commits, Work(self, me), store=store, node_id=me)
         feeder.start()
         try:
             seconds()

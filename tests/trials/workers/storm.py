@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import latchwork
-from latchwork.worker_group import Sweeper, find, submit
+from latchwork.worker_group import GroupSweeper, find, submit
 from patience import Deadline
 from trials.fault import frozen, held, killed, refused
 from trials.judges.workers import judge
@@ -193,7 +193,7 @@ class Storm:
                 self.report.violations.append(f"worker {key} did not come to its end")
         until = Deadline(3 * TTL_S + 5.0)
         while find(self.store, JOB) is not None and not until.has_passed:
-            Sweeper(self.store).sweep()  # a lease of a killed one may have outlived the last to leave
+            GroupSweeper(self.store).sweep()  # a lease of a killed one may have outlived the last to leave
             time.sleep(0.2)
         left = [entry.key for entry in self.store.list("@workers", recursive=True)]
         if left != [f"@workers/default/ended/{JOB}"]:

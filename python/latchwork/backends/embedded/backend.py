@@ -21,7 +21,7 @@ from latchwork.backends.base import CALLS, Backend, BackendSession, Capability, 
 from latchwork.backends.embedded import reads, sessions, writes
 from latchwork.backends.embedded.connection import Database, FileDatabase, Work, memory_database
 from latchwork.backends.embedded.sessions import EmbeddedSession
-from latchwork.backends.embedded.watches import EmbeddedWatch, Poller, View
+from latchwork.backends.embedded.watches import DatabaseView, EmbeddedWatch, Poller
 from latchwork.backends.futures import attempt, completed, failed
 from latchwork.backends.grammar import Strangers
 from latchwork.backends.url import StoreURL
@@ -255,18 +255,18 @@ class EmbeddedBackend(Backend):
         """Whether anybody may have committed since the last call."""
         return self._file.changed() if self._file is not None else False
 
-    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> View:
+    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
         """One consistent view of what the watches have to be told."""
         with self._lock:
             own = list(self._sessions.values())
 
-        def work(conn: sqlite3.Connection) -> tuple[View, builtins.list[EmbeddedSession]]:
+        def work(conn: sqlite3.Connection) -> tuple[DatabaseView, builtins.list[EmbeddedSession]]:
             alive = self._judge(conn)
             gone = [session for session in own if not alive(session.id)]
             events = self._events(conn, watches, since, as_of)
             deadline = sessions.next_deadline(conn)
             local = None if deadline is None else deadline + self._ahead_s
-            return View(reads.newest_token(conn), local, events), gone
+            return DatabaseView(reads.newest_token(conn), local, events), gone
 
         view, gone = self._db.read(work, self._call_timeout_s)
         for session in gone:

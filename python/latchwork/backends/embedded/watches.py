@@ -32,7 +32,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class View:
+class DatabaseView:
     """What one look at the database showed.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Whether anybody may have committed since the last call."""
         ...
 
-    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> View:
+    def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
         """One consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for the others that missed something."""
         ...
 

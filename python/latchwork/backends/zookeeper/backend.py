@@ -27,7 +27,7 @@ from latchwork.backends.zookeeper.sessions import ZooKeeperSession
 from latchwork.backends.zookeeper.watching.watches import WatchHub
 from latchwork.backends.zookeeper.writing.parents import sweep
 from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
-from latchwork.backends.zookeeper.writing.task import Task, prepare
+from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.backends.zookeeper.writing.writes import Writer
 from latchwork.clock import Clock
 from latchwork.errors import AuthenticationFailed, BackendNotInstalled, Closed, ConnectFailed, InvalidURL, Unavailable
@@ -279,17 +279,17 @@ class ZooKeeperBackend(Backend):
             if main.zk_session == zk_session:
                 return result
 
-    def _write(self, owner: HasId | None, what: str, steps: Callable[[Task], Steps[T]]) -> Future[T]:
+    def _write(self, owner: HasId | None, what: str, steps: Callable[[WriteTask], Steps[T]]) -> Future[T]:
         connection = self._main
         if owner is not None:
             session = self._sessions.get(owner.id)
             if session is None or session.connection.over:
                 return failed(session_lost(owner.id, what))
             connection = session.connection
-        task = Task(connection, connection.deadline(), None if owner is None else owner.id, what)
+        task = WriteTask(connection, connection.deadline(), None if owner is None else owner.id, what)
         return drive(self._write_steps(task, steps))
 
-    def _write_steps(self, task: Task, steps: Callable[[Task], Steps[T]]) -> Steps[T]:
+    def _write_steps(self, task: WriteTask, steps: Callable[[WriteTask], Steps[T]]) -> Steps[T]:
         while True:
             if task.connection.evidence is None:
                 if task.session_id is not None:
@@ -303,7 +303,7 @@ class ZooKeeperBackend(Backend):
                 with self._lock:
                     self._readying = None
 
-    def _ready(self, task: Task) -> Future[int]:
+    def _ready(self, task: WriteTask) -> Future[int]:
         """The main connection gets its evidence; concurrent first writes share the work."""
         readying: Future[int] = Outcome()
         try:

@@ -30,7 +30,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
-from latchwork.backends.zookeeper.loop import Call
+from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex
@@ -88,11 +88,11 @@ class Connection:
         self._clock = settings.clock
         self._listener = listener
         self._lock = mutex()
-        self._outbox: deque[Call] = deque()
-        self._outstanding: list[Call] = []
-        self._unsettled: list[Call] = []
-        self._settling: deque[Call] = deque()
-        self._barrier: Call | None = None
+        self._outbox: deque[Request] = deque()
+        self._outstanding: list[Request] = []
+        self._unsettled: list[Request] = []
+        self._settling: deque[Request] = deque()
+        self._barrier: Request | None = None
         self._woken = self._sweeping = self.over = self._discards = False
         self._number = self._epoch = 0
         self.up = False
@@ -122,23 +122,23 @@ class Connection:
         """For a call that starts now."""
         return self._clock.now() + self._settings.call_timeout_s
 
-    def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Call:
+    def call(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
         """Send one request."""
-        call = Call(kind, payload, deadline or self.deadline())
+        call = Request(kind, payload, deadline or self.deadline())
         self._submit(call)
         return call
 
-    def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Call:
+    def read(self, kind: int, payload: bytes, deadline: float | None = None) -> Request:
         """Send a read behind a barrier; believe the reply only if ``linearizable``."""
-        call = Call(kind, payload, deadline or self.deadline())
+        call = Request(kind, payload, deadline or self.deadline())
         self._submit(call, barrier=True)
         return call
 
-    def confirm(self, deadline: float | None = None) -> Call:
+    def confirm(self, deadline: float | None = None) -> Request:
         """A barrier alone: answered only by a quorum, after every event committed before it was sent."""
         return self.call(MULTI, _BARRIER, deadline)
 
-    def write(self, parts: list[bytes], deadline: float, then: Call | None = None) -> Call:
+    def write(self, parts: list[bytes], deadline: float, then: Request | None = None) -> Request:
         """Send a multi with evidence added as its last part, and another request right behind it.
 
         Raises:
@@ -147,7 +147,7 @@ class Connection:
         evidence = self.evidence
         if evidence is None:
             raise EvidenceGone
-        call = Call(MULTI, b"", deadline)
+        call = Request(MULTI, b"", deadline)
         call.hold = self._hold
         self._submit(call, head=(b"".join(parts), evidence), then=then)
         return call
@@ -158,11 +158,11 @@ class Connection:
 
     def _submit(
         self,
-        call: Call,
+        call: Request,
         *,
         barrier: bool = False,
         head: tuple[bytes, str] | None = None,
-        then: Call | None = None,
+        then: Request | None = None,
         last: bool = False,
     ) -> None:
         wake = sweep = False
@@ -188,16 +188,16 @@ class Connection:
         if over:
             call.set_exception(Cut(sent=False, over=True))
 
-    def _stamp(self, call: Call, head: bytes, evidence: str) -> None:
+    def _stamp(self, call: Request, head: bytes, evidence: str) -> None:
         self._number += 1
         call.number, call.evidence = self._number, evidence
         call.payload = wire.multi([head, wire.set_data(evidence, _NUMBER.pack(self._number))])
 
-    def _share_barrier(self, deadline: float) -> Call:
+    def _share_barrier(self, deadline: float) -> Request:
         """One barrier serves all reads that are asked for before it is sent."""
         barrier = self._barrier
         if barrier is None or barrier.epoch or barrier.done():
-            barrier = Call(MULTI, _BARRIER, deadline)
+            barrier = Request(MULTI, _BARRIER, deadline)
             self._outbox.append(barrier)
             self._outstanding.append(barrier)
             self._barrier = barrier  # last: others wait for it
@@ -205,14 +205,14 @@ class Connection:
 
     # Ending.
 
-    def finish(self, deadline: float, *, discard: bool) -> Call:
+    def finish(self, deadline: float, *, discard: bool) -> Request:
         """End the ZooKeeper session as soon as the server is reached; nothing can be asked afterwards.
 
         With ``discard`` what was asked before, but not sent, never will be: it ends as ``Cut`` now.
         """
-        close = Call(CLOSE, b"", deadline)
+        close = Request(CLOSE, b"", deadline)
         self._submit(close, last=True)  # first: a caller that hears of a discarded call can ask for nothing more
-        unsent: list[Call] = []
+        unsent: list[Request] = []
         with self._lock:
             if discard:
                 unsent = [call for call in self._outbox if call.kind != CLOSE]
@@ -234,12 +234,12 @@ class Connection:
 
     # Told by the link, on its thread.
 
-    def take(self, most_bytes: int) -> Sequence[Call]:
+    def take(self, most_bytes: int) -> Sequence[Request]:
         """The next requests to send, marked as sent; while writes are unsettled, only what settles them.
 
         Otherwise a later write could overtake an earlier one that has to be sent again, in effect and in the evidence.
         """
-        batch: list[Call] = []
+        batch: list[Request] = []
         size = 0
         now = self._clock.now()
         with self._lock:
@@ -278,7 +278,7 @@ class Connection:
             self.first_up.set_result(None)
         self._link.wake()
 
-    def _forgotten(self) -> list[Call]:
+    def _forgotten(self) -> list[Request]:
         """What was taken to be sent on an earlier connection, and is not known there: its sender was interrupted."""
         with self._lock:
             kept = {id(call) for calls in (self._outbox, self._unsettled, self._settling) for call in calls}
@@ -328,7 +328,7 @@ class Connection:
 
     # Settling.
 
-    def _hold(self, call: Call) -> bool:
+    def _hold(self, call: Request) -> bool:
         """Keep a write whose reply was lost until the next connection; False when its evidence is gone."""
         with self._lock:
             if self.over or self.evidence != call.evidence or call.done():
@@ -336,14 +336,14 @@ class Connection:
             self._unsettled.append(call)
             return True
 
-    def _settle_calls(self) -> list[Call]:
+    def _settle_calls(self) -> list[Request]:
         deadline = max(call.deadline for call in self._unsettled)
-        read = Call(GET_DATA, wire.path_and_flag(self.evidence or "/"), deadline)
-        read.barrier = Call(MULTI, _BARRIER, deadline)
+        read = Request(GET_DATA, wire.path_and_flag(self.evidence or "/"), deadline)
+        read.barrier = Request(MULTI, _BARRIER, deadline)
         return [read.barrier, read]
 
     def _settle(self, read: Future[Reply]) -> None:
-        assert isinstance(read, Call)
+        assert isinstance(read, Request)
         if read.exception() is not None or not read.linearizable:
             return  # cut again: the next connection asks again
         reply = read.result()
@@ -383,7 +383,7 @@ class Connection:
     def _sweep(self) -> None:
         now = self._clock.now()
         self._leave_silent_server(now)
-        late: list[Call] = []
+        late: list[Request] = []
         with self._lock:
             self._outstanding = [call for call in self._outstanding if not call.done()]
             late = [call for call in self._outstanding if call.deadline <= now]

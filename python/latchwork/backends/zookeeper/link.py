@@ -19,7 +19,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from latchwork.backends.zookeeper.loop import Call, LinkOwner, Loop
+from latchwork.backends.zookeeper.loop import LinkOwner, Loop, Request
 from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Link:
     def oldest_sent_at(self) -> float | None:
         """When the oldest request without an answer was sent on this connection; None if there is none."""
         try:
-            sent: Call = self._client._pending[0][0]  # noqa: SLF001
+            sent: Request = self._client._pending[0][0]  # noqa: SLF001
         except IndexError:
             return None
         return sent.sent_at

@@ -51,7 +51,7 @@ _HANDSHAKE_S = 0.4
 class LinkOwner(Protocol):
     """Told by the link, on its own thread."""
 
-    def take(self, most_bytes: int) -> Sequence[Call]:
+    def take(self, most_bytes: int) -> Sequence[Request]:
         """The next requests to send."""
         ...
 
@@ -311,7 +311,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         return CLOSE_RESPONSE if sent.kind == CLOSE else None
 
 
-class Call(Outcome[Reply]):
+class Request(Outcome[Reply]):
     """One request and its reply to come."""
 
     def __init__(self, kind: int, payload: bytes, deadline: float, number: int = 0) -> None:
@@ -323,8 +323,8 @@ class Call(Outcome[Reply]):
         self.evidence = ""
         self.epoch = 0  # of the connection it was sent on last; 0: never sent
         self.sent_at = 0.0
-        self.barrier: Call | None = None
-        self.hold: Callable[[Call], bool] | None = None
+        self.barrier: Request | None = None
+        self.hold: Callable[[Request], bool] | None = None
 
     def answer(self, reply: Reply) -> None:
         """Take the reply, unless the deadline came first."""

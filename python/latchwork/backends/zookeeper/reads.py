@@ -18,7 +18,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import check_found
 from latchwork.backends.zookeeper.layout import BUCKETS, UNKNOWN, Layout, Version, below, bucket, read_entry
-from latchwork.backends.zookeeper.loop import Call
+from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI_READ, OK, Data, Found, Reply
 from latchwork.types import Entry
 
@@ -232,7 +232,7 @@ class Reader:
         and returns for how many reads each was.
         """
         size, at, answered, received = FIRST_BATCH, 0, 0, 0
-        flying: list[Call] = []
+        flying: list[Request] = []
         while at < count or flying:
             while at < count and len(flying) < (_IN_FLIGHT if answered else 1):
                 end = min(at + size, count)
@@ -249,11 +249,11 @@ class Reader:
         """Names of the znodes directly below, our own left out, unsorted."""
         return (yield from self.names_of(key, self.ask_names(connection, key, deadline)))
 
-    def ask_names(self, connection: Connection, key: str, deadline: float) -> Call:
+    def ask_names(self, connection: Connection, key: str, deadline: float) -> Request:
         """Send the request for ``names_of``."""
         return connection.call(GET_CHILDREN, wire.path_and_flag(self.layout.path(key)), deadline)
 
-    def names_of(self, key: str, asked: Call) -> Steps[list[str]]:
+    def names_of(self, key: str, asked: Request) -> Steps[list[str]]:
         """The answer to ``ask_names``; see ``names``."""
         reply: Reply = yield asked
         if reply.error != OK:
@@ -333,13 +333,13 @@ class Lister:
         entries.sort(key=attrgetter("key"))
         return entries
 
-    def ask_first(self, context: ReadContext, prefix: str) -> tuple[Call, Call]:
+    def ask_first(self, context: ReadContext, prefix: str) -> tuple[Request, Request]:
         """Send what ``whole`` reads in any case: the names below a prefix, and the key there."""
         payload = wire.multi([wire.read_data(self._layout.path(prefix))])
         own = context.connection.call(MULTI_READ, payload, context.deadline)
         return self.reader.ask_names(context.connection, prefix, context.deadline), own
 
-    def whole(self, context: ReadContext, prefix: str, asked: tuple[Call, Call]) -> Steps[list[Entry]]:
+    def whole(self, context: ReadContext, prefix: str, asked: tuple[Request, Request]) -> Steps[list[Entry]]:
         """Every key below the prefix, then the one at it, without a barrier of its own; see ``ask_first``."""
         names, own = asked
         level = below(prefix, (yield from self.reader.names_of(prefix, names)))

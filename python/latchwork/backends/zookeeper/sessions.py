@@ -19,7 +19,7 @@ from latchwork.backends.zookeeper.errors import Cut, code_error, cut_error, sess
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import MULTI, NO_NODE, OK, SESSION_EXPIRED, SYNC
-from latchwork.backends.zookeeper.writing.task import Task, prepare
+from latchwork.backends.zookeeper.writing.task import WriteTask, prepare
 from latchwork.errors import SessionLost, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.types import Committed, Op, SimpleCheck
@@ -82,7 +82,7 @@ class ZooKeeperSession:
         what = "open a session"
         self.connection.start()
         try:
-            task = Task(self.connection, self.connection.deadline(), self.id, what)
+            task = WriteTask(self.connection, self.connection.deadline(), self.id, what)
             self.token = yield from prepare(reader, task, self._marker)
         except BaseException as error:
             self.close()

@@ -26,11 +26,11 @@ from latchwork.store.watch import Watch
 from latchwork.words import counted, utc_text
 from latchwork.worker_group import (
     Event,
-    Head,
+    GroupHead,
+    GroupSweeper,
     JobHandle,
     JobState,
     JobStatus,
-    Sweeper,
     WorkerInfo,
     find,
     inspect,
@@ -305,7 +305,7 @@ def _job_row(status: JobStatus) -> dict[str, str]:
     }
 
 
-def _ended_row(name: str, head: Head) -> dict[str, str]:
+def _ended_row(name: str, head: GroupHead) -> dict[str, str]:
     return {
         "job": name,
         "state": head.state,
@@ -491,7 +491,7 @@ def sweep(
     A job that is on, and that nobody is in, is removed only after this command has watched it for --abandon-s.
     """
     with open_store(url, of_cluster=False) as store:
-        sweeper = Sweeper(store, namespace=namespace, abandon_s=abandon_s)
+        sweeper = GroupSweeper(store, namespace=namespace, abandon_s=abandon_s)
         swept = sweeper.sweep()
         until = store.clock.now() + watch_s
         while (left_s := until - store.clock.now()) > 0.0:

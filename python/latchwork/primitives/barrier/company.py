@@ -21,7 +21,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.barrier.phases import Board
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
@@ -74,7 +74,7 @@ class Company:
         self._name = name
         self._board_key = f"{name}/board"
         self._on_empty = on_empty
-        self._bell = Bell()
+        self._bell = Notifier()
         self._members: list[object] = []
         self._waiting: list[_Request] = []
         self._thread: Background | None = None

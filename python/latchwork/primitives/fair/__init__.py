@@ -4,6 +4,6 @@ A wing of `latchwork.primitives`, which has the public names. The queue is for t
 """
 
 from latchwork.primitives.fair.rwlock import Side
-from latchwork.primitives.fair.tickets import Place, TicketQueue, await_turn
+from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue, await_turn
 
-__all__ = ["Place", "Side", "TicketQueue", "await_turn"]
+__all__ = ["QueuePosition", "Side", "TicketQueue", "await_turn"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from latchwork.callers import PerCaller
 from latchwork.errors import Closed, ForkedProcess, LatchworkError, LockLost, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import Place, TicketQueue
+from latchwork.primitives.fair.tickets import QueuePosition, TicketQueue
 from latchwork.primitives.waiting.common import Patience, tell
 from latchwork.primitives.waiting.waits import Waiter, Waits
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
@@ -45,7 +45,7 @@ class Hold:
         given_back: set once it is released or closed.
     """
 
-    def __init__(self, place: Place, owner: SessionLock, waiter: Waiter) -> None:
+    def __init__(self, place: QueuePosition, owner: SessionLock, waiter: Waiter) -> None:
         self.place = place
         self.owner = owner
         self.waiter = waiter
@@ -206,7 +206,7 @@ class SessionLock(GuardsWork):
     # What the subclasses say
 
     @abstractmethod
-    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         """Acquire it; None, and nothing left behind, when the time is over or the waiter was called off."""
 
     def _before(self) -> None:
@@ -249,7 +249,7 @@ class SessionLock(GuardsWork):
     async def _holders_in_words(self) -> str:
         return await self._queue.first_in_words()
 
-    async def _had(self, place: Place, waiter: Waiter) -> Hold:
+    async def _had(self, place: QueuePosition, waiter: Waiter) -> Hold:
         hold = Hold(place, self, waiter)
         with self._lock:
             surplus = self._waits.is_closed

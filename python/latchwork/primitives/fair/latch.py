@@ -25,7 +25,7 @@ from latchwork.checks import check_store
 from latchwork.errors import Closed, LatchworkError, NotLeader, OwnershipLost, WaitTimeout
 from latchwork.primitives.fair.tickets import (
     FATAL,
-    Place,
+    QueuePosition,
     Ticket,
     TicketQueue,
     await_turn,
@@ -80,7 +80,7 @@ class LeaderLatch(GuardsWork, Participant):
         what = f"latch {name!r}"
         super().__init__(store, what, f"node {node_id!r}", session, name=f"latch-{node_id}")
         self._queue = TicketQueue(store, name, what, node_id)
-        self._place: Place | None = None
+        self._place: QueuePosition | None = None
         self._session: Session | None = None
         self._state: LatchState = "new"
         self._led: Ownership | None = None
@@ -203,7 +203,7 @@ class LeaderLatch(GuardsWork, Participant):
             await self._queue.clear(self._session, (place.ticket.key,) if place is not None else ())
         self._forget(place)
 
-    def _forget(self, place: Place | None) -> None:
+    def _forget(self, place: QueuePosition | None) -> None:
         """A place is forgotten once its ticket is gone, and not before."""
         with self._changed.mutex:
             if self._place is place:
@@ -384,7 +384,7 @@ class LeaderLatch(GuardsWork, Participant):
             finally:
                 cancel()
 
-    async def _have_place(self, session: Session) -> Place:
+    async def _have_place(self, session: Session) -> QueuePosition:
         """Our place in the queue: the one we have, or a new one at its end."""
         place = self._place
         if place is not None and place.session is session:
@@ -407,7 +407,7 @@ class LeaderLatch(GuardsWork, Participant):
             )
         return led
 
-    def _lead(self, place: Place) -> None:
+    def _lead(self, place: QueuePosition) -> None:
         session = place.session
         with self._changed.mutex:
             led = self._led

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from latchwork.checks import check_store
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Patience, check_name
 from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.session import Session
@@ -49,5 +49,5 @@ class Lock(SessionLock):
         """Who waits, in the order in which they will have it; may be empty."""
         return (await self._queue.tickets())[1:]
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         return await take_turn(self._queue, waiter, patience)

@@ -17,7 +17,7 @@ from latchwork.errors import Closed, Conflict, LatchworkError, LockLost, Outcome
 from latchwork.primitives.fair.holding import Hold, SessionLock
 from latchwork.primitives.fair.tickets import (
     Blocks,
-    Place,
+    QueuePosition,
     Ticket,
     TicketQueue,
     everyone,
@@ -204,5 +204,5 @@ class Side(SessionLock):
         """What this thread holds of this side."""
         return self._of_thread()
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         return await take_turn(self._queue, waiter, patience, blocks=self._blocks, body={"mode": self._mode})

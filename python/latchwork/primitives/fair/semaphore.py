@@ -17,7 +17,7 @@ from latchwork._base.decoding import Decoder, Positive, encode
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, LockLost
 from latchwork.primitives.fair.holding import SessionLock
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, in_order, is_ticket, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, in_order, is_ticket, take_turn
 from latchwork.primitives.waiting.common import Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, get_or_create
 from latchwork.store.session import Session
@@ -101,12 +101,12 @@ class Semaphore(SessionLock):
 
     # Taking a lease
 
-    async def _take(self, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _take(self, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         await waiter.keep_trying(self._agree, patience)
         place = await take_turn(self._queue, waiter, patience)
         if place is None:
             return None
-        lease: Place | None = None
+        lease: QueuePosition | None = None
         try:
             lease = await self._await_lease(place, waiter, patience)
         finally:
@@ -131,7 +131,7 @@ class Semaphore(SessionLock):
             )
         self._agreed = True
 
-    async def _await_lease(self, place: Place, waiter: Waiter, patience: Patience) -> Place | None:
+    async def _await_lease(self, place: QueuePosition, waiter: Waiter, patience: Patience) -> QueuePosition | None:
         """As the first in the queue, wait for a lease and take it; None when time is over or called off."""
         while True:
             lease = await waiter.keep_trying(lambda: self._try_lease(place), patience)
@@ -141,7 +141,7 @@ class Semaphore(SessionLock):
                 self._queue.refuse_lost(place)
                 return None
 
-    async def _try_lease(self, place: Place) -> Place | None:
+    async def _try_lease(self, place: QueuePosition) -> QueuePosition | None:
         """Take a lease if one is free.
 
         Nobody else adds any while our ticket is there, so the leases that are seen can only become fewer.
@@ -166,12 +166,12 @@ class Semaphore(SessionLock):
             except Conflict as error:  # resized meanwhile, or our ticket is gone
                 await self._refuse_gone(place, error)
 
-    async def _move(self, place: Place, size: Entry) -> Entry:
+    async def _move(self, place: QueuePosition, size: Entry) -> Entry:
         lease = Create(self._lease_key(place), place.ticket.value, place.session)
         done = await ask(self._store.commit, [At(size), place.fence], [Delete(place.ticket.key), lease])
         return done.entries[0]
 
-    async def _refuse_gone(self, place: Place, error: Conflict) -> None:
+    async def _refuse_gone(self, place: QueuePosition, error: Conflict) -> None:
         ticket, lease = await ask(self._store.get_many, [place.ticket.key, self._lease_key(place)])
         if ticket is None and lease is None:  # no snapshot: a move of ours may have landed between the reads of the two
             lease = await ask(self._store.get, self._lease_key(place))
@@ -179,10 +179,10 @@ class Semaphore(SessionLock):
             self._queue.refuse_lost(place)
             raise LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it") from error
 
-    def _lease(self, entry: Entry, session: Session) -> Place:
-        return Place(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
+    def _lease(self, entry: Entry, session: Session) -> QueuePosition:
+        return QueuePosition(entry, session, self._store.fence(entry.created, Exists(entry.key), session.fence))
 
-    def _lease_key(self, place: Place) -> str:
+    def _lease_key(self, place: QueuePosition) -> str:
         return f"{self._leases}/{place.name}"
 
     async def _holders_in_words(self) -> str:

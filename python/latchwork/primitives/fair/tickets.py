@@ -121,7 +121,7 @@ def everyone(_ticket: Ticket) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class QueuePosition:
     """Our own ticket, its session, and the fence that proves that it is still there.
 
     Attributes:
@@ -199,7 +199,7 @@ class TicketQueue:
         except LatchworkError:
             return "others"
 
-    async def join(self, session: Session, more: Mapping[str, object] | None = None) -> Place:
+    async def join(self, session: Session, more: Mapping[str, object] | None = None) -> QueuePosition:
         """Create a ticket at the end of the queue by one request, whose answer names who is ahead if the backend can.
 
         A ticket whose creation was cut off is found again by its nonce. If it is not there, or that could not be found
@@ -231,7 +231,9 @@ class TicketQueue:
                 self._disown(nonce, session)
             raise
         fence = self.store.fence(ticket.created, Exists(ticket.key), session.fence)
-        return Place(ticket, session, fence, None if older is None else tuple(filter(is_ticket, older)), is_new=True)
+        return QueuePosition(
+            ticket, session, fence, None if older is None else tuple(filter(is_ticket, older)), is_new=True
+        )
 
     async def _find_or_disown(self, nonce: str, session: Session) -> Entry | None:
         """Find the ticket with this nonce. If it is not there, or not found out, have it removed when it shows."""
@@ -250,7 +252,7 @@ class TicketQueue:
         self.disown(nonce)
         self._expect_late(session, nonce)
 
-    async def ahead(self, place: Place, blocks: Blocks = everyone) -> list[str]:
+    async def ahead(self, place: QueuePosition, blocks: Blocks = everyone) -> list[str]:
         """The keys of the tickets before ours that block it, the nearest last; empty when it is our turn.
 
         A state of the queue that has our ticket will do, however old: all tickets ahead of ours had been created by
@@ -284,21 +286,21 @@ class TicketQueue:
             await ask(self.store.delete, f"{self._name}/{name}")
         return strays
 
-    async def _names_with_ours(self, place: Place) -> set[str]:
+    async def _names_with_ours(self, place: QueuePosition) -> set[str]:
         for stale_ok in (True, False):
             names = await ask(self.store.children, self._name, stale_ok=stale_ok)
             if place.name in names:
                 return set(names)
         raise self.gone(place)
 
-    async def _tickets_with_ours(self, place: Place) -> list[Ticket]:
+    async def _tickets_with_ours(self, place: QueuePosition) -> list[Ticket]:
         for stale_ok in (True, False):
             tickets = await self.tickets(stale_ok=stale_ok)
             if any(ticket.key == place.ticket.key for ticket in tickets):
                 return tickets
         raise self.gone(place)
 
-    async def are_gone(self, place: Place, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
+    async def are_gone(self, place: QueuePosition, ahead: Sequence[str], names: Iterable[str] | None = None) -> bool:
         """Whether tickets that were seen ahead of ours are gone, by a state of the queue that has ours, as above.
 
         Args:
@@ -313,17 +315,17 @@ class TicketQueue:
         left = {f"{self._name}/{name}" for name in names}
         return place.ticket.key in left and left.isdisjoint(ahead)
 
-    async def has_nobody_ahead(self, place: Place, ahead: Iterable[str]) -> bool:
+    async def has_nobody_ahead(self, place: QueuePosition, ahead: Iterable[str]) -> bool:
         """Whether ours is there, and each of these that were seen ahead is gone by now, or nobody's."""
         there = {ticket.key for ticket in await self.tickets()}
         return place.ticket.key in there and there.isdisjoint(ahead)
 
-    def gone(self, place: Place) -> LockLost:
+    def gone(self, place: QueuePosition) -> LockLost:
         """The error to raise when our ticket is gone; raises ``SessionLost`` itself if our session has ended."""
         self.refuse_lost(place)
         return LockLost(f"ticket {place.ticket.key!r} in {self.what} is gone, somebody deleted it; queue again")
 
-    def refuse_lost(self, place: Place) -> None:
+    def refuse_lost(self, place: QueuePosition) -> None:
         """Raise ``SessionLost`` if our session has ended."""
         if place.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a ticket in {self.what} has ended; queue again with another session")
@@ -333,11 +335,11 @@ class TicketQueue:
         with self._lock:
             self._strays.add(nonce)
 
-    async def leave(self, place: Place) -> bool:
+    async def leave(self, place: QueuePosition) -> bool:
         """Delete our ticket; see ``discard``."""
         return await self.discard(place.session, (place.ticket.key,))
 
-    def leave_later(self, place: Place, more: Iterable[str] = ()) -> None:
+    def leave_later(self, place: QueuePosition, more: Iterable[str] = ()) -> None:
         """Delete our ticket in the background, then more keys."""
         self._clear_later(place.session, (place.ticket.key, *more))
 
@@ -498,7 +500,7 @@ async def take_turn(
     blocks: Blocks = everyone,
     body: Mapping[str, object] | None = None,
     on_ahead: Callable[[int], None] | None = None,
-) -> Place | None:
+) -> QueuePosition | None:
     """Queue, and wait until nothing that blocks is ahead; None when time is over or the waiter was called off.
 
     No ticket is left behind when it ends without a place. ``on_ahead`` is called with how many block us, whenever that
@@ -524,7 +526,7 @@ async def take_turn(
 
 async def await_turn(  # noqa: PLR0917 - as ``take_turn``
     queue: TicketQueue,
-    place: Place,
+    place: QueuePosition,
     waiter: Waiter,
     patience: Patience,
     blocks: Blocks = everyone,
@@ -546,7 +548,12 @@ def _nobody(_ahead: int) -> None:
 
 
 async def _await_turn(  # noqa: PLR0917 - one caller
-    queue: TicketQueue, place: Place, waiter: Waiter, patience: Patience, blocks: Blocks, tell: Callable[[int], None]
+    queue: TicketQueue,
+    place: QueuePosition,
+    waiter: Waiter,
+    patience: Patience,
+    blocks: Blocks,
+    tell: Callable[[int], None],
 ) -> bool:
     over: set[str] = set()  # for good; an older state of the queue may go on showing them for a while
     while True:

@@ -20,8 +20,8 @@ from typing import Literal
 from latchwork._base.decoding import encode
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import FATAL, Place, Ticket, TicketQueue, until_over
-from latchwork.primitives.group.log import Head, Journal, State, Step
+from latchwork.primitives.fair.tickets import FATAL, QueuePosition, Ticket, TicketQueue, until_over
+from latchwork.primitives.group.log import Journal, LogHead, State, ViewChangeStep
 from latchwork.primitives.group.views import STAND_IN_S, View, ViewChange, difference, member_id
 from latchwork.primitives.waiting.common import Patience
 from latchwork.primitives.waiting.participant import is_open
@@ -138,7 +138,7 @@ class Replica:
 
     async def advance(self, entry: Entry) -> None:
         """Go on to the view of a head, by the steps from ours if they are all there, else from the base."""
-        head = Head.of(entry)
+        head = LogHead.of(entry)
         with self._lock:
             follows = self._head is not None and self._life == head.life
             number = self._state.number
@@ -151,7 +151,7 @@ class Replica:
             if newest is not None:
                 self._adopt(newest, state)
 
-    def applied(self, entry: Entry, head: Head, steps: Iterable[Step]) -> None:
+    def applied(self, entry: Entry, head: LogHead, steps: Iterable[ViewChangeStep]) -> None:
         """Take these steps, which lead to a head; those that were taken already are left out."""
         with self._lock:
             if self._head is not None and (self._life != head.life or entry.token <= self._head.token):
@@ -171,7 +171,7 @@ class Replica:
             if self._head is not None and entry.token <= self._head.token:
                 return
             view, told = state.view(), self._told
-            self._head, self._life, self._state, self._told = entry, Head.of(entry).life, state, view
+            self._head, self._life, self._state, self._told = entry, LogHead.of(entry).life, state, view
             if told is None:
                 self._tell([_whole(view)])
             elif told != view:
@@ -379,7 +379,7 @@ class Follower:
                 _log.exception("%s: writing views failed unexpectedly and is tried again", self._what)
             await waiter.pause(backoff.next_s())
 
-    async def _is_called(self, place: Place, waiter: Waiter) -> bool:
+    async def _is_called(self, place: QueuePosition, waiter: Waiter) -> bool:
         """Wait until nobody is ahead of us, or nobody but the writer; False when called off."""
         over = ""
         while not waiter.is_off:
@@ -391,7 +391,7 @@ class Follower:
             over = ahead[-1]
         return False
 
-    async def _write(self, place: Place, waiter: Waiter) -> None:
+    async def _write(self, place: QueuePosition, waiter: Waiter) -> None:
         """Write a view when the members are not those of the newest one: at once, or as the deputy a little later."""
         duty = Duty(is_writer=await self._become_writer(place))
         tokens: dict[str, int] = {}
@@ -440,7 +440,7 @@ class Follower:
             self._replica.applied(entry, head, [step])
             _log.info("%s: view %d changes %d members", self._what, step.number, step.changes)
 
-    async def _become_writer(self, place: Place) -> bool:
+    async def _become_writer(self, place: QueuePosition) -> bool:
         """Say in our ticket that we write, if nobody is ahead of us: who is next becomes the deputy."""
         if await self._seats.ahead(place):
             return False

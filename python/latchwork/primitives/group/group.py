@@ -21,7 +21,7 @@ from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, No
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
 from latchwork.primitives.group.follower import Views
-from latchwork.primitives.group.log import Head, Journal
+from latchwork.primitives.group.log import Journal, LogHead
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
 from latchwork.primitives.waiting.common import Identity, Patience, check_name
@@ -207,7 +207,7 @@ class Group(Participant):
         self._home.check()
         patience = Patience(self._store.clock, timeout_s)
         head = await ask(self._store.get, self._journal.head_key)
-        newer = 2 if head is None else Head.of(head).number + 2  # its writer looked at the members after this
+        newer = 2 if head is None else LogHead.of(head).number + 2  # its writer looked at the members after this
         backoff = Backoff()
         while True:
             now = await steps_of(self.members)()

@@ -44,7 +44,7 @@ _PAGE = 90
 _ATTEMPTS = 20
 
 
-class Stored(Struct, frozen=True, array_like=True):
+class LoggedMember(Struct, frozen=True, array_like=True):
     """A member as a step has it: a JSON array.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stored(Struct, frozen=True, array_like=True):
     record: StoredMember
 
     @classmethod
-    def of(cls, entry: Entry) -> Stored:
+    def of(cls, entry: Entry) -> LoggedMember:
         """The member whose key this is."""
         return cls(entry.token, entry.created, StoredMember.at(entry))
 
@@ -67,7 +67,7 @@ class Stored(Struct, frozen=True, array_like=True):
         return self.record.member(name, self.created)
 
 
-class Step(Struct, frozen=True):
+class ViewChangeStep(Struct, frozen=True):
     """From one view to the next.
 
     Attributes:
@@ -77,7 +77,7 @@ class Step(Struct, frozen=True):
     """
 
     number: Positive
-    written: Mapping[str, Stored]
+    written: Mapping[str, LoggedMember]
     gone: Sequence[str]
 
     @property
@@ -86,7 +86,7 @@ class Step(Struct, frozen=True):
         return len(self.written) + len(self.gone)
 
 
-class Head(Struct, frozen=True):
+class LogHead(Struct, frozen=True):
     """Where the log is, and what is kept of it.
 
     Attributes:
@@ -105,10 +105,10 @@ class Head(Struct, frozen=True):
     base: Count = 0
     chunks: Count = 0
     changes: Count = 0
-    step: Step | None = None
+    step: ViewChangeStep | None = None
 
     @classmethod
-    def of(cls, entry: Entry) -> Head:
+    def of(cls, entry: Entry) -> LogHead:
         """What is stored.
 
         Raises:
@@ -121,19 +121,19 @@ class Head(Struct, frozen=True):
         return encode(self)
 
 
-_HEAD: Decoder[Head] = Decoder(Head, "views", _OTHER)
+_HEAD: Decoder[LogHead] = Decoder(LogHead, "views", _OTHER)
 
 
-_STEP: Decoder[Step] = Decoder(Step, "a step of views", _OTHER)
+_STEP: Decoder[ViewChangeStep] = Decoder(ViewChangeStep, "a step of views", _OTHER)
 
 
-_BASE: Decoder[dict[str, Stored]] = Decoder(dict[str, Stored], "a base of views", _OTHER)
+_BASE: Decoder[dict[str, LoggedMember]] = Decoder(dict[str, LoggedMember], "a base of views", _OTHER)
 
 
 class State:
     """The members of one view, and how to get to the next. One thread at a time."""
 
-    def __init__(self, number: int = 0, members: Mapping[str, Stored] | None = None) -> None:
+    def __init__(self, number: int = 0, members: Mapping[str, LoggedMember] | None = None) -> None:
         self.number = number
         self._stored = dict(members or {})
         self._sorted = sorted((each.member(name) for name, each in self._stored.items()), key=_by_id)
@@ -153,7 +153,7 @@ class State:
         """The view."""
         return View(self.number, tuple(self._sorted))
 
-    def apply(self, step: Step) -> ViewChange:
+    def apply(self, step: ViewChangeStep) -> ViewChange:
         """Go on to the next view, by the step that leads to it."""
         old: dict[str, GroupMember] = {}
         for name in (*step.gone, *step.written):
@@ -168,12 +168,12 @@ class State:
         self.number = step.number
         return change(self.view(), old, new)
 
-    def step(self, found: Mapping[str, Entry | None]) -> Step | None:
+    def step(self, found: Mapping[str, Entry | None]) -> ViewChangeStep | None:
         """The step to the view that has these members as they were found, None for one that is not there.
 
         None when the view has them like that already. What is too much for one step is left for the next.
         """
-        written: dict[str, Stored] = {}
+        written: dict[str, LoggedMember] = {}
         gone: list[str] = []
         size = 0
         for name, entry in found.items():
@@ -181,16 +181,16 @@ class State:
                 if name in self._stored:
                     gone.append(name)
             elif self.token(name) != entry.token:
-                written[name] = Stored.of(entry)
+                written[name] = LoggedMember.of(entry)
                 size += len(entry.value)
             if len(written) + len(gone) >= MOST_CHANGES or size >= MOST_STEP_BYTES:
                 break
-        return Step(self.number + 1, written, gone) if written or gone else None
+        return ViewChangeStep(self.number + 1, written, gone) if written or gone else None
 
     def chunks(self) -> list[bytes]:
         """The base of this view, in parts small enough to be stored; may be empty."""
         parts: list[bytes] = []
-        part: dict[str, Stored] = {}
+        part: dict[str, LoggedMember] = {}
         size = 0
         for name, stored in self._stored.items():
             part[name] = stored
@@ -201,19 +201,19 @@ class State:
         return [*parts, encode(part)] if part else parts
 
     @classmethod
-    def of(cls, head: Head, chunks: Iterable[Entry]) -> State:
+    def of(cls, head: LogHead, chunks: Iterable[Entry]) -> State:
         """The state of a head's base.
 
         Raises:
             BadRecord: what is stored is no base.
         """
-        members: dict[str, Stored] = {}
+        members: dict[str, LoggedMember] = {}
         for entry in chunks:
             members.update(_BASE.decode_entry(entry))
         return cls(head.base, members)
 
 
-def read_step(entry: Entry) -> Step:
+def read_step(entry: Entry) -> ViewChangeStep:
     """A step that is stored by itself.
 
     Raises:
@@ -222,7 +222,7 @@ def read_step(entry: Entry) -> Step:
     return _STEP.decode_entry(entry)
 
 
-def write_step(step: Step) -> bytes:
+def write_step(step: ViewChangeStep) -> bytes:
     """What to store."""
     return encode(step)
 
@@ -242,7 +242,7 @@ class Journal:
         for _ in range(_ATTEMPTS):
             if entry is None:
                 return None, State()
-            head = Head.of(entry)
+            head = LogHead.of(entry)
             chunks = await self._read(f"base/{head.life}/{head.base:012d}-{part:04d}" for part in range(head.chunks))
             steps = await self.steps(head, head.base)
             if steps is not None and None not in chunks:
@@ -253,7 +253,7 @@ class Journal:
             entry = await ask(self._store.get, self.head_key)  # it was cleaned away while we read
         raise LatchworkError(f"the views of {self._what} are incomplete: remove the group, its members begin anew")
 
-    async def steps(self, head: Head, after: int) -> list[Step] | None:
+    async def steps(self, head: LogHead, after: int) -> list[ViewChangeStep] | None:
         """The steps that lead from a view to the newest, in order; None when they are not all there any more."""
         if after + 1 < head.first:
             return None
@@ -261,7 +261,9 @@ class Journal:
         found = await self._read(_step_key(head.life, n) for n in range(after + 1, head.number + 1 - len(last)))
         return None if None in found else [*(read_step(each) for each in found if each is not None), *last]
 
-    async def append(self, at: Entry | None, state: State, names: Iterable[str]) -> tuple[Entry, Head, Step] | None:
+    async def append(
+        self, at: Entry | None, state: State, names: Iterable[str]
+    ) -> tuple[Entry, LogHead, ViewChangeStep] | None:
         """Write the next view, with these members as they are now; None if the newest view has them so already.
 
         The members are read after the head, which must still be as it was when the view is written: so no view is
@@ -275,7 +277,7 @@ class Journal:
         step = state.step(dict(zip(names, found, strict=True)))
         if step is None:
             return None
-        before = Head(uuid.uuid4().hex[:12]) if at is None else Head.of(at)
+        before = LogHead(uuid.uuid4().hex[:12]) if at is None else LogHead.of(at)
         ended = [] if at is not None else await self._lives()
         based = await self._based(before, state)
         data = write_step(step)
@@ -291,7 +293,7 @@ class Journal:
             _log.info("%s: old views are not cleaned away yet: %s", self._what, error)
         return written.entries[0], head, step
 
-    async def _based(self, head: Head, state: State) -> Head:
+    async def _based(self, head: LogHead, state: State) -> LogHead:
         """The head with a base of this state, written if it is time; nobody reads that before the head names it."""
         due = BASE_CHANGES + BASE_CHANGES_PER_MEMBER * len(state)
         if head.changes < due:
@@ -301,7 +303,7 @@ class Journal:
             await ask(self._store.put, self._key(f"base/{head.life}/{state.number:012d}-{part:04d}"), chunk)
         return replace(head, first=head.base + 1, base=state.number, chunks=len(chunks), changes=0)
 
-    async def _sweep(self, head: Head) -> None:
+    async def _sweep(self, head: LogHead) -> None:
         """Delete the steps and bases that nobody needs any more."""
         for kind, least in (("log", head.first), ("base", head.base)):
             names = await ask(self._store.children, self._key(f"{kind}/{head.life}"))

@@ -172,7 +172,7 @@ async def _holders(table: LockTable, owners: list[str]) -> dict[str, LockHolder]
     return holders
 
 
-class Sweeper:
+class LockSweeper:
     """Removes what dead owners left, and remembers since when locks are free. One sweep at a time."""
 
     def __init__(self, table: LockTable) -> None:

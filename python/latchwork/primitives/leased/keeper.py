@@ -20,7 +20,7 @@ from typing import TypeVar
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
-from latchwork.primitives.leased.protocol import Doubt
+from latchwork.primitives.leased.protocol import InDoubt
 from latchwork.primitives.leased.thread import KeeperThread
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
@@ -60,7 +60,7 @@ class Taker(KeeperThread):
         """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
         while left := [name for name in names if name not in granted]:
             owner = await self._use_owner(claimer)
-            written: dict[str, Entry | Doubt] = {}
+            written: dict[str, Entry | InDoubt] = {}
             try:
                 await self._table.take(left, owner.id, written, heir_of=heir_of)
             except Conflict:
@@ -103,10 +103,10 @@ class Taker(KeeperThread):
         self._wake.set()
         _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
 
-    def _grant(self, owner: LockOwner, written: dict[str, Entry | Doubt], claimer: object) -> dict[str, HeldLock]:
+    def _grant(self, owner: LockOwner, written: dict[str, Entry | InDoubt], claimer: object) -> dict[str, HeldLock]:
         holds, doubts = [], []
         for name, what in written.items():
-            if isinstance(what, Doubt):
+            if isinstance(what, InDoubt):
                 doubts.append(what)
             else:
                 holds.append(HeldLock(owner, name, what, self._store.fence(what.token, At(what))))

@@ -23,7 +23,7 @@ from latchwork.primitives.leased.protocol import raised_ttl_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.common import check_name, check_text, tell
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import listen
 from latchwork.store.steps import Signal, Steps, driven, ending, steps_of
 from latchwork.store.store import Store
@@ -71,7 +71,7 @@ class PersistentLock(GuardsWork):
         self._entered = PerCaller()  # the hold of a thread's own ``with``: it must not release another's
         self._acquiring: set[object] = set()
         self._closing = Signal()
-        self._home = Home(f"lock {name!r}")
+        self._home = ForkGuard(f"lock {name!r}")
         self._lost_listeners: dict[object, Callable[[], None]] = {}
         self._failed_listeners: dict[object, Callable[[BaseException, float], None]] = {}
         self._listening = ExitStack()

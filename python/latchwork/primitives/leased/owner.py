@@ -19,7 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.leased.protocol import TAKEOVER_FACTOR, OwnerRecord, grace_s
 from latchwork.primitives.leased.table import LockTable
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.store.lease import Lease, Renewer
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, Steps, ending
@@ -61,7 +61,7 @@ class LockOwner(Renewer):
         self,
         clock: Clock,
         ttl_s: float,
-        home: Home,
+        home: ForkGuard,
         *,
         session: Session | None = None,
         renew: Callable[[LockOwner], Future[float]],

@@ -201,7 +201,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class InDoubt:
     """A write of L that may have landed or may land yet; ``before`` is L as that write's check wants it."""
 
     name: str

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from latchwork.clock import Clock
 from latchwork.errors import Closed
 from latchwork.primitives.leased.owner import HeldLock, LockOwner
-from latchwork.primitives.leased.protocol import Doubt
-from latchwork.store.driving.bell import Bell
+from latchwork.primitives.leased.protocol import InDoubt
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Step
 
 #: An owner without locks is given up after so many TTLs, so that an idle keeper writes nothing.
@@ -31,12 +31,12 @@ class Holdings:
         self.current: LockOwner | None = None
         self.ids: set[str] = set()
         self._clock = clock
-        self._changed = Bell()
+        self._changed = Notifier()
         self._is_closed = False
         self._making: LockOwner | None = None
         self._ended: list[LockOwner] = []
         self._busy: dict[str, object] = {}
-        self._doubts: dict[str, Doubt] = {}
+        self._doubts: dict[str, InDoubt] = {}
 
     def close(self) -> list[HeldLock] | None:
         """Refuse everything new; returns what is held, lost holds included, or None if it was closed already."""
@@ -157,7 +157,7 @@ class Holdings:
             return [name for name in names if name in self._busy]
 
     def grant(
-        self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[Doubt], claimer: object
+        self, owner: LockOwner, holds: Sequence[HeldLock], doubts: Iterable[InDoubt], claimer: object
     ) -> dict[str, HeldLock]:
         """Hold what was taken, by name, and note what may have been taken. Ends this call's use of the owner."""
         with self._changed.mutex:
@@ -165,7 +165,7 @@ class Holdings:
             owner.idle_since = self._clock.now()
             self._doubts.update({doubt.name: doubt for doubt in doubts})
             if self._is_closed or owner.is_over:  # too late: these are no holds, and must not stay in anybody's way
-                self._doubts.update({held.name: Doubt(held.name, held.entry) for held in holds})
+                self._doubts.update({held.name: InDoubt(held.name, held.entry) for held in holds})
                 return {}
             for held in holds:
                 for ended in self._ended:  # a lock that a lost owner held was taken again
@@ -173,13 +173,13 @@ class Holdings:
                 owner.held[held.name] = held
         return {held.name: held for held in holds}
 
-    def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[Doubt]:
+    def take_back(self, holds: Iterable[HeldLock], claimer: object) -> list[InDoubt]:
         """Forget these holds, and claim their names for their release; returns the doubts about it.
 
         The doubts are noted before the release is sent, so that they are settled however it ends.
         """
         with self._changed.mutex:
-            doubts = [Doubt(held.name, held.entry) for held in holds]
+            doubts = [InDoubt(held.name, held.entry) for held in holds]
             self._doubts.update({doubt.name: doubt for doubt in doubts})
             for held in holds:
                 if held.owner.held.get(held.name) is held:
@@ -191,12 +191,12 @@ class Holdings:
     # Doubts
 
     @property
-    def doubts(self) -> list[Doubt]:
+    def doubts(self) -> list[InDoubt]:
         """Writes that may have landed or may still land."""
         with self._changed.mutex:
             return list(self._doubts.values())
 
-    def begin_settling(self, doubt: Doubt, claimer: object) -> frozenset[str] | None:
+    def begin_settling(self, doubt: InDoubt, claimer: object) -> frozenset[str] | None:
         """Claim the name of a doubt; returns the owners whose lock may be freed, or None if there is nothing to do."""
         name = doubt.name
         with self._changed.mutex:
@@ -209,7 +209,7 @@ class Holdings:
             # A lost hold may still be at work: its lock is left to run out, or to be released by who holds it.
             return frozenset(self.ids - {held.owner.id for held in self._all_held() if held.name == name})
 
-    def settled(self, doubts: Iterable[Doubt]) -> None:
+    def settled(self, doubts: Iterable[InDoubt]) -> None:
         """These are no doubts any more."""
         with self._changed.mutex:
             for doubt in doubts:

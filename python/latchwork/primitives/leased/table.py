@@ -24,7 +24,7 @@ from latchwork.primitives.leased.protocol import (
     LOCKS,
     OWNERS,
     SIGN,
-    Doubt,
+    InDoubt,
     LockRecord,
     OwnerRecord,
     Sighting,
@@ -145,7 +145,7 @@ class LockTable:
     # Writing
 
     async def take(
-        self, names: Sequence[str], me: str, written: dict[str, Entry | Doubt], *, heir_of: str | None = None
+        self, names: Sequence[str], me: str, written: dict[str, Entry | InDoubt], *, heir_of: str | None = None
     ) -> None:
         """Take each lock that may be taken for the owner ``me``.
 
@@ -193,12 +193,14 @@ class LockTable:
         return takes
 
     async def _write(
-        self, takes: dict[str, Take], entries: dict[str, Entry | None], written: dict[str, Entry | Doubt]
+        self, takes: dict[str, Take], entries: dict[str, Entry | None], written: dict[str, Entry | InDoubt]
     ) -> None:
         if not takes:
             return
         checks, ops = _merge(takes.values())
-        written.update({name: Doubt(name, entries[name]) for name in takes})  # before it is sent: it may be interrupted
+        written.update(
+            {name: InDoubt(name, entries[name]) for name in takes}
+        )  # before it is sent: it may be interrupted
         try:
             done = await ask(self.store.commit, checks, ops)
         except OutcomeUnknown as error:
@@ -237,7 +239,7 @@ class LockTable:
                 raise OutcomeUnknown(f"releasing {_some(batch)}: {error}") from error
         return gone
 
-    async def settle(self, doubt: Doubt, ours: frozenset[str]) -> None:
+    async def settle(self, doubt: InDoubt, ours: frozenset[str]) -> None:
         """Make sure that a doubtful write has not landed and never will: the lock is not ours afterwards.
 
         Args:

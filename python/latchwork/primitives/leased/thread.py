@@ -12,12 +12,12 @@ from functools import partial
 
 from latchwork.errors import Closed, LatchworkError, LockLost, Unavailable
 from latchwork.interrupts import mutex
-from latchwork.primitives.leased.inspect import Sweeper
+from latchwork.primitives.leased.inspect import LockSweeper
 from latchwork.primitives.leased.owner import HeldLock, LockOwner, Renewals, SessionOfTheMoment
 from latchwork.primitives.leased.protocol import (
     LEAST_TTL_S,
     OWNERS,
-    Doubt,
+    InDoubt,
     OwnerRecord,
     raised_ttl_s,
 )
@@ -27,7 +27,7 @@ from latchwork.primitives.leased.waits import LockWaits
 from latchwork.primitives.waiting.common import Announcer, Identity, Starts, check_least, check_text
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
-from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.mirror import Mirror
 from latchwork.store.observers import listen
 from latchwork.store.steps import Pause, Signal, ending, run, steps_of, undone_if_interrupted
@@ -54,9 +54,9 @@ class KeeperThread(Starts):
         self._table = LockTable(store)
         self._store = self._table.store
         self._clock = store.clock
-        self._sweeper = Sweeper(self._table)
+        self._sweeper = LockSweeper(self._table)
         self._state = Holdings(store.clock)
-        self._home = Home("a lock keeper")
+        self._home = ForkGuard("a lock keeper")
         identity = Identity()
         self._record = OwnerRecord(self.ttl_s, owner_label, identity.host, identity.pid)
         self._renewals = Renewals(self._table, self._record, session)
@@ -263,7 +263,7 @@ class KeeperThread(Starts):
             return False
         return True
 
-    async def _settle(self, doubt: Doubt) -> None:
+    async def _settle(self, doubt: InDoubt) -> None:
         ours = self._state.begin_settling(doubt, doubt)
         if ours is None:
             return

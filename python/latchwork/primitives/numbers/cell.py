@@ -20,7 +20,7 @@ from latchwork._base.decoding import Count, Decoder, encode
 from latchwork.errors import Conflict, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives.waiting.common import Patience
 from latchwork.store.backoff import Backoff
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, Steps, ask
 from latchwork.store.store import Store
 from latchwork.types import Absent, At, Check, Entry, Fence, Op, Put
@@ -117,7 +117,7 @@ class Cell:
         self._store = store
         self._key = key
         self._what = what
-        self._home = Home(what)
+        self._home = ForkGuard(what)
         self._written: Reading | None = None  # by our last change
         self._is_alone = False  # no other client changed it between our last two changes
 

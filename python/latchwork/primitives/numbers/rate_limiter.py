@@ -27,7 +27,7 @@ from latchwork._base.decoding import MOST_DURATION_S, Count, Decoder, Positive, 
 from latchwork.checks import check_store
 from latchwork.errors import BadRecord, Conflict, LatchworkError, WaitTimeout
 from latchwork.interrupts import call_after_finalizer, mutex
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.waiting.common import Closes, Patience, check_name, check_whole
 from latchwork.primitives.waiting.waits import Waiter, Waits, get_or_create
 from latchwork.store.session import Session
@@ -260,7 +260,7 @@ class RateLimiter(Closes):
             if not is_gone:
                 await self._queue.leave(place)
 
-    async def _try_take(self, count: int, place: Place | None) -> float | None:
+    async def _try_take(self, count: int, place: QueuePosition | None) -> float | None:
         """Take permits if they may be given now: 0.0; else how long to wait; None when the answer came too late."""
         clock = self._store.clock
         if self._watch is None:

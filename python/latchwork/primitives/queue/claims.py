@@ -22,7 +22,7 @@ from latchwork.primitives.queue.items import Names, QueueItem, index_op, letter_
 from latchwork.primitives.waiting.common import Patience, check_text
 from latchwork.primitives.waiting.waits import Waiter, check_member
 from latchwork.primitives.waiting.work import GuardsWork, Ownership
-from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.observers import check_listener
 from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
@@ -92,7 +92,7 @@ class QueueClaim(GuardsWork):
         self._claim = claim
         self._session = session
         self._what = info.item(item)
-        self._home = Home(self._what)
+        self._home = ForkGuard(self._what)
         self._has_ended = False
         self._is_ending = False
         self._is_in_doubt = False

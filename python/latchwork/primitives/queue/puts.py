@@ -30,14 +30,14 @@ from latchwork.types import Check, Entry, Op, Put
 _CELL_PATIENCE_S = 30.0
 
 
-class Room(Struct, frozen=True):
+class Capacity(Struct, frozen=True):
     """The capacity of a queue, None for no limit, and how many puts it has room for without counting its items."""
 
     capacity: Positive | None
     free: Whole = 0
 
     @classmethod
-    def of(cls, entry: Entry) -> Room:
+    def of(cls, entry: Entry) -> Capacity:
         """Read what is stored.
 
         Raises:
@@ -50,7 +50,7 @@ class Room(Struct, frozen=True):
         return encode(self)
 
 
-_ROOM: Decoder[Room] = Decoder(Room, "a capacity of a queue", "use another name")
+_ROOM: Decoder[Capacity] = Decoder(Capacity, "a capacity of a queue", "use another name")
 
 
 class _Full(Exception):
@@ -173,19 +173,19 @@ class OrderedPuts:
         if self._capacity is None:
             return []
         entry = await ask(self._store.get, self._names.room)
-        free = 0 if entry is None else Room.of(entry).free
+        free = 0 if entry is None else Capacity.of(entry).free
         if free < count:
             free = self._capacity - await self._count()
         if free < count:
             raise _Full
-        return [Put(self._names.room, Room(self._capacity, free - count).to_bytes())]
+        return [Put(self._names.room, Capacity(self._capacity, free - count).to_bytes())]
 
     async def agree(self) -> int | None:
         """Return the capacity, as stored by the first use."""
         if self._is_agreed:
             return self._capacity
-        entry = await get_or_create(self._store, self._names.room, Room(self._capacity).to_bytes())
-        stored = Room.of(entry).capacity
+        entry = await get_or_create(self._store, self._names.room, Capacity(self._capacity).to_bytes())
+        stored = Capacity.of(entry).capacity
         if self._capacity not in {None, stored}:
             raise LatchworkError(
                 f"{self._what} has a capacity of {stored}, not {self._capacity}; make it with that, or use another name"

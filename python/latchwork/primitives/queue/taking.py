@@ -77,7 +77,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Try:
+class TakeTry:
     """One item that is to be taken: as it was read, as it would be, and what the caller adds."""
 
     entry: Entry
@@ -93,9 +93,9 @@ class Try:
         return len(self.entry.value) + 4 * len(self.entry.key) + values + 400
 
 
-def batch_of(tries: Sequence[Try], most: int) -> list[Try]:
+def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
     """Return the first of these that fit into one transaction, at most so many and at least one."""
-    batch: list[Try] = []
+    batch: list[TakeTry] = []
     keys: set[str] = set()
     checks: set[Check] = set()
     writes = size = 0
@@ -112,7 +112,7 @@ def batch_of(tries: Sequence[Try], most: int) -> list[Try]:
     return batch
 
 
-def blamed(batch: Sequence[Try], failed: Sequence[object]) -> tuple[list[Try], list[Try]]:
+def blamed(batch: Sequence[TakeTry], failed: Sequence[object]) -> tuple[list[TakeTry], list[TakeTry]]:
     """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
     keys = {getattr(each, "key", None) for each in failed}
     lost = [each for each in batch if each.entry.key in keys or each.claim_key in keys]
@@ -120,7 +120,7 @@ def blamed(batch: Sequence[Try], failed: Sequence[object]) -> tuple[list[Try], l
     return lost, refused
 
 
-def _is_refused(each: Try, failed: Sequence[object], keys: set[str | None]) -> bool:
+def _is_refused(each: TakeTry, failed: Sequence[object], keys: set[str | None]) -> bool:
     return any(check in failed for check in each.checks) or any(op.key in keys for op in each.ops)
 
 
@@ -287,7 +287,7 @@ class Taking:
 
         When others were faster, it continues at a random item of the page, so that takers spread out.
         """
-        tries: list[Try] = []
+        tries: list[TakeTry] = []
         while len(claims) < wish.limit:
             left = wish.limit - len(claims)
             while free and len(tries) < min(left, MOST_TOGETHER):
@@ -309,12 +309,12 @@ class Taking:
                     free, tries = _from_anywhere([*(each.entry for each in tries), *free]), []
         return [*(each.entry for each in tries), *free]
 
-    async def _report_refused(self, refused: Iterable[Try], wish: Wish) -> None:
+    async def _report_refused(self, refused: Iterable[TakeTry], wish: Wish) -> None:
         for each in refused:
             if wish.on_refused is not None:
                 await called(wish.on_refused, QueueItem.of(each.entry))
 
-    async def _try_of(self, entry: Entry, wish: Wish) -> Try | None:
+    async def _try_of(self, entry: Entry, wish: Wish) -> TakeTry | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
             item = QueueItem.of(entry)
@@ -328,7 +328,7 @@ class Taking:
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
-        return Try(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
+        return TakeTry(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
 
     async def bury(self, item: QueueItem, extra: Extra) -> bool:
         """Make a dead letter of an item that no client has claimed: its takers died, or its record is broken."""
@@ -348,7 +348,7 @@ class Taking:
                 _log.warning("%s: item %s is a dead letter: %s", self._what, item.path, item.why)
                 return True
 
-    async def _claim(self, batch: Sequence[Try], session: Session) -> list[QueueClaim]:
+    async def _claim(self, batch: Sequence[TakeTry], session: Session) -> list[QueueClaim]:
         """Claim these, all or none."""
         nonce = new_id()
         body = encode({**self._about, "nonce": nonce})

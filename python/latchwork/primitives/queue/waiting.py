@@ -18,7 +18,7 @@ from functools import partial
 from latchwork._base.decoding import encode, read_object
 from latchwork.errors import BadRecord
 from latchwork.interrupts import mutex
-from latchwork.primitives.fair.tickets import Place, Ticket, TicketQueue, take_turn
+from latchwork.primitives.fair.tickets import QueuePosition, Ticket, TicketQueue, take_turn
 from latchwork.primitives.queue.claims import QueueClaim, QueueInfo
 from latchwork.primitives.queue.items import Names, QueueItem, place_of
 from latchwork.primitives.queue.pages import Pages
@@ -41,7 +41,7 @@ Wait = Callable[[str, Waiter, Patience, Accept], Steps["IsFree | None"]]
 
 
 @dataclass(slots=True, eq=False)
-class Head:
+class LineHead:
     """The head of a line, while a waiter of this object is there. One thread at a time.
 
     Attributes:
@@ -51,7 +51,7 @@ class Head:
         is_watching: whether the watch was opened.
     """
 
-    place: Place
+    place: QueuePosition
     waiter: Waiter
     seen: IsFree
     is_watching: bool = False
@@ -66,7 +66,7 @@ class Waiting:
         self._label = label
         self._lines: dict[str, TicketQueue] = {}
         self._lock = mutex()
-        self._heads: dict[str, Head] = {}
+        self._heads: dict[str, LineHead] = {}
         self._seen: dict[str, IsFree] = {}
         self._is_closed = False
 
@@ -88,7 +88,7 @@ class Waiting:
         if place is None:
             return None
         found = False
-        head = Head(place, waiter, self._watcher(partition, accept))
+        head = LineHead(place, waiter, self._watcher(partition, accept))
         try:
             found = await self._sees_one(partition, head, patience)
         finally:
@@ -119,7 +119,7 @@ class Waiting:
         if place is None:
             return []
         claims: list[QueueClaim] = []
-        head = Head(place, waiter, self._watcher(partition, accept))
+        head = LineHead(place, waiter, self._watcher(partition, accept))
         try:
             while not claims and await self._sees_one(partition, head, patience):
                 known = head.seen.free_items(_KNOWN)
@@ -138,7 +138,7 @@ class Waiting:
         head = self._heads.get(partition)
         return None if head is None else head.waiter
 
-    def _kept_head(self, partition: str) -> Head | None:
+    def _kept_head(self, partition: str) -> LineHead | None:
         with self._lock:
             return self._heads.pop(partition, None)
 
@@ -174,7 +174,7 @@ class Waiting:
                 place = await take_turn(self.line(partition), waiter, patience, blocks=_blocks, on_ahead=on_ahead)
                 if place is None:
                     return None
-                head = Head(place, waiter, self._watcher(partition, accept))
+                head = LineHead(place, waiter, self._watcher(partition, accept))
                 self._seen[partition] = head.seen
             found = await self._sees_one(partition, head, patience)
             is_kept = self._keep(partition, head)
@@ -184,7 +184,7 @@ class Waiting:
                 await self.line(partition).leave(head.place)
         return head.seen if found else None
 
-    def _keep(self, partition: str, head: Head) -> bool:
+    def _keep(self, partition: str, head: LineHead) -> bool:
         with self._lock:
             if self._is_closed or head.waiter.is_off or head.seen.lets_pass:
                 return False
@@ -213,7 +213,7 @@ class Waiting:
     def _watcher(self, partition: str, accept: Accept) -> IsFree:
         return IsFree(self._info.names, partition, accept)
 
-    async def _sees_one(self, partition: str, head: Head, patience: Patience) -> bool:
+    async def _sees_one(self, partition: str, head: LineHead, patience: Patience) -> bool:
         """Wait until the watch shows a free item that is accepted; False on a timeout, or when called off."""
         waiter, seen = head.waiter, head.seen
         while True:
@@ -236,7 +236,7 @@ class Waiting:
                 return free is not None
         return False
 
-    async def _let_pass(self, place: Place) -> None:
+    async def _let_pass(self, place: QueuePosition) -> None:
         body = {**read_object(place.ticket.value), _PASSES: True}
         await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
 

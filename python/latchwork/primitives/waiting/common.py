@@ -19,7 +19,7 @@ from latchwork.callers import identity
 from latchwork.clock import Clock
 from latchwork.errors import InvalidKey, LatchworkError
 from latchwork.store.dispatch import Dispatcher, in_callback
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.keys import validate_name
 from latchwork.store.observers import call_each
 from latchwork.store.steps import called_as_steps, driven, ending, undone_if_interrupted
@@ -183,7 +183,7 @@ class Announcer:
 
     def __init__(self, dispatcher: Dispatcher, label: str) -> None:
         self._label = label
-        self._changed = Bell()
+        self._changed = Notifier()
         self._posts: deque[Callable[[], None]] = deque()
         self._runner: object = None
         self._is_closed = False

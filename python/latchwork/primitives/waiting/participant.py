@@ -17,8 +17,8 @@ from latchwork.primitives.waiting.waits import Waiter
 from latchwork.store.backoff import Backoff
 from latchwork.store.dispatch import Dispatcher
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
-from latchwork.store.forks import Home
+from latchwork.store.driving.notifier import Notifier
+from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
@@ -41,8 +41,8 @@ class Participant(Starts):
         self._who = who
         self._given = session
         self._name = name
-        self._home = Home(what)
-        self._changed = Bell()
+        self._home = ForkGuard(what)
+        self._changed = Notifier()
         self._wake = Signal()
         self._background: Background | None = None
         self._made_by = current()

@@ -25,7 +25,7 @@ from latchwork.errors import (
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 from latchwork.store.store import Store
@@ -56,7 +56,7 @@ class Waits:
         self._store = store
         self._what = what
         self._given = session
-        self.home = Home(what)
+        self.home = ForkGuard(what)
         self._lock = mutex()
         self._waiters: set[Waiter] = set()
         self._closed = False

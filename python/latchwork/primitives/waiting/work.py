@@ -17,7 +17,7 @@ from latchwork.errors import LockLost, OwnershipLost
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import check_least
 from latchwork.store.driving.background import Background
-from latchwork.store.forks import Home, lost_by_fork
+from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, called, driven, ending
 from latchwork.types import Fence
@@ -45,7 +45,7 @@ class Work:
 
     def __init__(self, ownership: Ownership, margin_s: float) -> None:
         self.fence = ownership.fence
-        self._home = Home(f"work under {ownership.what}")
+        self._home = ForkGuard(f"work under {ownership.what}")
         self._stopped = Signal()
         self._ownership = ownership
         self._margin_s = margin_s

@@ -11,7 +11,7 @@ from latchwork.callers import acting
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Cleanup:
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._changed = Bell()
+        self._changed = Notifier()
         self._numbers = itertools.count()
         self._jobs: list[tuple[float, int, CleanupJob]] = []  # a heap, by the time of the next attempt
         self._thread: Background | None = None

@@ -47,7 +47,7 @@ _here = threading.local()
 _callers: WeakKeyDictionary[asyncio.Task[Any], Caller] = WeakKeyDictionary()
 
 
-class Arrivals:
+class LoopMailbox:
     """Calls for one loop, from any thread: many with one wake-up. Safe to share."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,23 +56,23 @@ class Arrivals:
         self._is_due = False
         self._waiters: dict[asyncio.Future[None], float] = {}
         self._looks = False
-        self._rooms: WeakKeyDictionary[object, Room] = WeakKeyDictionary()
+        self._rooms: WeakKeyDictionary[object, InFlightLimit] = WeakKeyDictionary()
 
-    def room(self, connection: object) -> Room:
+    def room(self, connection: object) -> InFlightLimit:
         """Lets so many calls of this loop be in flight on a connection, in the order in which they came.
 
         More at once would wait for each other on their way, and the last of them for longer than a call may take.
         """
         room = self._rooms.get(connection)
         if room is None:
-            room = self._rooms[connection] = Room(self.loop, MAX_IN_FLIGHT)
+            room = self._rooms[connection] = InFlightLimit(self.loop, MAX_IN_FLIGHT)
         return room
 
     @classmethod
-    def here(cls) -> Arrivals:
+    def here(cls) -> LoopMailbox:
         """Those of the loop that runs in this thread."""
         loop = running_loop()
-        known: Arrivals | None = getattr(_here, "arrivals", None)
+        known: LoopMailbox | None = getattr(_here, "arrivals", None)
         if known is None or known.loop is not loop:
             known = _here.arrivals = cls(loop)
         return known
@@ -189,7 +189,7 @@ class Drive(Generic[T]):
 
     async def go(self) -> T:
         """Drive it to its end in the running loop."""
-        arrivals = Arrivals.here()
+        arrivals = LoopMailbox.here()
         turn_ends = time.perf_counter() + _TURN_S
         try:
             while True:
@@ -302,7 +302,7 @@ class Drive(Generic[T]):
             if isinstance(raised, OutcomeUnknown):
                 self._unknown = raised
 
-    async def _until(self, arrivals: Arrivals, future: Future[Any], step: Step[Any]) -> None:
+    async def _until(self, arrivals: LoopMailbox, future: Future[Any], step: Step[Any]) -> None:
         """Wait until the future has ended or the step's time is over."""
         timeout_s = step.timeout_s
         while True:
@@ -348,7 +348,7 @@ class Drive(Generic[T]):
                 self._step = None  # it is not begun
             elif step is not None and not future.done():
                 if step.is_tracked:
-                    await self._until(Arrivals.here(), future, step)
+                    await self._until(LoopMailbox.here(), future, step)
                     return False
                 self._note = step.unknown()
                 if not step.interrupt(future):
@@ -359,7 +359,7 @@ class Drive(Generic[T]):
 
 async def _end(future: Future[Any], step: Step[Any]) -> None:
     """Wait for the end of what was interrupted, however often we are cancelled."""
-    arrivals = Arrivals.here()
+    arrivals = LoopMailbox.here()
     while not future.done():
         waiter = arrivals.loop.create_future()
         call_at_once(future, lambda _, waiter=waiter: arrivals.post(_wake, waiter))  # type: ignore[misc]
@@ -385,7 +385,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-class Room:
+class InFlightLimit:
     """A number of places, for tasks of one loop. Who finds one free has it without a switch of tasks.
 
     A place that is given up goes to the one who has waited longest; nobody overtakes. Call ``take``, and if there was

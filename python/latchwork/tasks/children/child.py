@@ -2,8 +2,8 @@
 
 ``Child`` starts a command under ``shim``, a small process that outlives a parent which is killed or frozen. The
 command, and on Linux whatever forks away from it, is ended by force at the moment until which it was allowed to run,
-when its parent is gone, or when it is told. ``Leash`` moves that moment on as long as an ownership lasts: a child that
-runs under a session is gone before the session can end, whether or not its parent still moves.
+when its parent is gone, or when it is told. ``DeadlineExtender`` moves that moment on as long as an ownership lasts: a
+child that runs under a session is gone before the session can end, whether or not its parent still moves.
 
 Where the supervisor itself is killed, what the command started is looked for by a variable of its environment,
 ``LATCHWORK_CHILD``: by the parent, or, if that is frozen or dead, by whoever of the same user starts a command next on
@@ -30,7 +30,7 @@ from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.errors import Closed, LatchworkError, WaitTimeout
 from latchwork.interrupts import mutex
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.tasks.children.notes import MARK, Note, end_left, end_marked
 from latchwork.tasks.children.order import Shim, Stream, Streams, is_readable, moment_text, order_of
 
@@ -126,7 +126,7 @@ class Child:
         self._mark = os.urandom(16).hex()
         marked = {**(os.environ if env is None else env), MARK: self._mark}
         order = order_of(given, marked, folder, until, grace_s, user, keep)
-        self._home = Home(self._what, made="started")
+        self._home = ForkGuard(self._what, made="started")
         self._mutex = mutex()
         self._end: ChildEnd | None = None
         self._heard = b""
@@ -307,7 +307,7 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-class Leash:
+class DeadlineExtender:
     """Lets children run as long as an ownership surely lasts, and no longer. Safe to share between threads.
 
     One thread moves the moments of all its children on. When it cannot, because this process is frozen or killed, the

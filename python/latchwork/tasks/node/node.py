@@ -23,15 +23,15 @@ from latchwork.errors import Closed, LatchworkError, MemberEvicted, NodeIdInUse,
 from latchwork.interrupts import condition
 from latchwork.signals import end_signals, next_request
 from latchwork.store import Backoff, Session, Store
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.words import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-    from latchwork.tasks.running.feeder import Feeder
     from latchwork.tasks.running.slots import Slots
+    from latchwork.tasks.running.worker_loop import WorkerLoop
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class WorkerSession(Protocol):
         """The session that the claims are bound to. ``end`` closes it."""
 
     @property
-    def feeder(self) -> Feeder:
+    def feeder(self) -> WorkerLoop:
         """The feeder that claims the tasks."""
 
     @property
@@ -161,7 +161,7 @@ class Node(ABC, Generic[S]):
         self._ttl_s = session_ttl_s
         self._drain_s = drain_s
         self._close_s = close_s
-        self._home = Home(what)
+        self._home = ForkGuard(what)
         self._changed = condition()
         self._end_requests: SimpleQueue[str] = SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -20,7 +20,7 @@ from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.payloads.values import unpack
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.frames import FRAME_ROOM, Place, read_call, read_frame, write_frame
+from latchwork.tasks.running.frames import FRAME_ROOM, FunctionPlace, read_call, read_frame, write_frame
 from latchwork.tasks.running.performing import perform
 
 #: The main module of the node is this one here, so that what it runs behind ``if __name__ == "__main__"`` does not.
@@ -67,7 +67,7 @@ class Body:
         finally:
             self._context = None
 
-    def _find(self, place: Place) -> Any:
+    def _find(self, place: FunctionPlace) -> Any:
         if "<" in place.qualname:
             raise UnknownFunction(f"{place.name!r} is a function inside another: a process of its own cannot import it")
         try:

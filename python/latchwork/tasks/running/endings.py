@@ -1,6 +1,6 @@
 """How the claims of a feeder end: done by group commit, given back or buried by themselves, tried until they are over.
 
-``Pauses`` does later what has to wait: pauses of retries, and ends that have to be tried again.
+``DelayQueue`` does later what has to wait: pauses of retries, and ends that have to be tried again.
 
 docs/design/0020 has the races.
 """
@@ -20,10 +20,10 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 from latchwork.primitives import ClaimEnding, QueueClaim
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.retry import backoff_s
-from latchwork.tasks.running.feeding import Bury, Done, Ending, FeederHooks, Release, Run
+from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks
 from latchwork.types import Committed
 from latchwork.user_code import call_user
 
@@ -105,12 +105,12 @@ class Endings:
     """
 
     def __init__(
-        self, clock: Clock, commits: GroupCommit, hooks: FeederHooks, over: Callable[[Taken, str], None], *, label: str
+        self, clock: Clock, commits: GroupCommit, hooks: WorkerHooks, over: Callable[[Taken, str], None], *, label: str
     ) -> None:
         self._commits = commits
         self._hooks = hooks
         self._over = over
-        self._pauses = Pauses(clock, label)
+        self._pauses = DelayQueue(clock, label)
         self._hurries = False
 
     def hurry(self) -> None:
@@ -253,7 +253,7 @@ def _instead(claim: QueueClaim, ending: Release | Bury) -> Release | Bury:
     return Release(ending.why, count=False)
 
 
-class Pauses:
+class DelayQueue:
     """Calls functions at their moments. Safe to share between threads. A thread begins with the first.
 
     Args:
@@ -264,7 +264,7 @@ class Pauses:
     def __init__(self, clock: Clock, label: str) -> None:
         self._clock = clock
         self._label = label
-        self._bell = Bell()
+        self._bell = Notifier()
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
         self._thread: Background | None = None

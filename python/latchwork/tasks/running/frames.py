@@ -13,7 +13,7 @@ from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.tasks.functions import Registered, module_of
 from latchwork.tasks.payloads.values import pack, unpack
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.performing import Call
+from latchwork.tasks.running.performing import StoredCall
 from latchwork.types import Absent, At, Exists, Fence, SessionAlive, SimpleCheck
 
 _LENGTH = 8
@@ -22,7 +22,7 @@ FRAME_ROOM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FunctionPlace:
     """Where a process finds a function: a module, and its name in it. Said by the node, never by the store."""
 
     name: str
@@ -30,7 +30,7 @@ class Place:
     qualname: str
 
     @classmethod
-    def of(cls, registered: Registered) -> Place:
+    def of(cls, registered: Registered) -> FunctionPlace:
         """Where a function of this process is."""
         return cls(registered.name, module_of(registered.fn), registered.fn.__qualname__)
 
@@ -45,19 +45,19 @@ def start_of() -> bytes:
     return pack([list(map(str, sys.path)), name, path, list(map(str, sys.argv))], "a start")
 
 
-def call_frame(call: Call, place: Place | None, context: TaskContext) -> bytes:
+def call_frame(call: StoredCall, place: FunctionPlace | None, context: TaskContext) -> bytes:
     """A call for a process."""
     where = [place.name, place.module, place.qualname] if place is not None else None
     about = [context.task_id, context.attempt, _fence_parts(context.fence), context.node_id, context.deadline]
     return pack([call.function, call.payload, where, about], "a call")
 
 
-def read_call(frame: bytes) -> tuple[Call, Place | None, TaskContext]:
+def read_call(frame: bytes) -> tuple[StoredCall, FunctionPlace | None, TaskContext]:
     """A call that a node has sent."""
     function, payload, where, about = unpack(frame, "a call")
     task_id, attempt, fence, node_id, deadline = about
     context = TaskContext(task_id, attempt=attempt, fence=_fence(fence), node_id=node_id, deadline=deadline)
-    return Call(function, payload), None if where is None else Place(*where), context
+    return StoredCall(function, payload), None if where is None else FunctionPlace(*where), context
 
 
 _CHECKS: dict[str, type[SimpleCheck]] = {"absent": Absent, "exists": Exists, "session": SessionAlive}

@@ -19,9 +19,9 @@ from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, ask
-from latchwork.tasks.running.feeding import is_suspect
+from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Lines:
         self,
         backlog: WorkQueue,
         clock: Clock,
-        bell: Bell,
+        bell: Notifier,
         stop: Signal,
         *,
         accept: Callable[[QueueItem], bool],
@@ -95,7 +95,7 @@ class Lines:
         self._accept = accept
         self._runs = runs
         self._node_id = node_id
-        self.news = Bell(bell.mutex)
+        self.news = Notifier(bell.mutex)
         self.is_hungry = False
         self._told: dict[str, list[QueueItem]] = {}
         self._first_in: set[str] = set()

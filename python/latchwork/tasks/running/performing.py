@@ -61,7 +61,7 @@ def cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Future[Any] | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class StoredCall:
     """A call that is stored.
 
     Attributes:
@@ -74,7 +74,7 @@ class Call:
 
 
 def perform(
-    call: Call, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
+    call: StoredCall, functions: Functions, payloads: Payloads, context: TaskContext, run_loop: RunAsync = run_async
 ) -> Outcome:
     """Run a call in this thread. Whatever is wrong with it is its outcome."""
     try:
@@ -96,7 +96,7 @@ def perform(
     return _answer(call, registered, value, payloads)
 
 
-def resolved(call: Call, functions: Functions, payloads: Payloads) -> tuple[Registered, Arguments]:
+def resolved(call: StoredCall, functions: Functions, payloads: Payloads) -> tuple[Registered, Arguments]:
     """The function and the arguments of a call.
 
     Raises:
@@ -172,7 +172,7 @@ def _with_context(
     return registered.spread({**bound, **dict.fromkeys(names, context)})
 
 
-def _answer(call: Call, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
+def _answer(call: StoredCall, registered: Registered, value: Any, payloads: Payloads) -> Outcome:
     what = f"the result of {registered.name!r}"
     if isinstance(value, Instead):
         return Outcome(instead=value.to_bytes())

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from latchwork.clock import SYSTEM_CLOCK
-from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, Leash
+from latchwork.tasks.children import DEVNULL, CannotStart, Child, ChildEnd, DeadlineExtender
 from latchwork.tasks.errors import TaskProcessDied, TaskStopped, TaskTimeout
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.frames import FRAME_ROOM, Place, call_frame, read_frame, start_of, write_frame
-from latchwork.tasks.running.performing import PICKLED, Call
+from latchwork.tasks.running.frames import FRAME_ROOM, FunctionPlace, call_frame, read_frame, start_of, write_frame
+from latchwork.tasks.running.performing import PICKLED, StoredCall
 
 #: Where modules are, for the process itself and not for what a task starts there.
 _PATH = "LATCHWORK_TASK_PATH"
@@ -39,7 +39,7 @@ class TaskProcess:
         label: what a list of processes shows.
     """
 
-    def __init__(self, payloads: Payloads, leash: Leash | None, *, stop_grace_s: float, label: str) -> None:
+    def __init__(self, payloads: Payloads, leash: DeadlineExtender | None, *, stop_grace_s: float, label: str) -> None:
         self._payloads = payloads
         self._leash = leash
         self._grace_s = stop_grace_s
@@ -47,7 +47,7 @@ class TaskProcess:
         self._child: Child | None = None
         self._calls = self._answers = -1
 
-    def run(self, call: Call, registered: Registered | None, context: TaskContext) -> Outcome:
+    def run(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome:
         """Run a call there; its outcome, also when the process died."""
         try:
             child = self._child or self._start()
@@ -80,8 +80,8 @@ class TaskProcess:
         else:
             child.allow(deadline)
 
-    def _exchange(self, call: Call, registered: Registered | None, context: TaskContext) -> Outcome | None:
-        place = None if call.function == PICKLED or registered is None else Place.of(registered)
+    def _exchange(self, call: StoredCall, registered: Registered | None, context: TaskContext) -> Outcome | None:
+        place = None if call.function == PICKLED or registered is None else FunctionPlace.of(registered)
         most = self._payloads.max_payload_bytes + FRAME_ROOM
         try:
             write_frame(self._calls, call_frame(call, place, context))

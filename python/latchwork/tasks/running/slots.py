@@ -21,19 +21,19 @@ from latchwork.checks import is_number
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import condition, mutex
-from latchwork.store.forks import Home
+from latchwork.store.forks import ForkGuard
 from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.looping import TaskLoop
-from latchwork.tasks.running.performing import Call, RunAsync, perform
+from latchwork.tasks.running.performing import RunAsync, StoredCall, perform
 from latchwork.tasks.running.process import TaskProcess
 from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
-    from latchwork.tasks.children import Leash
+    from latchwork.tasks.children import DeadlineExtender
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _RISES, _FALLS = 0.5, 0.1
 class _Run:
     """One call in a slot."""
 
-    call: Call | Callable[[], Call]
+    call: StoredCall | Callable[[], StoredCall]
     context: TaskContext
     ended: Callable[[Outcome], object]
     is_ended: bool = False
@@ -101,7 +101,7 @@ class Slots:
         payloads: Payloads,
         *,
         run_in: RunIn = "thread",
-        leash: Leash | None = None,
+        leash: DeadlineExtender | None = None,
         stop_grace_s: float = STOP_GRACE_S,
         run_loop: RunAsync | None = None,
         label: str = "",
@@ -118,7 +118,7 @@ class Slots:
         self._grace_s, self._label, self._clock = stop_grace_s, label, clock
         self._loop = TaskLoop(label)
         self._run_loop: RunAsync = run_loop or self._loop.run
-        self._home = Home("these slots")
+        self._home = ForkGuard("these slots")
         self._mutex = mutex()
         self._changed = condition(self._mutex)  # the watcher has something to look at
         self._comes = condition(self._mutex)  # a slot without work has some
@@ -156,7 +156,7 @@ class Slots:
         with self._mutex:
             return sorted(run.context.task_id for run in self._runs if run.is_ended)
 
-    def start(self, call: Call | Callable[[], Call], context: TaskContext) -> Future[Outcome]:
+    def start(self, call: StoredCall | Callable[[], StoredCall], context: TaskContext) -> Future[Outcome]:
         """Run a call in a free slot; its outcome. Callbacks of the future run in the slot's thread, when it is free.
 
         A call may be given as a function that makes it, in that thread; what it raises is the outcome.
@@ -172,7 +172,9 @@ class Slots:
         self.begin(call, context, partial(_set, outcome))
         return outcome
 
-    def begin(self, call: Call | Callable[[], Call], context: TaskContext, ended: Callable[[Outcome], object]) -> None:
+    def begin(
+        self, call: StoredCall | Callable[[], StoredCall], context: TaskContext, ended: Callable[[Outcome], object]
+    ) -> None:
         """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
         self._home.check()
         run = _Run(call, context, ended)
@@ -300,14 +302,14 @@ class Slots:
                 self._here.returns = False
 
     def _outcome(self, run: _Run, process: TaskProcess) -> Outcome:
-        call = run.call if isinstance(run.call, Call) else run.call()
+        call = run.call if isinstance(run.call, StoredCall) else run.call()
         registered = self._registered(call)
         where = registered.run_in if registered is not None and registered.run_in is not None else self._run_in
         if where == "process":
             return process.run(call, registered, run.context)
         return perform(call, self._functions, self._payloads, run.context, self._run_loop)
 
-    def _registered(self, call: Call) -> Registered | None:
+    def _registered(self, call: StoredCall) -> Registered | None:
         try:
             return self._functions.get(call.function) if call.function else None
         except UnknownFunction:  # which performing it says too

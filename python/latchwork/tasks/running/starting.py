@@ -22,9 +22,9 @@ from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import SESSION_ENDS, Taken
-from latchwork.tasks.running.feeding import FeederHooks, Run
-from latchwork.tasks.running.performing import Call
+from latchwork.tasks.running.performing import StoredCall
 from latchwork.tasks.running.slots import Slots
+from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
 
 if TYPE_CHECKING:
     from latchwork.store import Store
@@ -38,7 +38,7 @@ GIVEN_BACK_S = 0.25
 MANY, AGAIN_S, MOST_VAIN = 3.0, 0.01, 5
 
 
-class StartingLine:
+class PrefetchQueue:
     """Claims of one node that wait for a slot. Safe to share between threads.
 
     Args:
@@ -131,20 +131,20 @@ class StartingLine:
         return True
 
 
-def _call_of(task: Taken, run: Run) -> Call:
+def _call_of(task: Taken, run: Run) -> StoredCall:
     """What is to be called; in the slot's thread.
 
     Raises:
         TaskStopped: the claim may be over. In a process that was frozen this thread may wake before who would tell it.
     """
-    call = run.call if isinstance(run.call, Call) else run.call()
+    call = run.call if isinstance(run.call, StoredCall) else run.call()
     if task.claim.remaining_s() <= task.margin_s:
         task.cut_short(SESSION_ENDS)
         raise TaskStopped(f"task {run.task_id} does not begin: {SESSION_ENDS}")
     return call
 
 
-class Arrivals:
+class ArrivalCount:
     """How many items a node found at a time. One thread only."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Arrivals:
         return self._many >= MANY and self._vain <= MOST_VAIN
 
 
-def share_of(hooks: FeederHooks, arrivals: Arrivals, lane: str) -> Share:
+def share_of(hooks: WorkerHooks, arrivals: ArrivalCount, lane: str) -> Share:
     """Which of the takers of a lane a node is: one that leaves others' items to them while more come soon."""
     share = hooks.share(lane)
     return replace(share, is_patient=True) if arrivals.come_again else share

@@ -19,7 +19,7 @@ _PROGRESS_REQUEST = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
 _END = object()
 
 
-class Part:
+class WatchRange:
     """One range of a watch, and the revision it goes on from.
 
     Attributes:
@@ -69,7 +69,7 @@ class EtcdWatch:
         self.held: list[Any] | None = [] if leaf else None
         #: Of a leaf: the revision of its snapshot. Others begin behind theirs, each part at one of its own.
         self.read_at = 0
-        self.parts = [Part(self, span) for span in spans]
+        self.parts = [WatchRange(self, span) for span in spans]
         self.closed = False
         self.denials = 0
         #: Counts the snapshots asked for; the answer to an older question is of no use.
@@ -95,15 +95,15 @@ class Stream:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.parts: dict[int, Part] = {}
-        self.creating: deque[tuple[Part, int]] = deque()
+        self.parts: dict[int, WatchRange] = {}
+        self.creating: deque[tuple[WatchRange, int]] = deque()
         self.call: Any = None
         self._clock = clock
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked_at: float | None = None
         self._answered_ask: float | None = None
 
-    def create(self, part: Part, ticket: int) -> None:
+    def create(self, part: WatchRange, ticket: int) -> None:
         """Have the server watch a part."""
         part.ticket = ticket
         self.creating.append((part, ticket))

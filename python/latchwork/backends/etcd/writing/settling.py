@@ -21,7 +21,7 @@ from latchwork.backends.etcd import rpc_pb2 as pb
 from latchwork.backends.etcd.connection import Link
 from latchwork.backends.etcd.layout import Keys
 from latchwork.backends.etcd.reads import read_ranges
-from latchwork.backends.etcd.writing.slots import WRITTEN, Slot, Slots
+from latchwork.backends.etcd.writing.slots import WRITTEN, GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive
 from latchwork.errors import (
@@ -50,7 +50,7 @@ class Settling:
         unsettled: of the writes reported as unknown that may land yet; settled as soon as the server answers.
     """
 
-    def __init__(self, link: Link, keys: Keys, slots: Slots) -> None:
+    def __init__(self, link: Link, keys: Keys, slots: GuardSlots) -> None:
         self._link = link
         self._keys = keys
         self._slots = slots

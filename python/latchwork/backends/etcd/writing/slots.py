@@ -73,7 +73,7 @@ class Slot:
         return EtcdRequest.txn([self.compare()], [EtcdRequest.put(self.key, _SETTLED, self.lease)], [self.read])
 
 
-class Slots:
+class GuardSlots:
     """The slots of one store, and their lease. Safe to share between threads.
 
     Attributes:

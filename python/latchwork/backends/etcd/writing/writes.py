@@ -23,7 +23,7 @@ from latchwork.backends.etcd.reads import read_at_one_revision
 from latchwork.backends.etcd.writing.deletions import can_do_without_space, delete_without_space
 from latchwork.backends.etcd.writing.plan import Commit
 from latchwork.backends.etcd.writing.settling import Settling
-from latchwork.backends.etcd.writing.slots import Slot, Slots
+from latchwork.backends.etcd.writing.slots import GuardSlots, Slot
 from latchwork.backends.etcd.writing.txn import Txn
 from latchwork.backends.futures import Outcome, Steps, chain, drive, reject, resolve
 from latchwork.errors import Closed, QuotaExceeded, SessionLost, Unavailable
@@ -71,7 +71,7 @@ class Writer:
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        self.slots = Slots(link, keys)
+        self.slots = GuardSlots(link, keys)
         self.settling = Settling(link, keys, self.slots)
         #: One try gets this long, so that what became of it can be found out within the call timeout.
         self._send_s = link.call_timeout_s * 0.6

@@ -33,7 +33,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection
 from latchwork.backends.zookeeper.errors import Cut, code_error
 from latchwork.backends.zookeeper.layout import parent, read_entry
-from latchwork.backends.zookeeper.loop import Call
+from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import GET_DATA, MULTI_READ, NO_AUTH, NO_NODE, OK, REMOVE_WATCHES
 from latchwork.types import Change, Entry
@@ -162,7 +162,7 @@ class LeafHub:
             call = send(GET_DATA, payload)
         call.add_done_callback(lambda _: self._answered(watch, number, call))
 
-    def _answered(self, watch: LeafWatch, number: int, call: Call) -> None:
+    def _answered(self, watch: LeafWatch, number: int, call: Request) -> None:
         if watch.asks != number:
             return
         watch.waits = False

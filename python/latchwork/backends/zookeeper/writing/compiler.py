@@ -42,10 +42,10 @@ def compile_plan(
     layout: Layout,
     checks: Sequence[SimpleCheck],
     ops: Sequence[Op],
-    known: Known,
+    known: KnownStates,
     *,
     session_id: str | None = None,
-) -> Plan:
+) -> MultiPlan:
     """The multi for these checks and operations.
 
     Raises:
@@ -68,7 +68,7 @@ def _deletes_first(op: Op) -> bool:
 
 
 class _Compiler:
-    def __init__(self, layout: Layout, known: Known, touched: set[str], session_id: str | None) -> None:
+    def __init__(self, layout: Layout, known: KnownStates, touched: set[str], session_id: str | None) -> None:
         self.layout = layout
         self.known = known
         self.touched = touched
@@ -78,10 +78,10 @@ class _Compiler:
         self.guards: dict[int, int] = {}  # version each bucket's guard must have
         self.bumps: dict[int, None] = {}
         self.markers: dict[str, None] = {}
-        self.checks: list[Part] = []
+        self.checks: list[MultiPart] = []
         self.probes: dict[str, None] = {}
-        self.body: list[Part] = []
-        self.plan = Plan()
+        self.body: list[MultiPart] = []
+        self.plan = MultiPlan()
 
     # Checks.
 
@@ -167,7 +167,7 @@ class _Compiler:
         self._add_check(key, self._pin(key, node))
 
     def _add_check(self, key: str, version: int) -> None:
-        self.checks.append(Part("check", key, wire.check(self.layout.path(key), version)))
+        self.checks.append(MultiPart("check", key, wire.check(self.layout.path(key), version)))
 
     def _seen(self, key: str) -> Znode:
         """What is known of a key whose state matters."""
@@ -359,26 +359,26 @@ class _Compiler:
 
     def _emit(self, role: str, key: str, data: bytes) -> int:
         self.plan.writes = True
-        self.body.append(Part(role, key, data))
+        self.body.append(MultiPart(role, key, data))
         return len(self.body) - 1
 
     # Together.
 
-    def finish(self) -> Plan:
+    def finish(self) -> MultiPlan:
         plan = self.plan
         for number, gen in self.guards.items():
             if number not in self.bumps:
-                plan.parts.append(Part("guard", "", wire.check(self.layout.guards[number], gen)))
+                plan.parts.append(MultiPart("guard", "", wire.check(self.layout.guards[number], gen)))
         for number in self.bumps:
             plan.bumped[number] = len(plan.parts)
             bump = wire.set_data(self.layout.guards[number], b"", self.guards.get(number, -1))
-            plan.parts.append(Part("guard", "", bump))
-        plan.parts.extend(Part("marker", each, wire.check(self.layout.marker(each))) for each in self.markers)
+            plan.parts.append(MultiPart("guard", "", bump))
+        plan.parts.extend(MultiPart("marker", each, wire.check(self.layout.marker(each))) for each in self.markers)
         plan.parts.extend(self.checks)
         for key in self.probes:
             path = self.layout.path(key)
-            plan.parts.append(Part("probe", key, self.layout.create(path, b"=")))
-            plan.parts.append(Part("probe", key, wire.delete(path)))
+            plan.parts.append(MultiPart("probe", key, self.layout.create(path, b"=")))
+            plan.parts.append(MultiPart("probe", key, wire.delete(path)))
         for planned in plan.entries:
             if planned.at is not None:
                 planned.at += len(plan.parts)
@@ -403,7 +403,7 @@ class HasDescendants(InvalidKey):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownStates:
     """What was seen before compiling.
 
     Attributes:
@@ -417,7 +417,7 @@ class Known:
     fresh: bool = False
 
 
-class Part(NamedTuple):
+class MultiPart(NamedTuple):
     """One operation of the multi and whom to blame: ``role`` is guard, marker, check, probe, op or parent."""
 
     role: str
@@ -445,7 +445,7 @@ class PlannedEntry:
 
 
 @dataclass(slots=True)
-class Plan:
+class MultiPlan:
     """A multi and what its success means.
 
     Attributes:
@@ -458,7 +458,7 @@ class Plan:
         makes: parents that it creates.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[MultiPart] = field(default_factory=list)
     entries: list[PlannedEntry] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     writes: bool = False
@@ -472,7 +472,7 @@ class Plan:
         return sum(len(part.data) for part in self.parts)
 
 
-def entries_of(plan: Plan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
+def entries_of(plan: MultiPlan, results: Sequence[object], token: int, gens: Mapping[int, int]) -> tuple[Entry, ...]:
     """The entries written, from the reply to the multi; without results (a settled write) versions lack the rest.
 
     ``token`` is the zxid of the multi, ``gens`` has the version of each bucket's guard, before or in this multi.

@@ -12,9 +12,9 @@ from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
 from latchwork.backends.zookeeper.layout import UNKNOWN, Layout, Znode, ancestors, parent
 from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.wire import MULTI, OK
-from latchwork.backends.zookeeper.writing.compiler import HasDescendants, Plan
+from latchwork.backends.zookeeper.writing.compiler import HasDescendants, MultiPlan
 from latchwork.backends.zookeeper.writing.states import read_states
-from latchwork.backends.zookeeper.writing.task import Task
+from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import InvalidKey, LatchworkError, TransactionTooLarge
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 100
 
 
-def make_parents(task: Task, plan: Plan) -> Steps[None]:
+def make_parents(task: WriteTask, plan: MultiPlan) -> Steps[None]:
     """Create the missing parents beforehand, where the multi would be too long with them."""
     parts = [part.data for part in plan.parts if part.role == "parent"]
     if not parts:
@@ -36,7 +36,7 @@ def make_parents(task: Task, plan: Plan) -> Steps[None]:
             raise task.refusal(result.error, plan.entries[0].key)
 
 
-def missing_parents(reader: Reader, task: Task, parent_key: str) -> Steps[list[str]]:
+def missing_parents(reader: Reader, task: WriteTask, parent_key: str) -> Steps[list[str]]:
     """Return which of a parent and the parents above it do not exist, the topmost first."""
     ups = ancestors(parent_key)
     try:
@@ -46,7 +46,7 @@ def missing_parents(reader: Reader, task: Task, parent_key: str) -> Steps[list[s
     return [each for each in reversed([parent_key, *ups]) if not known.nodes[each].exists]
 
 
-def clear_below(lister: Lister, task: Task, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
+def clear_below(lister: Lister, task: WriteTask, found: HasDescendants, *, cleared: bool) -> Steps[bool]:
     """Remove empty implied parents below a key that is to be bound; True if there were none.
 
     ``cleared`` is what the call before returned for this task.

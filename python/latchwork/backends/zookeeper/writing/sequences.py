@@ -18,7 +18,7 @@ from latchwork.backends.grammar import SUFFIX_DIGITS, numbered
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import FINAL_CODES, Cut
 from latchwork.backends.zookeeper.layout import Version, below, bucket, encode, parent
-from latchwork.backends.zookeeper.loop import Call
+from latchwork.backends.zookeeper.loop import Request
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import (
     BAD_VERSION,
@@ -32,7 +32,7 @@ from latchwork.backends.zookeeper.wire import (
 )
 from latchwork.backends.zookeeper.writing.parents import missing_parents
 from latchwork.backends.zookeeper.writing.states import Memory
-from latchwork.backends.zookeeper.writing.task import Task
+from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Create, Entry, Ordered
 
@@ -43,7 +43,7 @@ _UNTOUCHED = 0
 _NUMBER = re.compile(r"-(-?\d{9,})\Z")
 
 
-def create_sequential(reader: Reader, memory: Memory, task: Task, key: str, value: bytes) -> Steps[Entry]:
+def create_sequential(reader: Reader, memory: Memory, task: WriteTask, key: str, value: bytes) -> Steps[Entry]:
     """Create the key with a number as suffix; the parent is prepared when it has no ``#keep`` yet."""
     above, layout = parent(key), reader.layout
     flags = wire.PERSISTENT if task.session_id is None else wire.EPHEMERAL
@@ -82,7 +82,7 @@ def create_sequential(reader: Reader, memory: Memory, task: Task, key: str, valu
     raise Unavailable(f"{task.what}: the parent could not be prepared in time; nothing was changed, try again")
 
 
-def _made_by_server(reader: Reader, task: Task, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
+def _made_by_server(reader: Reader, task: WriteTask, key: str, reply: Reply, result: MultiReply) -> Steps[str]:
     """The key that was created; ends the server's counting below its parent when it nears its end."""
     above = parent(key)
     if reply.settled:
@@ -96,7 +96,7 @@ def _made_by_server(reader: Reader, task: Task, key: str, reply: Reply, result: 
     return made
 
 
-def _next(reader: Reader, task: Task, above: str) -> Steps[tuple[int, int]]:
+def _next(reader: Reader, task: WriteTask, above: str) -> Steps[tuple[int, int]]:
     """The next number below this parent, counted by us, and the version of the ``#keep`` that says so."""
     try:
         context = yield from reader.begin(task.connection, task.deadline)
@@ -108,7 +108,7 @@ def _next(reader: Reader, task: Task, above: str) -> Steps[tuple[int, int]]:
     return max(FIRST_OF_OURS, int(found.data) if found.data.isdigit() else 0), found.stat.version
 
 
-def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -> Steps[None]:
+def _prepare_counter(reader: Reader, task: WriteTask, key: str, result: MultiReply) -> Steps[None]:
     """Create the parent with its ``#keep``; others may do the same."""
     if result.error != NO_NODE:
         raise task.refusal(result.error, key)
@@ -123,7 +123,7 @@ def _prepare_counter(reader: Reader, task: Task, key: str, result: MultiReply) -
         raise task.refusal(made.error, key)
 
 
-def _find_created(reader: Reader, task: Task, key: str, token: int) -> Steps[str]:
+def _find_created(reader: Reader, task: WriteTask, key: str, token: int) -> Steps[str]:
     """The key that a create made whose reply was lost: the child that this transaction created."""
     above = parent(key)
     try:
@@ -139,7 +139,7 @@ def _find_created(reader: Reader, task: Task, key: str, token: int) -> Steps[str
     raise task.error(Cut(sent=True, over=False), write=True)
 
 
-def create_ordered(reader: Reader, memory: Memory, task: Task, stem: str, op: Create) -> Steps[Ordered]:
+def create_ordered(reader: Reader, memory: Memory, task: WriteTask, stem: str, op: Create) -> Steps[Ordered]:
     """Create a key, and ask for the names below its parent right behind it: one round trip, and missing parents."""
     key, layout = f"{op.key}-", reader.layout
     above = parent(key)
@@ -150,7 +150,7 @@ def create_ordered(reader: Reader, memory: Memory, task: Task, stem: str, op: Cr
     while not task.connection.is_late(task.deadline):
         parts = [part for each in missing for part in layout.create_parent(each)]
         gens = reader.gens()
-        names = Call(GET_CHILDREN, wire.path_and_flag(layout.path(above)), task.deadline)
+        names = Request(GET_CHILDREN, wire.path_and_flag(layout.path(above)), task.deadline)
         try:
             reply: Reply = yield task.connection.write([*parts, create], task.deadline, names)
         except Cut as cut:
@@ -194,7 +194,7 @@ def _number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _names(reader: Reader, above: str, asked: Call) -> Steps[list[str] | None]:
+def _names(reader: Reader, above: str, asked: Request) -> Steps[list[str] | None]:
     """The answer to the request for the names; None if the connection was lost before it."""
     try:
         names: list[str] = yield from reader.names_of(above, asked)
@@ -203,7 +203,7 @@ def _names(reader: Reader, above: str, asked: Call) -> Steps[list[str] | None]:
     return names
 
 
-def _find(reader: Reader, task: Task, key: str, names: Sequence[str] | None) -> Steps[str]:
+def _find(reader: Reader, task: WriteTask, key: str, names: Sequence[str] | None) -> Steps[str]:
     """The name of the key that a create made whose reply was lost: the only one that begins as it was asked for."""
     beginning = key.rpartition("/")[2]
     try:

@@ -22,7 +22,7 @@ from latchwork.backends.zookeeper.layout import (
 )
 from latchwork.backends.zookeeper.reads import Reader
 from latchwork.backends.zookeeper.wire import EXISTS, MULTI_READ, NO_NODE, OK, Data, Found, Reply
-from latchwork.backends.zookeeper.writing.compiler import Known, Plan
+from latchwork.backends.zookeeper.writing.compiler import KnownStates, MultiPlan
 from latchwork.types import Absent, At, Create, Delete, Entry, Exists, Op, Put, SessionAlive, SimpleCheck
 
 _REMEMBERED = 20_000
@@ -46,7 +46,7 @@ class Parents:
     def __init__(self, most: int = _REMEMBERED) -> None:
         self._there: Recent[bool] = Recent(most)
         self._growing: Recent[bool] = Recent(most)  # whose children were missing when one was looked for
-        self._coming: dict[str, tuple[Connection | None, Plan]] = {}
+        self._coming: dict[str, tuple[Connection | None, MultiPlan]] = {}
 
     def missing(self, key: str, connection: Connection | None = None) -> str | None:
         """The parent of a key to be created, if it is to be created too."""
@@ -65,12 +65,12 @@ class Parents:
         maker = self._coming.get(above)
         return maker is not None and maker[0] is connection
 
-    def sent(self, plan: Plan, connection: Connection | None) -> None:
+    def sent(self, plan: MultiPlan, connection: Connection | None) -> None:
         """A write is on its way: what is sent from now on comes behind it."""
         for above in plan.makes:
             self._coming[above] = (connection, plan)
 
-    def ended(self, plan: Plan) -> None:
+    def ended(self, plan: MultiPlan) -> None:
         """That write has ended, or may have."""
         for above in plan.makes:
             maker = self._coming.get(above)
@@ -132,7 +132,7 @@ class Memory:
         """These are gone."""
         self._versions.forget(keys)
 
-    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> Known:
+    def known(self, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection) -> KnownStates:
         """What may be guessed about the keys of a transaction; an ``At`` says itself what it saw."""
         nodes: dict[str, Znode] = {}
         versions = self._versions
@@ -151,7 +151,7 @@ class Memory:
                 above = self.parents.missing(op.key, connection)
                 if above is not None and above not in nodes:
                     nodes[above] = _MISSING
-        return Known(nodes)
+        return KnownStates(nodes)
 
     def _is_newer(self, check: At) -> bool:
         """The version checked for is remembered with a later state of its bucket's guard."""
@@ -171,8 +171,8 @@ class Memory:
         return found - {""}
 
     def with_coming(
-        self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
-    ) -> Known:
+        self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op], connection: Connection
+    ) -> KnownStates:
         """The states with parents that are missing, and that a write on its way creates, as there.
 
         Not a key that the transaction names: what is said of that has to be true.
@@ -185,14 +185,14 @@ class Memory:
         }
         return replace(known, nodes={**known.nodes, **coming}) if coming else known
 
-    def _saw_put(self, key: str, known: Known) -> None:
+    def _saw_put(self, key: str, known: KnownStates) -> None:
         node = known.nodes.get(key)
         if node is not None and not node.exists:
             self._new.note(parent(key), True)
         else:
             self._new.forget([parent(key)])
 
-    def learn(self, known: Known, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
+    def learn(self, known: KnownStates, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> None:
         """Remember of a fresh reading what the next transaction of its kind relies on: checked keys, and parents."""
         for op in ops:
             if isinstance(op, Put):
@@ -216,7 +216,7 @@ def read_states(
     *,
     sessions: Sequence[str] = (),
     above: Iterable[str] = (),
-) -> Steps[Known]:
+) -> Steps[KnownStates]:
     """Everything a transaction may need to know of these keys, parents above them and these sessions, linearizably."""
     layout = reader.layout
     parents = sorted(set(above) - set(keys))
@@ -243,7 +243,7 @@ def read_states(
         nodes[key] = _state(key, found[at], found[at + 1], gens)
         at += 2
     gone = frozenset(each for each, now in zip(sessions, found[at:], strict=True) if now == NO_NODE)
-    return Known(nodes, gone, fresh=True)
+    return KnownStates(nodes, gone, fresh=True)
 
 
 def _take_guards(reader: Reader, buckets: Sequence[int], found: Sequence[Found]) -> dict[int, int]:

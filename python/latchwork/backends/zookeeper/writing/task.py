@@ -15,7 +15,7 @@ from latchwork.errors import LatchworkError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WriteTask:
     """One call: through which connection, by when, for which session (None: none), and its name in messages."""
 
     connection: Connection
@@ -57,7 +57,7 @@ class Task:
         raise EvidenceGone
 
 
-def prepare(reader: Reader, task: Task, path: str) -> Steps[int]:
+def prepare(reader: Reader, task: WriteTask, path: str) -> Steps[int]:
     """Create the evidence of the task's connection at a path never used before, and the root if it is missing.
 
     The zxid of its creation. The reader learns the versions of the guards.
@@ -82,7 +82,7 @@ def prepare(reader: Reader, task: Task, path: str) -> Steps[int]:
     raise Unavailable(f"{task.what}: the root {layout.root} could not be prepared in time; try again")
 
 
-def _make_root(layout: Layout, task: Task) -> Steps[None]:
+def _make_root(layout: Layout, task: WriteTask) -> Steps[None]:
     """Create what is missing of the root, its guards and its folders."""
     for path in layout.root_parts():
         reply: Reply = yield task.connection.call(CREATE, wire.alone(layout.create(path)), task.deadline)
@@ -97,7 +97,7 @@ def _make_root(layout: Layout, task: Task) -> Steps[None]:
         raise task.refusal(error, layout.root)
 
 
-def _learn_guards(reader: Reader, task: Task) -> Steps[None]:
+def _learn_guards(reader: Reader, task: WriteTask) -> Steps[None]:
     payload = wire.multi([wire.read_data(path) for path in reader.layout.guards])
     reply: Reply = yield task.connection.call(MULTI_READ, payload, task.deadline)
     for number, guard in enumerate(wire.parse_multi_read(reply.body)):

@@ -20,15 +20,15 @@ from latchwork.backends.zookeeper.reads import Lister
 from latchwork.backends.zookeeper.wire import MULTI, OK, Reply
 from latchwork.backends.zookeeper.writing.compiler import (
     HasDescendants,
-    Known,
+    KnownStates,
+    MultiPlan,
     NeedStates,
-    Plan,
     compile_plan,
     entries_of,
 )
 from latchwork.backends.zookeeper.writing.parents import clear_below, make_parents, sweep
 from latchwork.backends.zookeeper.writing.states import Memory, read_states
-from latchwork.backends.zookeeper.writing.task import Task
+from latchwork.backends.zookeeper.writing.task import WriteTask
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork.types import Committed, Delete, Op, SessionAlive, SimpleCheck
 
@@ -52,7 +52,7 @@ class Writer:
         self.memory = Memory()
         self._on_emptied = on_emptied
 
-    def commit(self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
+    def commit(self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Steps[Committed]:
         """One transaction, as ``Backend.commit``."""
         layout, session_id = self._reader.layout, task.session_id
         known = self.memory.known(checks, ops, task.connection)
@@ -70,7 +70,7 @@ class Writer:
                     return Committed(0)
                 if plan.size > wire.MAX_PAYLOAD - _EVIDENCE_BYTES:
                     yield from make_parents(task, plan)
-                    known = Known({})
+                    known = KnownStates({})
                     continue
                 gens = self._reader.gens()
                 reply = yield from self._send(task, plan)
@@ -84,8 +84,8 @@ class Writer:
         raise AssertionError("unreachable")
 
     def _fresh(
-        self, task: Task, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
-    ) -> Steps[Known]:
+        self, task: WriteTask, checks: Sequence[SimpleCheck], ops: Sequence[Op], extra: frozenset[str], attempt: int
+    ) -> Steps[KnownStates]:
         """Read the states of all keys; after some attempts, wait a little first."""
         if attempt >= 2:
             yield self._timer.after(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2 ** min(attempt, 10))))
@@ -112,7 +112,7 @@ class Writer:
                 return self.memory.with_coming(known, checks, ops, task.connection)
             yield from task.send([wire.set_data(guard, b"", ANY) for guard in dict.fromkeys(at_any)])  # one further
 
-    def _send(self, task: Task, plan: Plan) -> Steps[Reply | None]:
+    def _send(self, task: WriteTask, plan: MultiPlan) -> Steps[Reply | None]:
         parts = [part.data for part in plan.parts]
         connection = task.connection
         try:
@@ -125,7 +125,7 @@ class Writer:
             raise task.error(cut, write=plan.writes) from cut
         return reply
 
-    def _write(self, task: Task, plan: Plan, parts: list[bytes]) -> Steps[Reply]:
+    def _write(self, task: WriteTask, plan: MultiPlan, parts: list[bytes]) -> Steps[Reply]:
         call = task.connection.write(parts, task.deadline)
         parents = self.memory.parents
         parents.sent(plan, task.connection)  # not before: whoever relies on it is sent later
@@ -136,7 +136,7 @@ class Writer:
             raise
         return reply
 
-    def _done(self, plan: Plan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
+    def _done(self, plan: MultiPlan, results: Sequence[object], token: int, gens: list[int]) -> Committed:
         now = dict(enumerate(gens))
         for number, index in plan.bumped.items():
             guard = results[index] if results else None
@@ -159,7 +159,7 @@ class Writer:
             self._on_emptied(emptied)
         return Committed(token, entries, tuple(plan.deleted))
 
-    def _judge(self, task: Task, plan: Plan, result: wire.MultiReply) -> None:
+    def _judge(self, task: WriteTask, plan: MultiPlan, result: wire.MultiReply) -> None:
         """Raise what reading again cannot help with."""
         self.memory.parents.ended(plan)
         if result.failed == len(plan.parts):
@@ -176,7 +176,7 @@ class Writer:
         if result.error not in _STALE_CODES:
             raise task.refusal(result.error, part.key or plan.parts[-1].key)
 
-    def delete_tree(self, task: Task, prefix: str) -> Steps[int]:
+    def delete_tree(self, task: WriteTask, prefix: str) -> Steps[int]:
         """Delete what is there now, the deepest first, in transactions of some keys each."""
         try:
             context = yield from self._reader.begin(task.connection, task.deadline)

@@ -16,18 +16,18 @@ from latchwork.spi import mutex
 from latchwork.store import Session
 from latchwork.tasks import (
     Bury,
-    Call,
     Done,
     Ending,
-    FeederHooks,
     Functions,
     Outcome,
     Payloads,
     Registered,
     Release,
     Run,
+    StoredCall,
     TaskContext,
     TaskStopped,
+    WorkerHooks,
 )
 from latchwork.types import Absent, Check, Create, Delete, Op
 from latchwork_workflows.exchange import Head, Result, Running
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _FUNCTION = "latchwork_workflows:attempt"
 
 
-class Lanes(FeederHooks):
+class Lanes(WorkerHooks):
     """The hooks of a worker's feeder, for one session.
 
     Args:
@@ -156,7 +156,7 @@ class Lanes(FeederHooks):
         if self._keys.cancel(head.x) in self._cancels:
             return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command before it began"))
         payload = self.payloads.encode_call(self._registered, (head.x,), {})
-        return Run(Call(_FUNCTION, payload), head.x, head.timeout_s, head.n)
+        return Run(StoredCall(_FUNCTION, payload), head.x, head.timeout_s, head.n)
 
     def run(self, x: str, context: TaskContext) -> None:
         """In a slot: run it to its end, which is noted with it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from latchwork.errors import BadRecord
 from latchwork.store import Store
 from latchwork.tasks import TaskContext, TaskStopped
-from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, Leash
+from latchwork.tasks.children import DEVNULL, PIPE, STDOUT, CannotStart, Child, ChildEnd, DeadlineExtender
 from latchwork_workflows.exchange import Result, Spec
 from latchwork_workflows.keys import Keys, rows_ref
 from latchwork_workflows.logs import AttemptLog, Health, LogStore
@@ -57,7 +57,7 @@ class Performing:
         *,
         preparing: Preparing,
         options: WorkerOptions,
-        leash: Leash,
+        leash: DeadlineExtender,
         folder: Path,
         worker: str,
         host: str,

@@ -15,8 +15,8 @@ from pathlib import Path
 from latchwork.errors import Unavailable
 from latchwork.primitives import Group, WorkQueue
 from latchwork.store import Session, Store
-from latchwork.tasks import Feeder, GroupCommit, Slots
-from latchwork.tasks.children import Leash, end_left
+from latchwork.tasks import GroupCommit, Slots, WorkerLoop
+from latchwork.tasks.children import DeadlineExtender, end_left
 from latchwork.types import Change
 from latchwork_workflows.bundles import BundleCache
 from latchwork_workflows.keys import Keys
@@ -83,7 +83,7 @@ class Shift:
         self._folder = work_dir / ATTEMPTS / name
         self.health = Health(self._log_store_changed)
         told_s, force_s = options.margins_s(session.ttl_s)
-        self._leash = Leash(session.remaining_s, margin_s=force_s)
+        self._leash = DeadlineExtender(session.remaining_s, margin_s=force_s)
         preparing = Preparing(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
         performing = Performing(
             store,
@@ -121,7 +121,9 @@ class Shift:
         )
         self._commits = GroupCommit(store, label=name)
         backlog = WorkQueue(store, keys.backlog, max_attempts=_ANY_NUMBER, session=session, label=name)
-        self.feeder = Feeder(backlog, self.slots, self._commits, self.lanes, store=store, node_id=name, margin_s=told_s)
+        self.feeder = WorkerLoop(
+            backlog, self.slots, self._commits, self.lanes, store=store, node_id=name, margin_s=told_s
+        )
         self._ended = threading.Event()
         self._troubled = threading.Event()
         self._suspect = threading.Event()

@@ -28,7 +28,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
+from latchwork.store.driving.notifier import Notifier
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 from latchwork.tasks import BlobRef, Blobs, Outcome, Payloads
 from latchwork.types import At, Change, Delete, Entry, Op, Put
@@ -50,7 +50,7 @@ _RARELY_S = 60.0
 
 
 @dataclass(slots=True)
-class Line:
+class SubmitterSession:
     """One incarnation of a submitter.
 
     Attributes:
@@ -74,7 +74,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlacementRequest:
     """How a task is to be placed.
 
     Attributes:
@@ -86,7 +86,9 @@ class Wanted:
     copies: int = 1
 
 
-async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *, ttl_s: float, label: str) -> Line:
+async def open_line(
+    store: Store, keys: Keys, payloads: Payloads, tasks: ResultSink, *, ttl_s: float, label: str
+) -> SubmitterSession:
     """A new session, and its key; the results are not collected yet.
 
     Raises:
@@ -100,7 +102,7 @@ async def open_line(store: Store, keys: Keys, payloads: Payloads, tasks: Ends, *
     except BaseException:
         session.close()
         raise
-    return Line(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
+    return SubmitterSession(sid, session, sub, Collector(store, keys, sid, payloads, tasks))
 
 
 def named(error: Exception, ticket: TaskTicket) -> Exception:
@@ -113,7 +115,7 @@ def named(error: Exception, ticket: TaskTicket) -> Exception:
     return made
 
 
-async def write_anew(store: Store, line: Line) -> None:
+async def write_anew(store: Store, line: SubmitterSession) -> None:
     """Write the key that says we are there once more: what checks its version does not land any more.
 
     Raises:
@@ -138,7 +140,7 @@ async def write_anew(store: Store, line: Line) -> None:
             return
 
 
-async def until(bell: Bell, clock: Clock, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
+async def until(bell: Notifier, clock: Clock, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
     """Wait until something is so, which is asked with the bell's mutex held; False when the time is over."""
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     while True:
@@ -169,7 +171,9 @@ class Preparing:
         self._written: dict[int, BlobRef] = {}
         self._shelf = ""
 
-    async def ready(self, item: TaskItem, number: int, line: Line, wanted: Wanted, at_ms: int) -> TaskItem:
+    async def ready(
+        self, item: TaskItem, number: int, line: SubmitterSession, wanted: PlacementRequest, at_ms: int
+    ) -> TaskItem:
         """The item as it is stored.
 
         Raises:
@@ -209,7 +213,7 @@ def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
     return [op for lane, each in pairs for op in backlog.put_ops(lane, item.shelf, {each: stored})]
 
 
-class Ends(Protocol):
+class ResultSink(Protocol):
     """Whose tasks these are."""
 
     def ticket(self, number: int) -> TaskTicket | None:
@@ -232,7 +236,7 @@ class Collector:
         tasks: whose they are.
     """
 
-    def __init__(self, store: Store, keys: Keys, sid: str, payloads: Payloads, tasks: Ends) -> None:
+    def __init__(self, store: Store, keys: Keys, sid: str, payloads: Payloads, tasks: ResultSink) -> None:
         self._store = store
         self._prefix = keys.results_of(sid)
         self._what = f"results of submitter {sid} of executor {keys.name!r}"

@@ -18,7 +18,7 @@ from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
-from latchwork.tasks.running.performing import Call
+from latchwork.tasks.running.performing import StoredCall
 from latchwork.types import Absent, Check, Committed, Op
 from latchwork.user_code import call_user
 
@@ -45,7 +45,7 @@ class Run:
         attempt: which try it is; None takes how often the item was taken.
     """
 
-    call: Call | Callable[[], Call]
+    call: StoredCall | Callable[[], StoredCall]
     task_id: str
     timeout_s: float | None = None
     attempt: int | None = None
@@ -94,7 +94,7 @@ class Bury:
 Ending = Done | Release | Bury
 
 
-class FeederHooks(ABC):
+class WorkerHooks(ABC):
     """What a system does at each step of a task. Methods of one feeder are called by several threads.
 
     One that raises is logged; the claim is given back after a pause, as a try.
@@ -187,7 +187,7 @@ def after_failure(retry: Retry, attempt: int, outcome: Outcome, chance: float | 
     return retry.pause_s(attempt, chance) if attempt < retry.attempts and is_wanted else None
 
 
-def tell_taken(hooks: FeederHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
+def tell_taken(hooks: WorkerHooks, claims: Sequence[QueueClaim], node_id: str) -> None:
     """Tell a system what was taken, if anything was; what it raises keeps nothing from being begun."""
     try:
         if claims:
@@ -197,7 +197,7 @@ def tell_taken(hooks: FeederHooks, claims: Sequence[QueueClaim], node_id: str) -
         _log.warning(text, node_id, len(claims), error, exc_info=not isinstance(error, LatchworkError))
 
 
-def tell_lost(hooks: FeederHooks, claim: QueueClaim, node_id: str) -> None:
+def tell_lost(hooks: WorkerHooks, claim: QueueClaim, node_id: str) -> None:
     """Tell a system that a claim will not be ended by it here."""
     try:
         call_user(hooks.lost, claim)
@@ -230,7 +230,7 @@ def allowed(outcome: Outcome, *, instead: bool) -> Outcome:
     return Outcome.failed(NotSerializable(why), is_final=True)
 
 
-class Choosing:
+class ClaimFilter:
     """The hooks of a system that say what to take, asked so that none of them can stop a node. Safe to share.
 
     Args:
@@ -239,7 +239,7 @@ class Choosing:
         node_id: the node, for messages.
     """
 
-    def __init__(self, hooks: FeederHooks, clock: Clock, node_id: str) -> None:
+    def __init__(self, hooks: WorkerHooks, clock: Clock, node_id: str) -> None:
         self._hooks = hooks
         self._clock = clock
         self._node_id = node_id

@@ -1,8 +1,8 @@
 """The loop of a node: look for items, claim them, run them in slots, and end them by group commits.
 
 The placement of an item is a preference, its claim is the truth: whoever has it may end it, and nobody else. A node
-that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line. ``Guard``
-tells the runs to stop before the session of their claims can end.
+that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
+``LeaseWatchdog`` tells the runs to stop before the session of their claims can end.
 
 docs/design/0020 has the races.
 """
@@ -23,16 +23,25 @@ from latchwork.primitives import QueueClaim, QueueItem, WorkQueue
 from latchwork.primitives.waiting import Starts
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
-from latchwork.store.driving.bell import Bell
-from latchwork.store.forks import Home
+from latchwork.store.driving.notifier import Notifier
+from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, ask, called
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.running.endings import SESSION_ENDS, Endings, Taken
-from latchwork.tasks.running.feeding import Choosing, FeederHooks, Release, Run, allowed, decided, tell_lost, tell_taken
 from latchwork.tasks.running.lining import Lines, worth_claiming
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, Arrivals, StartingLine, context_of, share_of
+from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, context_of, share_of
+from latchwork.tasks.running.worker_hooks import (
+    ClaimFilter,
+    Release,
+    Run,
+    WorkerHooks,
+    allowed,
+    decided,
+    tell_lost,
+    tell_taken,
+)
 from latchwork.user_code import call_user
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ REFUSED_S = 0.1
 TIDY_S = 1.0
 
 
-class Feeder(Starts):
+class WorkerLoop(Starts):
     """Keeps slots busy with items of a backlog. Safe to share between threads.
 
     Args:
@@ -72,7 +81,7 @@ class Feeder(Starts):
         backlog: WorkQueue,
         slots: Slots,
         commits: GroupCommit,
-        hooks: FeederHooks,
+        hooks: WorkerHooks,
         *,
         store: Store,
         node_id: str = "",
@@ -89,10 +98,10 @@ class Feeder(Starts):
         self._node_id, self._context, self._batch, self._look_s = node_id, context, batch, look_s
         self._margin_s = margin_s
         self._clock = store.clock
-        self._home = Home("this feeder")
-        self._bell = Bell()
-        self._ends = Bell(self._bell.mutex)
-        self._arrivals = Arrivals()
+        self._home = ForkGuard("this feeder")
+        self._bell = Notifier()
+        self._ends = Notifier(self._bell.mutex)
+        self._arrivals = ArrivalCount()
         self._tasks: dict[str, Taken] = {}
         self._threads: list[Background] = []
         self._stop = Signal()
@@ -100,13 +109,13 @@ class Feeder(Starts):
         self._wants_room = self._leaves_traces = False
         self._looked_at, self._counts = -math.inf, Counter[str]()
         self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
-        self._choosing = Choosing(hooks, self._clock, node_id)
+        self._choosing = ClaimFilter(hooks, self._clock, node_id)
         accept = self._choosing.accept
         self._lines = Lines(
             backlog, self._clock, self._bell, self._stop, accept=accept, runs=self._runs, node_id=node_id
         )
-        self._guard = Guard(self._clock, lambda: list(self._tasks.values()), self._give_back)
-        self._line = StartingLine(slots, self._clock, self._ended, self._drop, self._guard.look_at)
+        self._guard = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._give_back)
+        self._line = PrefetchQueue(slots, self._clock, self._ended, self._drop, self._guard.look_at)
 
     def start(self) -> None:
         """Begin to take items, in the background. Twice is fine. An interrupt in it closes the feeder.
@@ -393,7 +402,7 @@ class Feeder(Starts):
                 self._bell.ring()
 
 
-class Guard:
+class LeaseWatchdog:
     """Watches the claims of one feeder. Safe to share between threads.
 
     Args:
@@ -406,7 +415,7 @@ class Guard:
         self._clock = clock
         self._held = held
         self._give_back = give_back
-        self._bell = Bell()
+        self._bell = Notifier()
         self._looks_at = math.inf
         self._is_over = False
         self._session: Session | None = None

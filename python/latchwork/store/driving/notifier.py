@@ -11,7 +11,7 @@ from latchwork.interrupts import condition, mutex
 from latchwork.store.steps import Step, Until
 
 
-class Bell:
+class Notifier:
     """A mutex, and a bell that is rung when what it guards has changed. Safe to share between threads.
 
     ``with bell.mutex:`` holds the mutex; ``bell.ring()`` is called inside. To wait for a condition: read ``bell.rings``
