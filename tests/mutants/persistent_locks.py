@@ -79,7 +79,7 @@ DEFECTS = (
     Defect(
         "LockKeeper",
         "a write that may land late is forgotten",
-        "primitives/leased/keeper.py",
+        "primitives/leased/taking.py",
         "                doubts.append(what)\n",
         "                pass\n",
         id_of(
@@ -88,10 +88,10 @@ DEFECTS = (
     ),
     Defect(
         "LockKeeper",
-        "an interrupted release signals its cleanup too early",
-        "primitives/leased/thread.py",
-        "        self._done_with(claimer)\n        self._chores.signal()  # last:",
-        "        self._chores.signal()\n        self._done_with(claimer)  # last:",
+        "an interrupted release waits for the next chores",
+        "primitives/leased/upkeep.py",
+        "with undone_if_interrupted(self._chores.signal):",
+        "with undone_if_interrupted(bool):",
         id_of(
             "primitives/lock_keeper",
             "a_release_that_is_interrupted_is_done_by_the_next_chores_and_not_a_quarter_of_a_ttl_later",

@@ -81,7 +81,7 @@ JOB = JobSettings(enabled=False, schedule=Cron("0 3 * * *", tz="Europe/Berlin"),
 FAILED = RunError("why", "a", 1, "n1", 5.0, 2)
 ABOUT = {"label": "me", "host": "h", "pid": 5, "nonce": "n"}
 IN_GROUP = GroupMember("a", 2.0, {"zone": "x", "key": b"\x00"}, "here", "h", 5, "i1", 1e9, 1e9, 7)
-STORED = views.StoredMember(9, 7, StoredMember.of(IN_GROUP))
+STORED = views.LoggedMember(9, 7, StoredMember.of(IN_GROUP))
 STEP = views.ViewChangeStep(3, {"a": STORED}, ("b",))
 HEAD = views.LogHead("l1", 3, 1, 2, 1, 2, STEP)
 

@@ -16,6 +16,8 @@ _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
     """What a message calls a transaction: what it does to which keys, the writes first."""
+    if len(ops) == 1 and not checks:
+        return _step(ops[0], "")
     steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
     named = ", ".join(_step(step, "" if at < len(ops) else "check ") for at, step in enumerate(steps[:_NAMED]))
     return _and_more(named or "an empty transaction", len(steps))

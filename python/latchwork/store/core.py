@@ -103,14 +103,20 @@ class Core:
         """The primary session; a new one when the last was lost or closed."""
         with self._opening:  # one opener; the lock that guards the fields is not held during I/O
             session = self._primary
-            if session is None or session.state in ("lost", "closed"):
+            if session is None or session.has_ended:
                 session = self._primary = self.open_session(self.session_ttl_s)
             return session
+
+    def opened_primary(self) -> Session | None:
+        """The primary session, if there is one that has not ended."""
+        self.check()
+        session = self._primary
+        return None if session is None or session.has_ended else session
 
     def begin_primary(self) -> Future[Session]:
         """The primary session as a future of the caller's own; opened in one thread, however many ask."""
         session = self._primary
-        if session is not None and session.state not in ("lost", "closed"):
+        if session is not None and not session.has_ended:
             return completed(session)
         with self._lock:
             opening = self._opened

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latchwork.backends.grammar import (
+    MAX_KEY_CHARS,
+    MAX_KEY_SEGMENTS,
     MAX_NAME_CHARS,
     MAX_NAME_SEGMENTS,
     MAX_PREFIX_CHARS,
@@ -26,8 +28,9 @@ from latchwork.types import Absent, At, Change, Check, Create, Delete, Entry, Ex
 SYSTEMS = ("executor", "jobs", "locks", "plans", "workers", "workflows")
 _OPEN = rf"(?!@){SEGMENT}"
 _OPEN_OR_SYSTEM = rf"(?:{_OPEN}|@(?:{'|'.join(SYSTEMS)})(?=/|\Z))"
-_KEY = re.compile(rf"{_OPEN}(?:/{_OPEN})*\Z")
-_READABLE = re.compile(rf"{_OPEN_OR_SYSTEM}(?:/{_OPEN_OR_SYSTEM})*\Z")
+_SHORT, _MORE = rf"(?=.{{1,{MAX_KEY_CHARS}}}\Z)", rf"{{0,{MAX_KEY_SEGMENTS - 1}}}\Z"
+_KEY = re.compile(rf"{_SHORT}{_OPEN}(?:/{_OPEN}){_MORE}")
+_READABLE = re.compile(rf"{_SHORT}{_OPEN_OR_SYSTEM}(?:/{_OPEN_OR_SYSTEM}){_MORE}")
 _ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
 #: A message shows so many characters of a key that is too long.
 _SHOWN = 60
@@ -41,7 +44,7 @@ def validate_key(key: str) -> str:
         InvalidKey: it is not; the message names the segment at fault and the rule.
     """
     given: object = key  # callers without a type checker pass anything
-    if not isinstance(given, str) or is_too_long(given) or not _KEY.match(given):
+    if not isinstance(given, str) or not _KEY.match(given):
         raise InvalidKey(_fault(key))
     return key
 
@@ -53,7 +56,7 @@ def validate_readable(key: str) -> str:
         InvalidKey: it is not valid.
     """
     given: object = key
-    if not isinstance(given, str) or is_too_long(given) or not _READABLE.match(given):
+    if not isinstance(given, str) or not _READABLE.match(given):
         raise InvalidKey(_fault(key))
     return key
 
@@ -159,22 +162,26 @@ class Scope:
         Raises:
             InvalidKey: it is no key, or too long with the namespace.
         """
-        return self._short(self.absolute(validate_key(key)))
+        return self._within(validate_key(key))
 
     def readable(self, key: str) -> str:
         """A caller's key below the root, validated for a call that only reads."""
-        return self._short(self.absolute(validate_readable(key)))
+        return self._within(validate_readable(key))
 
     def below(self, prefix: str) -> str:
         """A caller's prefix below the root, validated for a call that only reads; "" becomes the namespace itself."""
-        return self._short(self.absolute(validate_readable_prefix(prefix)))
+        return self._within(validate_readable_prefix(prefix))
 
     def writable_below(self, prefix: str) -> str:
         """A caller's prefix below the root, validated; "" becomes the namespace itself."""
-        return self._short(self.absolute(validate_prefix(prefix)))
+        return self._within(validate_prefix(prefix))
 
-    def _short(self, absolute: str) -> str:
-        if self.prefix and is_too_long(absolute):
+    def _within(self, key: str) -> str:
+        """A valid key below the root, if it is not too long there."""
+        if not self.prefix:
+            return key
+        absolute = f"{self.prefix}/{key}" if key else self.prefix
+        if is_too_long(absolute):
             raise InvalidKey(f"key {_shown(absolute)} with its namespace {sizes(absolute)}")
         return absolute
 

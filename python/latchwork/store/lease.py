@@ -65,11 +65,11 @@ class Lease:
 
     def remaining_s(self, now: float) -> float:
         """Seconds left, 0 when it is over."""
-        return max(0.0, self.expires_at - now)
+        return max(0.0, min(self._ended_at, self._counted + self._ttl_s) - now)
 
     def is_over(self, now: float) -> bool:
         """True once it has run out or was ended: for good."""
-        return now >= self.expires_at
+        return now >= min(self._ended_at, self._counted + self._ttl_s)
 
     def silent_s(self, now: float) -> float:
         """Seconds since the send of the last confirmed renewal."""
@@ -174,7 +174,8 @@ class Renewer:
     @property
     def is_over(self) -> bool:
         """True once the lease is over, whether or not anybody was told yet."""
-        return self.remaining_s() <= 0.0
+        with self._lock:
+            return self._lease.is_over(self._clock.now())
 
     def remaining_s(self) -> float:
         """Seconds left, 0 when it is over."""

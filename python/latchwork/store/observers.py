@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from latchwork.checks import check_listener
 from latchwork.user_code import call_user
 
-__all__ = ["Observers", "call_each", "check_listener", "listen"]
+__all__ = ["Observers", "call_each", "check_listener", "listen", "register"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,11 @@ def listen(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
     Raises:
         TypeError: see ``check_listener``.
     """
-    check_listener(fn)
+    return register(to, check_listener(fn))
+
+
+def register(to: dict[object, Listener], fn: Listener) -> Callable[[], None]:
+    """Register a listener that was checked; returns what removes it, as ``listen``."""
     number = object()
     to[number] = fn
 

@@ -24,7 +24,7 @@ from latchwork.interrupts import mutex
 from latchwork.store.dispatch import as_callback
 from latchwork.store.forks import ForkGuard, lost_by_fork
 from latchwork.store.lease import Lease, Renewer
-from latchwork.store.observers import call_each, check_listener, listen
+from latchwork.store.observers import call_each, check_listener, listen, register
 from latchwork.store.owner import Owner, forget, held_by
 from latchwork.store.steps import Signal
 from latchwork.types import Committed, Fence, Op, SessionAlive, SimpleCheck
@@ -110,6 +110,11 @@ class Session:
         late = self._renewer.silent_s() > every_s + min(1.5 * every_s, self.ttl_s / 4) + 0.05
         return "suspect" if self._renewer.is_failing or late else "active"
 
+    @property
+    def has_ended(self) -> bool:
+        """True once it is lost or closed, and in a forked child: for good."""
+        return self._closed or self._home.is_foreign or self._is_over()
+
     def remaining_s(self) -> float:
         """Seconds the session is still ours for certain, 0 when it has ended, and in a forked child."""
         if self._home.is_foreign or self._closed or self._lost.is_set():
@@ -154,7 +159,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
-                return listen(self._registry().listeners, _WhenClosed(fn) if or_closed else fn)
+                return register(self._registry().listeners, _WhenClosed(fn) if or_closed else fn)
         self._call([fn])
         return lambda: None
 
@@ -184,7 +189,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
-                return listen(self._registry().enders, fn)
+                return register(self._registry().enders, fn)
         fn()
         return lambda: None
 

@@ -376,6 +376,10 @@ class Store:
         self._core.check()
         return self._core.primary()
 
+    def opened_session(self) -> Session | None:
+        """The primary session if there is one that has not ended; opens none."""
+        return self._core.opened_primary()
+
     @entrance
     def open_session(self, ttl_s: float) -> Session:
         """A session of its own.

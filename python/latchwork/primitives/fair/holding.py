@@ -332,8 +332,9 @@ class SessionLock(GuardsWork):
 
     def _stack(self) -> list[Hold]:
         """What this thread acquired and did not release, the newest last."""
-        stack: list[Hold] = [hold for hold in self._mine.own.get("stack", ()) if not hold.given_back.is_set()]
-        self._mine.own["stack"] = stack
+        own = self._mine.own
+        stack: list[Hold] = [hold for hold in own.get("stack", ()) if not hold.given_back.is_set()]
+        own["stack"] = stack
         return stack
 
     def _of_thread(self) -> Hold | None:

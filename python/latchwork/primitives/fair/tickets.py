@@ -538,7 +538,12 @@ async def await_turn(  # noqa: PLR0917 - as ``take_turn``
         SessionLost: the session has ended; also when our turn seems to have come, but the session ended while we slept.
         LockLost: our ticket is gone.
     """
-    has_turn = await _await_turn(queue, place, waiter, patience, blocks, on_ahead or _nobody)
+    tell = on_ahead or _nobody
+    if place.is_new and place.older == ():  # its creation said that nobody is ahead
+        place.is_new, has_turn = False, True
+        tell(0)
+    else:
+        has_turn = await _await_turn(queue, place, waiter, patience, blocks, tell)
     queue.refuse_lost(place)
     return has_turn
 

@@ -12,173 +12,29 @@ The decisions are in ``protocol``, their race analysis in docs/design/0006.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.errors import OutcomeUnknown, Unavailable
 from latchwork.primitives.leased.inspect import LockState, state_of, states_below
-from latchwork.primitives.leased.owner import HeldLock, LockOwner
-from latchwork.primitives.leased.protocol import InDoubt
-from latchwork.primitives.leased.thread import KeeperThread
-from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
+from latchwork.primitives.leased.owner import HeldLock, SessionOfTheMoment
+from latchwork.primitives.leased.protocol import LEAST_TTL_S
+from latchwork.primitives.leased.taking import Taking
+from latchwork.primitives.leased.upkeep import Upkeep
+from latchwork.primitives.waiting.common import Patience, Starts, check_least, check_name, refuse_in_callback
 from latchwork.primitives.waiting.waits import check_member
-from latchwork.store.backoff import Backoff
-from latchwork.store.observers import check_listener
-from latchwork.store.steps import Pause, Signal, Steps, driven, ending, steps_of, undone_if_interrupted
-from latchwork.types import At, Entry
+from latchwork.store.forks import lost_by_fork
+from latchwork.store.observers import check_listener, listen
+from latchwork.store.steps import Signal, driven, ending
+from latchwork.store.store import Store
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Taker(KeeperThread):
-    """The part of a keeper that takes locks. What it has taken is held, also when an error ends the call."""
-
-    async def _take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
-        """Take those of the locks that can be had now.
-
-        Raises:
-            Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
-        """
-        self.start()
-        granted, claimer = dict[str, HeldLock](), object()
-        try:
-            let_go = undone_if_interrupted(lambda: self._let_go(list(granted.values())))
-            with let_go, self._claimed(names, claimer) as claimed:
-                await self._take(claimed, granted, claimer)
-        except (Unavailable, OutcomeUnknown) as error:
-            if not granted:
-                raise
-            _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
-        return granted
-
-    async def _take(
-        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, heir_of: str | None = None
-    ) -> None:
-        """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
-        while left := [name for name in names if name not in granted]:
-            owner = await self._use_owner(claimer)
-            written: dict[str, Entry | InDoubt] = {}
-            try:
-                await self._table.take(left, owner.id, written, heir_of=heir_of)
-            except Conflict:
-                pass  # our own O is gone
-            else:
-                return
-            finally:
-                granted.update(self._grant(owner, written, claimer))
-            self._lose(owner, "another owner took it over")
-
-    async def _use_owner(self, claimer: object) -> LockOwner:
-        """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
-        while True:
-            self._lose_if_over()
-            owner, rings = self._state.use_owner(claimer)
-            if owner is not None:
-                return owner
-            owner = LockOwner(
-                self._clock,
-                self.ttl_s,
-                self._home,
-                session=self._renewals.session(),
-                renew=self._renewals.renew,
-                renewed=self._renewed,
-                release=steps_of(self.release_held),
-            )
-            if self._state.begin_making(owner, claimer):
-                await self._make(owner)
-                return owner
-            await self._state.rung(rings, 1.0)  # another thread makes one
-
-    async def _make(self, owner: LockOwner) -> None:
-        created = False
-        try:
-            await self._renewals.create(owner)
-            created = True
-        finally:
-            self._state.end_making(owner, created=created)
-        owner.follow_session(self._wake.set)
-        self._wake.set()
-        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self.ttl_s)
-
-    def _grant(self, owner: LockOwner, written: dict[str, Entry | InDoubt], claimer: object) -> dict[str, HeldLock]:
-        holds, doubts = [], []
-        for name, what in written.items():
-            if isinstance(what, InDoubt):
-                doubts.append(what)
-            else:
-                holds.append(HeldLock(owner, name, what, self._store.fence(what.token, At(what))))
-        granted = self._state.grant(owner, holds, doubts, claimer)
-        for name, held in granted.items():
-            _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
-        return granted
-
-    @contextmanager
-    def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
-        """Claim these names against other threads of this process, except those that are held or busy already."""
-        try:
-            yield self._state.claim(names, claimer)
-        finally:
-            self._done_with(claimer)
-
-    async def _pause(self, seconds: float | None) -> None:
-        await Pause(self._clock, self._closing, seconds)
-
-    async def _still_held(self, name: str, timeout_s: float | None) -> str:
-        try:
-            holder = (await state_of(self._table, name)).holder
-        except LatchworkError:
-            holder = None
-        return (
-            f"lock {name!r} is held by {holder or 'somebody else'} after {timeout_s or 0.0:.3g} s; "
-            f"raise timeout_s, or list its holders"
-        )
-
-    # Adopting
-
-    async def _adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
-        """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
-
-        It is renewed once before, so that nobody else takes it for dead meanwhile. It is removed last, so that whatever
-        it took after we had looked is free then. An error says that not everything was taken; what was taken is held.
-        """
-        backoff = Backoff()
-        granted: dict[str, HeldLock] = {}
-        await self._persist(lambda: self._table.prolong(old), patience, backoff)
-        found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
-        left = names = [name for name in found if only is None or name in only]
-        claimer = object()
-        with undone_if_interrupted(lambda: self._let_go(list(granted.values()))):
-            while left:
-                with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
-                    await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
-                left = self._state.are_busy(name for name in left if name not in granted)
-                if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
-                    return granted
-            if len(names) == len(found):
-                await self._delete(old)
-            return granted
-
-    async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
-        """Try a step again and again while the server cannot be reached and there is time."""
-        while True:
-            try:
-                return await step()
-            except (Unavailable, OutcomeUnknown):
-                if not await self._keep_on(patience, backoff):
-                    raise
-
-    async def _keep_on(self, patience: Patience, backoff: Backoff) -> bool:
-        """Pause after trouble; False when there is no more time."""
-        if patience.is_over or self._closing.is_set():
-            return False
-        await self._pause(patience.left_s(backoff.next_s()))
-        return True
-
-
-class LockKeeper(Taker):
+class LockKeeper(Starts):
     """Holds any number of persistent locks under one owner. Safe to share between threads.
 
     Construction does no I/O. The keeper starts with its first use, with ``start()`` or with ``with``, and then follows
@@ -194,6 +50,26 @@ class LockKeeper(Taker):
         owner_label: what others see when they ask who holds a lock.
         session: gives the session to share renewals with, None for none: its end tells newcomers, too, that we died.
     """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ttl_s: float = 10.0,
+        owner_label: str = "",
+        session: SessionOfTheMoment | None = None,
+    ) -> None:
+        self._upkeep = upkeep = Upkeep(store, ttl_s=ttl_s, owner_label=owner_label, session=session)
+        self._taking = Taking(upkeep)
+        upkeep.keeper = self
+        self.ttl_s = upkeep.ttl_s
+        self._record = upkeep.record
+        self._table = upkeep.table
+        self._store = upkeep.store
+        self._clock = upkeep.clock
+        self._state = upkeep.state
+        self._home = upkeep.home
+        self._waits = upkeep.waits
 
     def __repr__(self) -> str:
         return f"<LockKeeper {self._record.label!r} {len(self.held())} locks {self.remaining_s():.2f}s>"
@@ -211,14 +87,26 @@ class LockKeeper(Taker):
         held = self._state.close()
         if held is None:
             return
-        self._closing.set()
+        self._upkeep.closing.set()
         self._waits.close()
         try:
             if release:
-                await self._give_back(held)
+                await self._upkeep.give_back(held)
         finally:
-            self._end_thread()
-        await self._ended_thread()
+            self._upkeep.end()
+        await self._upkeep.wait_ended()
+
+    def start(self) -> None:
+        """Follow the other owners from now on. Idempotent.
+
+        Raises:
+            Closed: the keeper was closed.
+        """
+        self._upkeep.start()
+
+    def end_soon(self) -> None:
+        """Give back what is held, and end the thread, in the background."""
+        self._upkeep.end_soon()
 
     # Taking and releasing
 
@@ -244,31 +132,11 @@ class LockKeeper(Taker):
         Source:
             docs/design/0006.
         """
-        return await self.acquire_unless(name, timeout_s, Signal())
+        return await self._taking.acquire(name, timeout_s, Signal())
 
     async def acquire_unless(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
         """Like ``acquire``, until the signal is set: ``Closed`` then."""
-        check_name(name, "lock")
-        self._home.check()
-        refuse_in_callback(f"lock {name!r}", timeout_s)
-        patience, backoff = Patience(self._clock, timeout_s), Backoff()
-        while True:
-            trouble: LatchworkError | None = None
-            try:
-                held = (await self._take_free([name])).get(name)
-            except (Unavailable, OutcomeUnknown) as error:
-                held, trouble = None, error
-            if held is not None:
-                return held
-            if patience.is_over:
-                raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
-            pause_s = backoff.next_s()
-            if trouble is None and await self._waits.until_free(name, patience, off):
-                backoff.reset()
-            elif not off.is_set():
-                await self._pause(patience.left_s(pause_s))
-            if off.is_set():
-                raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
+        return await self._taking.acquire(name, timeout_s, off)
 
     @driven
     async def try_acquire(self, name: str) -> HeldLock | None:
@@ -279,7 +147,7 @@ class LockKeeper(Taker):
             OutcomeUnknown: it may have been taken; if so the keeper gives it back by itself.
             Closed, InvalidKey: as for ``acquire``.
         """
-        return (await self._take_free([check_name(name, "lock")])).get(name)
+        return (await self._taking.take_free([check_name(name, "lock")])).get(name)
 
     @driven
     async def try_acquire_many(self, names: Iterable[str]) -> dict[str, HeldLock]:
@@ -293,7 +161,7 @@ class LockKeeper(Taker):
         Raises:
             Unavailable, OutcomeUnknown, Closed, InvalidKey: as for ``try_acquire``, and nothing was taken.
         """
-        return await self._take_free([check_name(name, "lock") for name in dict.fromkeys(names)])
+        return await self._taking.take_free([check_name(name, "lock") for name in dict.fromkeys(names)])
 
     @driven
     async def adopt(
@@ -324,11 +192,11 @@ class LockKeeper(Taker):
         if owner_id == self.owner_id:
             raise ValueError(f"owner {owner_id!r} is this keeper's own; give the id of an earlier life")
         patience = Patience(self._clock, timeout_s)
-        self.start()
+        self._upkeep.start()
         try:
-            return await self._adopt(check_member(owner_id, "owner"), names, patience)
+            return await self._taking.adopt(check_member(owner_id, "owner"), names, patience)
         except (Unavailable, OutcomeUnknown):
-            self._refuse_closed()  # the reason why it was not tried again
+            self._upkeep.refuse_closed()  # the reason why it was not tried again
             raise
 
     @ending
@@ -342,7 +210,7 @@ class LockKeeper(Taker):
         """
         self._home.check()
         found, missing = self._state.find(list(dict.fromkeys(names)))
-        await self._release(found, missing)
+        await self._upkeep.release_found(found, missing)
 
     def when_free(self, name: str, fn: Callable[[str], None]) -> Callable[[], None]:
         """Call ``fn(name)`` once, in a callback thread, when the lock looks free: then try to acquire it.
@@ -355,9 +223,9 @@ class LockKeeper(Taker):
             TypeError: it is no plain function.
         """
         call = partial(check_listener(fn), check_name(name, "lock"))
-        self.start()
-        cancel = self._waits.add(name, lambda: self._relaxed.post(call))
-        self._wake.set()
+        self._upkeep.start()
+        cancel = self._waits.add(name, lambda: self._upkeep.relaxed.post(call))
+        self._upkeep.wake.set()
         return cancel
 
     # What is whose
@@ -388,5 +256,66 @@ class LockKeeper(Taker):
             How many owners were removed (silent for 2 TTL), and how many locks were freed, or forgotten because nobody
             had taken them since an earlier sweep at least ten minutes ago.
         """
-        self.start()
-        return await self._sweeper.sweep()
+        self._upkeep.start()
+        return await self._upkeep.sweeper.sweep()
+
+    def held(self) -> dict[str, HeldLock]:
+        """The locks this keeper holds for certain, by name."""
+        return {} if self._home.is_foreign else self._state.held()
+
+    def holds(self, held: HeldLock) -> bool:
+        """True if this very hold was not released; it may have run out."""
+        return held.is_kept
+
+    @property
+    def owner_id(self) -> str | None:
+        """The id of the owner that holds our locks, None before the first; another one after a loss. See ``adopt``."""
+        owner = self._state.current
+        return owner.id if owner is not None else None
+
+    def remaining_s(self) -> float:
+        """Seconds the locks are ours for certain if no further renewal succeeds; 0 without any. Does no I/O."""
+        if self._home.is_foreign:
+            return 0.0
+        owner = self._state.current
+        return owner.remaining_s() if owner is not None and owner.held else 0.0
+
+    @property
+    def lost(self) -> Signal:
+        """Set when the locks held at this moment run out; ask again after that, for the next ones."""
+        if self._home.is_foreign:
+            return lost_by_fork()
+        owner = self._state.current
+        return owner.lost if owner is not None else Signal()
+
+    def renew_within(self, seconds: float | None) -> None:
+        """Renew as often as a TTL of so many seconds would need, from now on; None for as often as this TTL needs.
+
+        For callers that have to know sooner than after a TTL that the server is out of reach. The TTL stays as it is.
+        This does nothing after ``close``.
+        """
+        self._upkeep.within_s = math.inf if seconds is None else check_least(seconds, "seconds", LEAST_TTL_S)
+        self._upkeep.wake.set()
+
+    def on_lost(self, fn: Callable[[tuple[str, ...]], None]) -> Callable[[], None]:
+        """Call ``fn(names)`` when locks run out or are taken over: what they protected must stop. Not on release.
+
+        Returns:
+            A function that ends it.
+        """
+        self._upkeep.refuse_closed()
+        return listen(self._upkeep.lost_listeners, fn)
+
+    def on_prolong_failed(self, fn: Callable[[BaseException, float], None]) -> Callable[[], None]:
+        """Call ``fn(error, remaining_s)`` when a renewal fails or is not answered; the locks are ours that long.
+
+        Returns:
+            A function that ends it.
+        """
+        self._upkeep.refuse_closed()
+        return listen(self._upkeep.failed_listeners, fn)
+
+    @ending
+    async def release_held(self, locks: Sequence[HeldLock]) -> None:
+        """Give exactly these locks back; see ``release``. A lock taken again since is not meant."""
+        await self._upkeep.release(locks)

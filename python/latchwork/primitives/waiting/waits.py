@@ -101,6 +101,8 @@ class Waits:
 
     async def _open_session(self, patience: Patience) -> Session:
         """The session that was given, or the store's: tried again while there is time."""
+        if self._given is None and (opened := self._store.opened_session()) is not None:
+            return opened
         backoff = Backoff()
         while True:
             try:
@@ -255,11 +257,12 @@ class Waiter:
             SessionLost: the session ended meanwhile.
             Unavailable, OutcomeUnknown: the last one, when the time is over.
         """
-        backoff = Backoff()
+        backoff: Backoff | None = None
         while True:
             try:
                 return await step()
             except (Unavailable, OutcomeUnknown) as error:
+                backoff = backoff or Backoff()
                 self._refuse_lost(error)
                 pause_s = patience.left_s(backoff.next_s())
                 if patience.is_over or not await self.pause(pause_s):

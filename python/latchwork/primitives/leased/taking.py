@@ -1,0 +1,204 @@
+"""How a lock keeper takes locks: what it has taken is held, also when an error ends the call.
+
+docs/design/0006 has the race analysis.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from latchwork.errors import Closed, Conflict, LatchworkError, OutcomeUnknown, Unavailable, WaitTimeout
+from latchwork.primitives.leased.inspect import state_of
+from latchwork.primitives.leased.owner import HeldLock, LockOwner
+from latchwork.primitives.leased.protocol import InDoubt
+from latchwork.primitives.leased.upkeep import Upkeep
+from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
+from latchwork.store.backoff import Backoff
+from latchwork.store.steps import Pause, Signal, Steps, undone_if_interrupted
+from latchwork.types import At, Entry
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Taking:
+    """Takes locks for a keeper. Safe to share between threads.
+
+    Args:
+        upkeep: of the keeper.
+    """
+
+    def __init__(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+        self._state = upkeep.state
+        self._table = upkeep.table
+        self._clock = upkeep.clock
+
+    async def acquire(self, name: str, timeout_s: float | None, off: Signal) -> HeldLock:
+        """Wait for a lock and take it, until the signal is set: ``Closed`` then."""
+        check_name(name, "lock")
+        self._upkeep.home.check()
+        refuse_in_callback(f"lock {name!r}", timeout_s)
+        patience, backoff = Patience(self._clock, timeout_s), Backoff()
+        while True:
+            trouble: LatchworkError | None = None
+            try:
+                held = (await self.take_free([name])).get(name)
+            except (Unavailable, OutcomeUnknown) as error:
+                held, trouble = None, error
+            if held is not None:
+                return held
+            if patience.is_over:
+                raise trouble or WaitTimeout(await self._still_held(name, timeout_s))
+            pause_s = backoff.next_s()
+            if trouble is None and await self._upkeep.waits.until_free(name, patience, off):
+                backoff.reset()
+            elif not off.is_set():
+                await self._pause(patience.left_s(pause_s))
+            if off.is_set():
+                raise Closed(f"lock {name!r} was closed while it was waited for; make another one")
+
+    async def take_free(self, names: Sequence[str]) -> dict[str, HeldLock]:
+        """Take those of the locks that can be had now.
+
+        Raises:
+            Unavailable, OutcomeUnknown: and nothing was taken; else what was taken so far is returned.
+        """
+        self._upkeep.start()
+        granted, claimer = dict[str, HeldLock](), object()
+        try:
+            let_go = undone_if_interrupted(lambda: self._upkeep.let_go(list(granted.values())))
+            with let_go, self._claimed(names, claimer) as claimed:
+                await self._take(claimed, granted, claimer)
+        except (Unavailable, OutcomeUnknown) as error:
+            if not granted:
+                raise
+            _log.warning("%d of %d locks were taken, then: %s", len(granted), len(names), error)
+        return granted
+
+    async def _take(
+        self, names: Sequence[str], granted: dict[str, HeldLock], claimer: object, heir_of: str | None = None
+    ) -> None:
+        """Take those of the names that are free and not granted yet; with ``heir_of`` only those of that owner."""
+        while left := [name for name in names if name not in granted]:
+            owner = await self._use_owner(claimer)
+            written: dict[str, Entry | InDoubt] = {}
+            try:
+                await self._table.take(left, owner.id, written, heir_of=heir_of)
+            except Conflict:
+                pass  # our own O is gone
+            else:
+                return
+            finally:
+                granted.update(self._grant(owner, written, claimer))
+            self._upkeep.lose(owner, "another owner took it over")
+
+    async def _use_owner(self, claimer: object) -> LockOwner:
+        """The current owner, counted as used, so that it is not given up meanwhile; made if there is none."""
+        while True:
+            self._upkeep.lose_if_over()
+            owner, rings = self._state.use_owner(claimer)
+            if owner is not None:
+                return owner
+            owner = LockOwner(
+                self._clock,
+                self._upkeep.ttl_s,
+                self._upkeep.home,
+                session=self._upkeep.renewals.session(),
+                renew=self._upkeep.renewals.renew,
+                renewed=self._upkeep.renewed,
+                release=self._upkeep.release,
+            )
+            if self._state.begin_making(owner, claimer):
+                await self._make(owner)
+                return owner
+            await self._state.rung(rings, 1.0)  # another thread makes one
+
+    async def _make(self, owner: LockOwner) -> None:
+        created = False
+        try:
+            await self._upkeep.renewals.create(owner)
+            created = True
+        finally:
+            self._state.end_making(owner, created=created)
+        owner.follow_session(self._upkeep.wake.set)
+        self._upkeep.wake.set()
+        _log.info("lock owner %s created with a ttl of %.3g s", owner.id, self._upkeep.ttl_s)
+
+    def _grant(self, owner: LockOwner, written: dict[str, Entry | InDoubt], claimer: object) -> dict[str, HeldLock]:
+        holds, doubts = [], []
+        for name, what in written.items():
+            if isinstance(what, InDoubt):
+                doubts.append(what)
+            else:
+                holds.append(HeldLock(owner, name, what, self._upkeep.store.fence(what.token, At(what))))
+        granted = self._state.grant(owner, holds, doubts, claimer)
+        for name, held in granted.items():
+            _log.debug("lock %r taken by owner %s with token %d", name, owner.id, held.fence.token)
+        return granted
+
+    @contextmanager
+    def _claimed(self, names: Iterable[str], claimer: object) -> Iterator[list[str]]:
+        """Claim these names against other threads of this process, except those that are held or busy already."""
+        try:
+            yield self._state.claim(names, claimer)
+        finally:
+            self._upkeep.done_with(claimer)
+
+    async def _pause(self, seconds: float | None) -> None:
+        await Pause(self._clock, self._upkeep.closing, seconds)
+
+    async def _still_held(self, name: str, timeout_s: float | None) -> str:
+        try:
+            holder = (await state_of(self._table, name)).holder
+        except LatchworkError:
+            holder = None
+        return (
+            f"lock {name!r} is held by {holder or 'somebody else'} after {timeout_s or 0.0:.3g} s; "
+            f"raise timeout_s, or list its holders"
+        )
+
+    # Adopting
+
+    async def adopt(self, old: str, only: Collection[str] | None, patience: Patience) -> dict[str, HeldLock]:
+        """Take what another owner holds, from it and from nobody else; then remove it, unless it keeps some.
+
+        It is renewed once before, so that nobody else takes it for dead meanwhile. It is removed last, so that whatever
+        it took after we had looked is free then. An error says that not everything was taken; what was taken is held.
+        """
+        backoff = Backoff()
+        granted: dict[str, HeldLock] = {}
+        await self._persist(lambda: self._table.prolong(old), patience, backoff)
+        found = await self._persist(lambda: self._table.held_by(old), patience, backoff)
+        left = names = [name for name in found if only is None or name in only]
+        claimer = object()
+        with undone_if_interrupted(lambda: self._upkeep.let_go(list(granted.values()))):
+            while left:
+                with self._claimed(left, claimer) as claimed:  # also while we pause: nobody settles what is in doubt
+                    await self._persist(partial(self._take, claimed, granted, claimer, old), patience, backoff)
+                left = self._state.are_busy(name for name in left if name not in granted)
+                if left and not await self._keep_on(patience, backoff):  # another thread of ours tries to have them
+                    return granted
+            if len(names) == len(found):
+                await self._upkeep.delete(old)
+            return granted
+
+    async def _persist(self, step: Callable[[], Steps[T]], patience: Patience, backoff: Backoff) -> T:
+        """Try a step again and again while the server cannot be reached and there is time."""
+        while True:
+            try:
+                return await step()
+            except (Unavailable, OutcomeUnknown):
+                if not await self._keep_on(patience, backoff):
+                    raise
+
+    async def _keep_on(self, patience: Patience, backoff: Backoff) -> bool:
+        """Pause after trouble; False when there is no more time."""
+        if patience.is_over or self._upkeep.closing.is_set():
+            return False
+        await self._pause(patience.left_s(backoff.next_s()))
+        return True
