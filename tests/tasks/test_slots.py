@@ -236,7 +236,7 @@ def test_slots_that_cannot_be_are_refused(options):
 
 MAIN = """
 import sys
-from latchwork.tasks import DEFAULT, Call, Payloads, Slots, TaskContext, task
+from latchwork.tasks import DEFAULT, Payloads, Slots, StoredCall, TaskContext, task
 
 print("imported", file=sys.stderr)
 
@@ -247,7 +247,7 @@ def double(n: int) -> int:
 if __name__ == "__main__":
     payloads, one = Payloads(), DEFAULT.get("mainly:double")
     with Slots(1, DEFAULT, payloads, run_in="process") as slots:
-        call = Call(one.name, payloads.encode_call(one, (4,), {}))
+        call = StoredCall(one.name, payloads.encode_call(one, (4,), {}))
         print(slots.start(call, TaskContext("t")).result(60).result(payloads, int))
 """
 
@@ -273,7 +273,7 @@ from latchwork.tasks import *
 payloads = Payloads()
 slots = Slots(1, DEFAULT, payloads, run_in="process")
 one = DEFAULT.of(pid)
-call = Call(one.name, payloads.encode_call(one, (), {{}}))
+call = StoredCall(one.name, payloads.encode_call(one, (), {{}}))
 print(slots.start(call, TaskContext("t")).result(60).result(payloads), flush=True)
 time.sleep(60)
 """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from latchwork.errors import SessionLost, Unavailable
-from latchwork.testing.faults import FaultyStore
-from latchwork.worker_group import Worker, find, list_events, submit
+from latchwork.testing.faults import Fault, FaultyStore
+from latchwork.worker_group import JobMaster, Worker, find, list_events, submit
 from patience import eventually
 from worker_group.conftest import PATIENCE_S
 
@@ -89,3 +91,26 @@ def test_a_look_at_a_job_says_that_the_store_is_away(away, call):
         call(away)
     away.reconnect()
     assert find(away, "train") is not None
+
+
+#: No watch reports a first state.
+SILENT = Fault("cut_watch", op="event", times=None, delay_s=600.0)
+
+
+def test_who_saw_nothing_of_its_job_yet_is_told_that_its_session_has_ended(away):
+    submit(away, "train", 1)
+    away.add(SILENT)
+    with Worker(away, "train", key="a", session=away.open_session(2.0)) as one:
+        away.cut_off()
+        assert one.lost.wait(10.0)
+        away.reconnect()
+
+
+def test_a_master_that_saw_nothing_of_its_job_yet_ends_at_once(away):
+    submit(away, "train", 1)
+    with JobMaster(away, "train", "here") as one:
+        away.add(SILENT)
+        one.wait(PATIENCE_S)
+        begun = time.monotonic()
+        one.close()
+        assert time.monotonic() - begun < 10.0

@@ -159,11 +159,13 @@ class JobMaster(Closes):
         keys, losses = self._keys.of_run(head.run), Losses()
         picture = Picture(self._store, keys, self._bell)
         try:
-            await picture.ready()
             backoff.reset()
             while not self._closed.is_set() and self._term is not None and self._term.is_leader:
                 with self._bell.mutex:
                     rings = self._bell.rings
+                if not picture.is_ready:
+                    await self._bell.rung(rings, self._store.clock, _AGAIN_S)
+                    continue
                 now = picture.head
                 if now is None or now.is_final:
                     return

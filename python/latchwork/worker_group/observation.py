@@ -20,7 +20,7 @@ from latchwork.store.backoff import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.mirror import Mirror
-from latchwork.store.steps import Pause, Signal, ask, steps_of
+from latchwork.store.steps import Pause, Signal, ask
 from latchwork.store.store import Store
 from latchwork.store.watch import Batch
 from latchwork.types import Entry
@@ -32,9 +32,6 @@ from latchwork.worker_group.records import FAILED, GroupHead, WorkerInfo, read_e
 from latchwork.worker_group.transactions import Scene, head_or_none
 
 _log = logging.getLogger(__name__)
-
-#: Seconds for which the first state is waited for, again and again.
-_FIRST_STATE_S = 30.0
 
 #: Seconds after which somebody whose lease we have never seen is believed to have none.
 _NEVER_SEEN_S = 0.5
@@ -119,11 +116,13 @@ class Picture:
         self._keys = keys
         self._bell = bell
         self._roll = Roll(keys)
+        self._awaited: set[str] = set()
         with ExitStack() as opened:
 
             def follow(prefix: str, see: Callable[[str, Entry | None], None]) -> Mirror:
                 mirror = opened.enter_context(store.mirror(prefix, wait=False))
-                mirror.on_change(lambda batch: self._take_in(batch, see))
+                self._awaited.add(prefix)
+                mirror.on_change(lambda batch: self._take_in(prefix, batch, see))
                 return mirror
 
             self._head, self._epoch = follow(keys.head, _nothing), follow(keys.epoch, _nothing)
@@ -131,16 +130,17 @@ class Picture:
             self._live = follow(keys.live, self._roll.see_lease)
             self._opened = opened.pop_all()
 
-    def _take_in(self, batch: Batch, see: Callable[[str, Entry | None], None]) -> None:
+    def _take_in(self, prefix: str, batch: Batch, see: Callable[[str, Entry | None], None]) -> None:
         with self._bell.mutex:
             for change in batch:
                 see(change.key, change.entry)
+            self._awaited.discard(prefix)
             self._bell.ring()
 
-    async def ready(self) -> None:
-        """Wait for the first state."""
-        for mirror in (self._head, self._epoch, self._members, self._live):
-            await steps_of(mirror.ready)(_FIRST_STATE_S)
+    @property
+    def is_ready(self) -> bool:
+        """Whether the first state has been reported. While the store is away it is not; nobody waits for it alone."""
+        return not self._awaited
 
     def close(self) -> None:
         """Stop."""
@@ -275,8 +275,11 @@ class Lookout:
 
     async def _look(self) -> float | None:
         """Act on what there is; seconds until it has to be looked at again, None when only a change can need it."""
-        await self.picture.ready()
         workers = list(self._workers.values())
+        for each in workers:
+            each.end_with_session()
+        if self._drop(each for each in workers if each.is_over) or not self.picture.is_ready:
+            return None
         epoch, head = self.picture.epoch, self.picture.head
         doubtful = [each for each in workers if not each.glance(epoch, head, self.picture.lease(each.lease))]
         is_behind = False
@@ -401,12 +404,14 @@ class Watching:
             self._shrinks = 0
             raise
 
+    def end_with_session(self) -> None:
+        """Be out once the session has ended, whatever the store says, and while it says nothing."""
+        if not self.is_over and self._seat.session.remaining_s() <= 0.0:
+            self._end(SessionLost(f"the session of worker {self._seat.info.id} has ended; join again"))
+
     def glance(self, epoch: Entry | None, head: GroupHead | None, lease: Entry | None) -> bool:
         """Act on what is seen, without I/O; False if the store has to be asked what it means."""
         if self.is_over:
-            return True
-        if self._seat.session.remaining_s() <= 0.0:
-            self._end(SessionLost(f"the session of worker {self._seat.info.id} has ended; join again"))
             return True
         if head is None or epoch is None or lease is None or lease.version != self._seat.live.version:
             return False
