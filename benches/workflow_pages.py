@@ -22,12 +22,12 @@ from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.database import Database, definitions
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.migrations import upgrade
-from latchwork_workflows.database.policies import backfills, limits
-from latchwork_workflows.database.tables import command, definition, instance, shard, task, task_group
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.db import Database, definitions
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.policies import backfills, limits
+from latchwork_workflows.db.tables import command, definition, instance, shard, task, task_group
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.site import make_site
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role

@@ -22,8 +22,8 @@ from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
 from latchwork.user_code import call_user
 from latchwork.worker_group import Worker, find
-from latchwork_workflows.definitions.builder import shell, workflow
-from latchwork_workflows.definitions.builder import task as flow_task
+from latchwork_workflows.model.builder import shell, workflow
+from latchwork_workflows.model.builder import task as flow_task
 from latchwork_workflows.secrets import SecretMissing, Secrets
 from latchwork_workflows.types.shell import Shell
 from patience import eventually

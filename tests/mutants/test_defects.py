@@ -20,7 +20,7 @@ PARTS = (
     *("primitives/fair/", "primitives/leased/", "primitives/queue/", "primitives/numbers/"),
     *("primitives/group/", "primitives/barrier/"),
     *("jobs/", "tasks/", "executor/", "plans/", "worker_group/"),
-    *(f"latchwork_workflows/{folder}/" for folder in ("master", "worker", "database")),
+    *(f"latchwork_workflows/{folder}/" for folder in ("master", "worker", "db")),
 )
 
 

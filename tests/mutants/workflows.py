@@ -8,7 +8,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a former owner writes to its shard",
-        "latchwork_workflows/database/shard.py",
+        "latchwork_workflows/db/shard.py",
         'shard.c.id == sa.bindparam("_id"), shard.c.token == sa.bindparam("_token"))\n',
         'shard.c.id == sa.bindparam("_id"))\n',
         id_of("workflows/master", "a_master_of_before_writes_nothing_once_another_has_the_shard", on="memory"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a fire time is started twice",
-        "latchwork_workflows/database/schedules.py",
+        "latchwork_workflows/db/schedules.py",
         "    if connection.execute(made).first() is None:\n        return None\n",
         "    connection.execute(made)\n",
         id_of("workflows/fires", "a_fire_that_somebody_has_written_is_not_started_again", on="memory"),
@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "the turn of a run is not checked again under the lock",
-        "latchwork_workflows/database/policies/serials.py",
+        "latchwork_workflows/db/policies/serials.py",
         "where(mine, instance.c.state.in_(_GOES))",
         "where(mine, sa.false())",
         id_of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on="memory"),
@@ -72,7 +72,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "retention deletes a run that its master is rerunning",
-        "latchwork_workflows/database/retention.py",
+        "latchwork_workflows/db/retention.py",
         "    connection.execute(sa.update(shard).where(shard.c.id == shard_id).values(seq=shard.c.seq))\n",
         "",
         id_of("workflows/retention", "a_run_that_somebody_runs_again_meanwhile_stays_whole", on="postgres"),
@@ -88,7 +88,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "two concurrent edits close a cycle",
-        "latchwork_workflows/database/families.py",
+        "latchwork_workflows/db/families.py",
         '    if connection.dialect.name != "sqlite":\n',
         "    if False:\n",
         id_of("workflows/rings", "of_two_that_are_written_at_once_and_start_each_other_one_is_refused", on="postgres"),
@@ -141,7 +141,7 @@ DEFECTS = (
     Defect(
         "Workflow alerts",
         "a former sender claims a delivery",
-        "latchwork_workflows/database/alerts/deliveries.py",
+        "latchwork_workflows/db/alerts/deliveries.py",
         "        self.guard(connection)\n        mine = sa.update(delivery).where(delivery.c.id == number",
         "        mine = sa.update(delivery).where(delivery.c.id == number",
         id_of("workflows/alert_sending", "a_former_sender_that_wakes_takes_nothing_more", on="file"),
@@ -157,7 +157,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "settings are not checked again before the write",
-        "latchwork_workflows/desk/definitions.py",
+        "latchwork_workflows/services/definitions.py",
         "        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from latchwork_testkit.postgres import PostgresServer, find_postgres
 from latchwork_workflows.client import WorkflowClient
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.secrets import Secrets
 from missing import found_or_skipped

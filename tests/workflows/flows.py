@@ -1,6 +1,6 @@
 """Workflows that tests deploy and run."""
 
-from latchwork_workflows.definitions.builder import Cron, shell, task, workflow
+from latchwork_workflows.model.builder import Cron, shell, task, workflow
 
 
 @task(retries=3, retry_interval_s=30, timeout_s=600)

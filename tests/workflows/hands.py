@@ -11,15 +11,15 @@ import sqlalchemy as sa
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Absent, At, Create, Delete
-from latchwork_workflows.database import Database, consuming, definitions, runs
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.tables import attempt, command, event, instance, shard
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.db import Database, consuming, definitions, runs
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import attempt, command, event, instance, shard
 from latchwork_workflows.exchange import Head, Result, Running, Spec
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.keys import Item, Keys, workflows_store
 from latchwork_workflows.master.shard import ShardRun, Tools
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually

@@ -8,20 +8,20 @@ import sqlalchemy as sa
 
 from latchwork.cli.main import application
 from latchwork_workflows.alerts.channels import ChannelInvalid, checked_channel
-from latchwork_workflows.care import Doctor, document_of, import_document
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.alerts.tables import alert, delivery
-from latchwork_workflows.database.alerts.writing import put
-from latchwork_workflows.database.tables import event
-from latchwork_workflows.definitions.validate import validate
-from latchwork_workflows.desk import Parts
-from latchwork_workflows.desk.alerts import seen as desk
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.alerts.tables import alert, delivery
+from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize, join_store
+from latchwork_workflows.maintenance import Doctor, document_of, import_document
 from latchwork_workflows.master import Master
 from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.model.validate import validate
 from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.services import Parts
+from latchwork_workflows.services.alerts import seen as desk
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Problem, Role
 from patience import eventually
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_alerts_is_named_by_its_place():
 
 def test_alerts_are_the_same_in_python_as_in_yaml():
     from latchwork_workflows import Alerts, shell, workflow
-    from latchwork_workflows.definitions import read, write
+    from latchwork_workflows.model import read, write
 
     @workflow(alerts=Alerts("ops", "chat", on="all", failover=True))
     def flow():

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from latchwork_workflows.alerts.sender import WAYS, Sender
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.database.alerts import deliveries
-from latchwork_workflows.database.alerts.tables import alert, channel, delivery
-from latchwork_workflows.database.alerts.writing import put
-from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.db.alerts import deliveries
+from latchwork_workflows.db.alerts.tables import alert, channel, delivery
+from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs

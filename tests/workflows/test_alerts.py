@@ -3,9 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import definitions, runs
-from latchwork_workflows.database.alerts.tables import alert, delivery
-from latchwork_workflows.database.alerts.writing import put_fact
+from latchwork_workflows.db import definitions, runs
+from latchwork_workflows.db.alerts.tables import alert, delivery
+from latchwork_workflows.db.alerts.writing import put_fact
 from latchwork_workflows.state import Fact, Outcome
 from patience import eventually
 from workflows.hands import a_workflow

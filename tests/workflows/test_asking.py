@@ -4,8 +4,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.database.commands import CommandType, KeyReused, ask, draw
-from latchwork_workflows.database.tables import command, shard
+from latchwork_workflows.db.commands import CommandType, KeyReused, ask, draw
+from latchwork_workflows.db.tables import command, shard
 from latchwork_workflows.state import InstanceState, possible
 
 

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 
 from latchwork.errors import WaitTimeout
 from latchwork_workflows import DateRange, WrongState
-from latchwork_workflows.database import runs as rows
-from latchwork_workflows.database.policies import backfills
-from latchwork_workflows.database.tables import backfill, command, instance
-from latchwork_workflows.definitions.model import ScheduleSpec
-from latchwork_workflows.definitions.moments import MOST_MOMENTS, moments_of
+from latchwork_workflows.db import runs as rows
+from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db.tables import backfill, command, instance
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.master.backfilling import MOST_AT_ONCE
+from latchwork_workflows.model.model import ScheduleSpec
+from latchwork_workflows.model.moments import MOST_MOMENTS, moments_of
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.state.backfilling import BackfillState, Progress, next_step
 from patience import eventually

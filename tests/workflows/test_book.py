@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.master.book import MOST_DUE, Book, stored_after
 from latchwork_workflows.state import (
     Claimed,

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from latchwork_workflows import DefinitionInvalid, WrongState
-from latchwork_workflows.database.consuming import withdraw
-from latchwork_workflows.definitions import read
-from latchwork_workflows.definitions.builder import Cron, shell, workflow
+from latchwork_workflows.db.consuming import withdraw
 from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.model import read
+from latchwork_workflows.model.builder import Cron, shell, workflow
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.tables import task
-from latchwork_workflows.definitions.logical import chosen
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import task
 from latchwork_workflows.master import parcels
+from latchwork_workflows.model.logical import chosen
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow

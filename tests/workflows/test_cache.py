@@ -5,14 +5,14 @@ from datetime import date
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.policies import caches
-from latchwork_workflows.database.policies.tables import result_cache
-from latchwork_workflows.database.tables import instance, parameter
-from latchwork_workflows.definitions.caching import cache_key_of
-from latchwork_workflows.definitions.validate import checked
-from latchwork_workflows.definitions.values import Run
+from latchwork_workflows.db.policies import caches
+from latchwork_workflows.db.policies.tables import result_cache
+from latchwork_workflows.db.tables import instance, parameter
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.master.chores import Chores
+from latchwork_workflows.model.caching import cache_key_of
+from latchwork_workflows.model.validate import checked
+from latchwork_workflows.model.values import Run
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually

@@ -3,14 +3,14 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.care import document_of, import_document, missing_bundles
-from latchwork_workflows.database import Database, definitions, tables
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.policies.tables import project_limit
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.definitions.forms import as_yaml, read
+from latchwork_workflows.db import Database, definitions, tables
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.policies.tables import project_limit
+from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
+from latchwork_workflows.maintenance import document_of, import_document, missing_bundles
+from latchwork_workflows.model.forms import as_yaml, read
 from latchwork_workflows.web import Role
 from workflows.hands import a_workflow
 
@@ -127,7 +127,7 @@ def test_an_import_that_fails_on_its_way_writes_nothing(full, other, monkeypatch
     def fail(*_args):
         raise RuntimeError("died here")
 
-    monkeypatch.setattr("latchwork_workflows.care.carrying._put_account", fail)
+    monkeypatch.setattr("latchwork_workflows.maintenance.carrying._put_account", fail)
     with pytest.raises(RuntimeError):
         import_document(other, document_of(full), by="test")
     assert document_of(other)["workflows"] == []

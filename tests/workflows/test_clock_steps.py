@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork_workflows.definitions.model import plan_of
+from latchwork_workflows.model.model import plan_of
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.state.records import Instance
 from patience import eventually

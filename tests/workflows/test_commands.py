@@ -2,7 +2,7 @@
 
 import pytest
 
-from latchwork_workflows.database.commands import INTERNAL, CommandType
+from latchwork_workflows.db.commands import INTERNAL, CommandType
 from latchwork_workflows.errors import NotAllowed
 from latchwork_workflows.state import Outcome
 from patience import eventually

@@ -13,14 +13,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.database import Database, Shard, families
-from latchwork_workflows.database.alerts import tables as alert_tables
-from latchwork_workflows.database.database import DatabaseUnavailable, FairLock
-from latchwork_workflows.database.migrations import needs_upgrade, upgrade, versions
-from latchwork_workflows.database.policies import limits
-from latchwork_workflows.database.policies import tables as rule_tables
-from latchwork_workflows.database.tables import about, instance, metadata, shard
-from latchwork_workflows.database.views import slots
+from latchwork_workflows.db import Database, Shard, families
+from latchwork_workflows.db.alerts import tables as alert_tables
+from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
+from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
+from latchwork_workflows.db.policies import limits
+from latchwork_workflows.db.policies import tables as rule_tables
+from latchwork_workflows.db.tables import about, instance, metadata, shard
+from latchwork_workflows.db.views import slots
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.state.dependents import Span
@@ -222,7 +222,7 @@ def test_a_server_that_vanishes_is_noticed_by_the_connection_itself(database):
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_a_connection_that_the_server_has_closed_meanwhile_is_replaced_before_it_is_used(database, monkeypatch):
-    monkeypatch.setattr("latchwork_workflows.database.database._IDLE_S", 0.0)
+    monkeypatch.setattr("latchwork_workflows.db.database._IDLE_S", 0.0)
     other = Database(database.engine.url.render_as_string(hide_password=False))
     with database.read() as connection:
         before = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latchwork.schedules import Cron
-from latchwork_workflows.definitions.builder import Workflow, add, shell, task, workflow
-from latchwork_workflows.definitions.forms import read, write
-from latchwork_workflows.definitions.model import Definition, plan_of
-from latchwork_workflows.definitions.settings.naming import Settings
-from latchwork_workflows.definitions.templates import fill
-from latchwork_workflows.definitions.validate import checked, validate
-from latchwork_workflows.definitions.values import Run, values_of
 from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.model.builder import Workflow, add, shell, task, workflow
+from latchwork_workflows.model.forms import read, write
+from latchwork_workflows.model.model import Definition, plan_of
+from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.templates import fill
+from latchwork_workflows.model.validate import checked, validate
+from latchwork_workflows.model.values import Run, values_of
 from latchwork_workflows.types import TaskTypes
 from workflows.flows import extract, load, nightly
 

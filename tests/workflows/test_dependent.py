@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import latchwork
-from latchwork_workflows.database.tables import waiting
+from latchwork_workflows.db.tables import waiting
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.master.policies import waking
 from latchwork_workflows.state import InstanceState, Outcome, TaskState

@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.care import Doctor
-from latchwork_workflows.database.schedules import ScheduleRow
-from latchwork_workflows.database.tables import command, shard, task
+from latchwork_workflows.db.schedules import ScheduleRow
+from latchwork_workflows.db.tables import command, shard, task
 from latchwork_workflows.installation import join_store
 from latchwork_workflows.keys import Item
+from latchwork_workflows.maintenance import Doctor
 from latchwork_workflows.master import Master
 from patience import eventually
 from workflows.hands import a_workflow

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from latchwork_workflows import shell, workflow
-from latchwork_workflows.definitions.built import BUILT
-from latchwork_workflows.definitions.forms import read
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.model.built import BUILT
+from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.trying import try_out
 from latchwork_workflows.types import TaskTypes
 

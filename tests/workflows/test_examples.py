@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from latchwork_workflows.client import WorkflowClient
-from latchwork_workflows.definitions.forms import read
-from latchwork_workflows.definitions.moments import DateRange
-from latchwork_workflows.definitions.validate import checked
 from latchwork_workflows.home import Home
 from latchwork_workflows.logs import open_logs
+from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.trying import try_out
 from latchwork_workflows.types import TaskTypes

@@ -5,12 +5,12 @@ import tracemalloc
 
 import pytest
 
-from latchwork_workflows.definitions.expressions import MOST_STEPS, Budget, Expression, ExpressionError
-from latchwork_workflows.definitions.forms import read
-from latchwork_workflows.definitions.logical import chosen
-from latchwork_workflows.definitions.model import TaskSpec
-from latchwork_workflows.definitions.settings.naming import Settings
-from latchwork_workflows.definitions.validate import validate
+from latchwork_workflows.model.expressions import MOST_STEPS, Budget, Expression, ExpressionError
+from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.logical import chosen
+from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.validate import validate
 from latchwork_workflows.types import TaskTypes
 
 NAMES = {

@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import schedules
-from latchwork_workflows.database.schedules import ScheduleRow
-from latchwork_workflows.database.tables import fire, instance, schedule
-from latchwork_workflows.desk.definitions import next_fire, next_fires
+from latchwork_workflows.db import schedules
+from latchwork_workflows.db.schedules import ScheduleRow
+from latchwork_workflows.db.tables import fire, instance, schedule
+from latchwork_workflows.services.definitions import next_fire, next_fires
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -11,8 +11,8 @@ import typer
 
 from latchwork.cli.main import application
 from latchwork.errors import LatchworkError
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
 from latchwork_workflows.logs import LogStoreMismatch
 from latchwork_workflows.serve import Serve, ServeOptions

@@ -3,10 +3,10 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.care import Doctor
-from latchwork_workflows.database.tables import task_group
+from latchwork_workflows.db.tables import task_group
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.maintenance import Doctor
 from patience import eventually
 from workflows.hands import a_workflow
 

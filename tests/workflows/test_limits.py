@@ -4,7 +4,7 @@ import pytest
 
 from latchwork.types import Create
 from latchwork_workflows import WrongState
-from latchwork_workflows.database.policies import limits
+from latchwork_workflows.db.policies import limits
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.keys import lane_of, project_group, slots_of, workflows_store
 from latchwork_workflows.looking import BadRequest

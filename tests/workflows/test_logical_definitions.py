@@ -3,9 +3,9 @@
 import pytest
 
 from latchwork_workflows import On, conditions, dependent, shell, sub_process, switch, task, workflow
-from latchwork_workflows.definitions.forms import read, write
-from latchwork_workflows.definitions.validate import checked, problems_of
 from latchwork_workflows.errors import DefinitionInvalid, WrongState
+from latchwork_workflows.model.forms import read, write
+from latchwork_workflows.model.validate import checked, problems_of
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 

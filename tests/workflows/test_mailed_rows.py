@@ -9,13 +9,13 @@ import pytest
 from latchwork_workflows.alerts.messages import Message, Told
 from latchwork_workflows.alerts.rows import with_rows
 from latchwork_workflows.alerts.sender import Sender
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.definitions.validate import checked
-from latchwork_workflows.desk.alerts import seen as desk
-from latchwork_workflows.desk.parts import Parts
+from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.keys import rows_ref
 from latchwork_workflows.logs.files import FileLogs
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.services.alerts import seen as desk
+from latchwork_workflows.services.parts import Parts
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Role

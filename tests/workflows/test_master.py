@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.types import Create
-from latchwork_workflows.database import runs
-from latchwork_workflows.database.tables import attempt, definition_version, shard
+from latchwork_workflows.db import runs
+from latchwork_workflows.db.tables import attempt, definition_version, shard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
 from latchwork_workflows.keys import x_of

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 import latchwork
 from latchwork.errors import Closed
 from latchwork_testkit.proxy import Proxy
-from latchwork_workflows.database import Database
-from latchwork_workflows.database import database as databases
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.tables import shard
+from latchwork_workflows.db import Database
+from latchwork_workflows.db import database as databases
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import shard
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.installation import NotInitialized, initialize
 from latchwork_workflows.master import Master

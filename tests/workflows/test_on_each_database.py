@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.tables import backfill, instance
+from latchwork_workflows.db.tables import backfill, instance
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow, stage_in_memory

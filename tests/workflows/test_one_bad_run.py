@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork.errors import Unavailable, ValueTooLarge
-from latchwork_workflows.database import attempts, runs
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.schedules import ScheduleRow
-from latchwork_workflows.database.tables import attempt, command, event, schedule, task
+from latchwork_workflows.db import attempts, runs
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.schedules import ScheduleRow
+from latchwork_workflows.db.tables import attempt, command, event, schedule, task
 from latchwork_workflows.master.sending import Sending
 from latchwork_workflows.state import Outcome
 from patience import eventually
@@ -273,7 +273,7 @@ def test_a_schedule_that_cannot_be_computed_or_started_holds_up_no_other(stage, 
     computed = Fault(monkeypatch, OverflowError("too large"))
     computed.at(ScheduleRow, "next_fire", lambda self, now: self.code == broken)
     started = Fault(monkeypatch, OverflowError("too large"))
-    started.at("latchwork_workflows.database.schedules", "start", lambda connection, row, _: row.code == refused)
+    started.at("latchwork_workflows.db.schedules", "start", lambda connection, row, _: row.code == refused)
     with stage.master(now=lambda: at + 61, poll_s=0.02) as run:
         eventually(lambda: stage.instances() == 1)
         turns = run.turns

@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.tables import instance
+from latchwork_workflows.db.tables import instance
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -6,9 +6,9 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import Database, definitions, retention
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.tables import (
+from latchwork_workflows.db import Database, definitions, retention
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import (
     about,
     attempt,
     backfill,

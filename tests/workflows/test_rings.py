@@ -5,10 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from latchwork_workflows.care import document_of, import_document
 from latchwork_workflows.client import WorkflowClient
-from latchwork_workflows.database import definitions
+from latchwork_workflows.db import definitions
 from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.maintenance import document_of, import_document
 from workflows.hands import a_workflow, stage_in_memory
 
 

@@ -3,13 +3,13 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import Database, definitions, runs
-from latchwork_workflows.database.migrations import upgrade
-from latchwork_workflows.database.tables import definition_version, event, schedule
-from latchwork_workflows.database.views import overview
-from latchwork_workflows.definitions.model import Definition, plan_of
-from latchwork_workflows.definitions.validate import Checked
+from latchwork_workflows.db import Database, definitions, runs
+from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.tables import definition_version, event, schedule
+from latchwork_workflows.db.views import overview
 from latchwork_workflows.errors import UnknownWorkflow
+from latchwork_workflows.model.model import Definition, plan_of
+from latchwork_workflows.model.validate import Checked
 from latchwork_workflows.state import (
     Claimed,
     Ended,

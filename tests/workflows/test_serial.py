@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows import DateRange, WrongState
-from latchwork_workflows.database import definitions
-from latchwork_workflows.database.tables import instance
+from latchwork_workflows.db import definitions
+from latchwork_workflows.db.tables import instance
 from latchwork_workflows.master.plans import Plans
 from latchwork_workflows.state import InstanceState, Outcome
 from latchwork_workflows.state.serial import Other, Turn, verdict

@@ -7,17 +7,17 @@ import sqlalchemy as sa
 from alembic import command as alembic
 from alembic.config import Config
 
-from latchwork_workflows.care import Doctor, import_document
 from latchwork_workflows.client import WorkflowClient
-from latchwork_workflows.database import Database, settings
-from latchwork_workflows.database.migrations import upgrade
-from latchwork_workflows.database.tables import attempt, event, task
-from latchwork_workflows.definitions.model import Definition
-from latchwork_workflows.definitions.settings.checks import url_problem
-from latchwork_workflows.definitions.values import Run, values_of
-from latchwork_workflows.desk import definitions
+from latchwork_workflows.db import Database, settings
+from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.db.tables import attempt, event, task
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.looking import BadRequest
+from latchwork_workflows.maintenance import Doctor, import_document
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.settings.checks import url_problem
+from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.services import definitions
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
 from latchwork_workflows.worker.preparing import with_password
@@ -445,7 +445,7 @@ def test_what_was_stored_before_projects_had_settings_is_of_all_of_them(database
     config = Config()
     with database.write() as connection:
         config.attributes["connection"] = connection
-        config.set_main_option("script_location", "latchwork_workflows.database:migrations")
+        config.set_main_option("script_location", "latchwork_workflows.db:migrations")
         alembic.upgrade(config, "0007")
         connection.execute(sa.text("INSERT INTO environment VALUES ('prod', '{\"A\": \"b\"}')"))
         for name, url, options in (("shop", "sqlite:///s.db", '{"secret": "x"}'), ("old", "sqlite://", "{}")):

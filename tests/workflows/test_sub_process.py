@@ -2,8 +2,8 @@
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import definitions
-from latchwork_workflows.database.tables import instance
+from latchwork_workflows.db import definitions
+from latchwork_workflows.db.tables import instance
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow

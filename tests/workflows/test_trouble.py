@@ -11,14 +11,14 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.testing import Fault, FaultyStore
-from latchwork_workflows.care.doctor import Doctor
-from latchwork_workflows.database import Database
-from latchwork_workflows.database import database as of_database
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.tables import event
+from latchwork_workflows.db import Database
+from latchwork_workflows.db import database as of_database
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
 from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.maintenance.doctor import Doctor
 from patience import eventually
 from trials.fault import locked
 from workflows.hands import Hand, Stage, a_workflow, stage_in_memory

@@ -3,8 +3,8 @@
 import pytest
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.definitions.branching import On, conditions, dependent, switch
-from latchwork_workflows.definitions.builder import shell, task, workflow
+from latchwork_workflows.model.branching import On, conditions, dependent, switch
+from latchwork_workflows.model.builder import shell, task, workflow
 from workflows import flows
 
 CALLS = []

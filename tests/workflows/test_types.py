@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 import latchwork
 from latchwork.types import Put
-from latchwork_workflows.definitions.builder import shell, workflow
-from latchwork_workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
-from latchwork_workflows.definitions.validate import validate
 from latchwork_workflows.keys import workflows_store
+from latchwork_workflows.model.builder import shell, workflow
+from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
+from latchwork_workflows.model.validate import validate
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually

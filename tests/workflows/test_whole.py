@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.tables import attempt, task
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.db.tables import attempt, task
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows import working

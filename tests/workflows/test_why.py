@@ -7,12 +7,12 @@ import pytest
 from latchwork.primitives import Group
 from latchwork.types import Create
 from latchwork_workflows import cluster
-from latchwork_workflows.definitions.validate import checked
-from latchwork_workflows.desk import causes as causes_of_desk
+from latchwork_workflows.explain import Ahead, Around, Crew, Full, Known, blamed, causes, why
 from latchwork_workflows.keys import Item
+from latchwork_workflows.model.validate import checked
+from latchwork_workflows.services import causes as causes_of_desk
 from latchwork_workflows.state import InstanceState, Outcome, TaskState
 from latchwork_workflows.types import TaskTypes
-from latchwork_workflows.why import Ahead, Around, Crew, Full, Known, blamed, causes, why
 from patience import eventually
 from workflows.hands import a_workflow
 

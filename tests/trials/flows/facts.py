@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import tables
+from latchwork_workflows.db import tables
 from trials.judges.workflows import Attempt, Command, Facts, Fire, Run, Task, line_of
 
 

@@ -8,7 +8,7 @@ import signal
 import threading
 
 import latchwork
-from latchwork_workflows.database import Database
+from latchwork_workflows.db import Database
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.master import Master
 from latchwork_workflows.worker import Secrets, Worker, WorkerOptions

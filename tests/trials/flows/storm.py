@@ -13,13 +13,13 @@ from pathlib import Path
 
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.care.doctor import Doctor
 from latchwork_workflows.client import WorkflowClient
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.policies import groups
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.policies import groups
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.logs import open_logs
+from latchwork_workflows.maintenance.doctor import Doctor
 from patience import Deadline
 from trials.fault import frozen, held, killed, locked, refused
 from trials.flows.facts import facts_of, left_of

@@ -5,13 +5,13 @@ from itertools import count
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import definitions, runs
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.tables import attempt, shard
-from latchwork_workflows.definitions.model import plan_of
-from latchwork_workflows.definitions.specs import queue_key_of
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.db import definitions, runs
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.tables import attempt, shard
 from latchwork_workflows.logs import open_logs
+from latchwork_workflows.model.model import plan_of
+from latchwork_workflows.model.specs import queue_key_of
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.state import Claimed, Ended, Outcome, Start, TaskState, advance
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role

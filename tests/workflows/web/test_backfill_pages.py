@@ -6,8 +6,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.policies import backfills
-from latchwork_workflows.database.tables import command, definition, instance
+from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db.tables import command, definition, instance
 from latchwork_workflows.state.backfilling import BackfillState
 
 FORM = "/workflows/default/nightly/backfill"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.definitions.model import plan_of
-from latchwork_workflows.definitions.validate import checked
+from latchwork_workflows.model.model import plan_of
+from latchwork_workflows.model.validate import checked
 from latchwork_workflows.state import Ended, Outcome
 from workflows.web.seeds import BAD, GOOD, HALF, NIGHTLY, TYPES, apply, shell
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.database.policies import groups, limits
+from latchwork_workflows.db.policies import groups, limits
 from latchwork_workflows.state import Claimed, Outcome
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, apply, shell, works
@@ -126,7 +126,7 @@ def look_here(page):
 
 
 def test_a_database_that_is_away_is_a_page_that_says_so(page, address, seeds, monkeypatch):
-    from latchwork_workflows.database.database import Database, DatabaseUnavailable
+    from latchwork_workflows.db.database import Database, DatabaseUnavailable
 
     def away(self):
         raise DatabaseUnavailable("the database cannot be reached: it is away for a test")

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import runs
-from latchwork_workflows.database.tables import definition, instance, task
-from latchwork_workflows.database.views import kin
+from latchwork_workflows.db import runs
+from latchwork_workflows.db.tables import definition, instance, task
+from latchwork_workflows.db.views import kin
 from workflows.web.seeds import apply, shell
 
 WINDOW = {"all": [{"workflow": "billing.close", "task": "send"}, {"workflow": "nightly", "window": "yesterday"}]}

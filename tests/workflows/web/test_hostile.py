@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.tables import attempt, event, instance
+from latchwork_workflows.db.tables import attempt, event, instance
 from workflows.web.seeds import apply
 from workflows.web.test_api import attempt_with
 

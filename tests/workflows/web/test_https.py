@@ -15,9 +15,9 @@ import trustme
 from latchwork.errors import LatchworkError
 from latchwork_testkit.nginx import find_nginx
 from latchwork_testkit.ports import reserve_port
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.migrations import upgrade
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.home import Home
 from latchwork_workflows.serve import Serve, ServeOptions
 from latchwork_workflows.web import Role

@@ -5,9 +5,9 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database.policies import grants, groups, limits
-from latchwork_workflows.database.policies.grants import Grant
-from latchwork_workflows.database.tables import command, event, task
+from latchwork_workflows.db.policies import grants, groups, limits
+from latchwork_workflows.db.policies.grants import Grant
+from latchwork_workflows.db.tables import command, event, task
 from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
 from latchwork_workflows.web import Role

@@ -2,8 +2,8 @@
 
 import pytest
 
-from latchwork_workflows.definitions.lineage import Named
-from latchwork_workflows.desk.lineage import Lineage, Link
+from latchwork_workflows.model.lineage import Named
+from latchwork_workflows.services.lineage import Lineage, Link
 from latchwork_workflows.ui.lineage import closing, lineage_svg
 from workflows.web.seeds import apply, shell
 

@@ -9,10 +9,10 @@ import pytest
 
 from latchwork.drawing import Edge, Graph, Node
 from latchwork.errors import LatchworkError
-from latchwork_workflows.definitions.forms import read
-from latchwork_workflows.definitions.model import plan_of
-from latchwork_workflows.definitions.validate import checked
-from latchwork_workflows.desk import Parts
+from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.model import plan_of
+from latchwork_workflows.model.validate import checked
+from latchwork_workflows.services import Parts
 from latchwork_workflows.site import admin_link, make_site
 from latchwork_workflows.state import Claimed, Ended, Outcome
 from latchwork_workflows.types import TaskTypes

@@ -3,9 +3,9 @@
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from latchwork_workflows.database.commands import CommandType
-from latchwork_workflows.database.commands import ask as ask_for
-from latchwork_workflows.database.tables import shard
+from latchwork_workflows.db.commands import CommandType
+from latchwork_workflows.db.commands import ask as ask_for
+from latchwork_workflows.db.tables import shard
 from workflows.web.seeds import GOOD, HALF
 
 

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from latchwork_workflows.database.tables import instance
-from latchwork_workflows.database.views import instances
+from latchwork_workflows.db.tables import instance
+from latchwork_workflows.db.views import instances
 from latchwork_workflows.site import make_site
 from workflows.web.seeds import BAD, GOOD, HALF, Seeds
 

@@ -5,10 +5,10 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
-from latchwork_workflows.database import settings
-from latchwork_workflows.database.alerts import views
-from latchwork_workflows.database.alerts.writing import put
-from latchwork_workflows.database.policies import backfills, grants, groups, limits
+from latchwork_workflows.db import settings
+from latchwork_workflows.db.alerts import views
+from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db.policies import backfills, grants, groups, limits
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 

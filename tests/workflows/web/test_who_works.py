@@ -3,9 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.database import schedules
-from latchwork_workflows.database.tables import command, task
-from latchwork_workflows.desk import WorkerSeen
+from latchwork_workflows.db import schedules
+from latchwork_workflows.db.tables import command, task
+from latchwork_workflows.services import WorkerSeen
 from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
 from workflows.web.seeds import BILLING, NIGHTLY, apply, shell

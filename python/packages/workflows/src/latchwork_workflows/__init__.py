@@ -10,25 +10,7 @@ from latchwork.spi import late
 
 if TYPE_CHECKING:
     from latchwork_workflows.client import RunRef, WorkflowClient
-    from latchwork_workflows.database.settings import SettingKind
-    from latchwork_workflows.definitions.branching import On, conditions, dependent, sub_process, switch
-    from latchwork_workflows.definitions.builder import (
-        Alerts,
-        Cron,
-        Node,
-        TaskFunction,
-        Workflow,
-        shell,
-        task,
-        workflow,
-    )
-    from latchwork_workflows.definitions.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
-    from latchwork_workflows.definitions.moments import DateRange
-    from latchwork_workflows.desk.alerts.seen import AlertSeen, ChannelSeen
-    from latchwork_workflows.desk.limiting.groups import GroupSeen
-    from latchwork_workflows.desk.limiting.holding import Held, SlotTask
-    from latchwork_workflows.desk.limiting.limits import LimitSeen
-    from latchwork_workflows.desk.many import BackfillRef, BackfillSeen
+    from latchwork_workflows.db.settings import SettingKind
     from latchwork_workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -43,15 +25,33 @@ if TYPE_CHECKING:
     from latchwork_workflows.installation import Installation, adopt_store, initialize, installation_of
     from latchwork_workflows.keys import Keys
     from latchwork_workflows.looking import RunSeen
+    from latchwork_workflows.model.branching import On, conditions, dependent, sub_process, switch
+    from latchwork_workflows.model.builder import (
+        Alerts,
+        Cron,
+        Node,
+        TaskFunction,
+        Workflow,
+        shell,
+        task,
+        workflow,
+    )
+    from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
+    from latchwork_workflows.model.moments import DateRange
     from latchwork_workflows.serve import Serve, ServeOptions
+    from latchwork_workflows.services.alerts.seen import AlertSeen, ChannelSeen
+    from latchwork_workflows.services.limiting.groups import GroupSeen
+    from latchwork_workflows.services.limiting.holding import Held, SlotTask
+    from latchwork_workflows.services.limiting.limits import LimitSeen
+    from latchwork_workflows.services.many import BackfillRef, BackfillSeen
     from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
     __getattr__ = late(
         __name__,
         {
             "latchwork_workflows.client": ("RunRef", "WorkflowClient"),
-            "latchwork_workflows.definitions.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
-            "latchwork_workflows.definitions.builder": (
+            "latchwork_workflows.model.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
+            "latchwork_workflows.model.builder": (
                 "Alerts",
                 "Cron",
                 "Node",
@@ -61,7 +61,7 @@ else:
                 "task",
                 "workflow",
             ),
-            "latchwork_workflows.definitions.kinds": (
+            "latchwork_workflows.model.kinds": (
                 "http",
                 "mapreduce",
                 "noop",
@@ -70,7 +70,7 @@ else:
                 "spark",
                 "sql",
             ),
-            "latchwork_workflows.definitions.moments": ("DateRange",),
+            "latchwork_workflows.model.moments": ("DateRange",),
             "latchwork_workflows.errors": (
                 "DefinitionInvalid",
                 "NotAllowed",
@@ -85,12 +85,12 @@ else:
             "latchwork_workflows.installation": ("Installation", "adopt_store", "initialize", "installation_of"),
             "latchwork_workflows.keys": ("Keys",),
             "latchwork_workflows.looking": ("RunSeen",),
-            "latchwork_workflows.database.settings": ("SettingKind",),
-            "latchwork_workflows.desk.limiting.groups": ("GroupSeen",),
-            "latchwork_workflows.desk.limiting.holding": ("Held", "SlotTask"),
-            "latchwork_workflows.desk.limiting.limits": ("LimitSeen",),
-            "latchwork_workflows.desk.alerts.seen": ("AlertSeen", "ChannelSeen"),
-            "latchwork_workflows.desk.many": ("BackfillRef", "BackfillSeen"),
+            "latchwork_workflows.db.settings": ("SettingKind",),
+            "latchwork_workflows.services.limiting.groups": ("GroupSeen",),
+            "latchwork_workflows.services.limiting.holding": ("Held", "SlotTask"),
+            "latchwork_workflows.services.limiting.limits": ("LimitSeen",),
+            "latchwork_workflows.services.alerts.seen": ("AlertSeen", "ChannelSeen"),
+            "latchwork_workflows.services.many": ("BackfillRef", "BackfillSeen"),
             "latchwork_workflows.serve": ("Serve", "ServeOptions"),
             "latchwork_workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
         },

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.store import Store
 from latchwork_workflows.cluster import StoreCluster
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.definitions import Version
-from latchwork_workflows.definitions.builder import Workflow
-from latchwork_workflows.definitions.model import Definition
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.definitions import Version
 from latchwork_workflows.deploying import bundled, packed, workflows_of
-from latchwork_workflows.desk import Parts, definitions
-from latchwork_workflows.desk import instances as runs_desk
-from latchwork_workflows.desk.alerts.part import Alerts
-from latchwork_workflows.desk.grants import Granting
-from latchwork_workflows.desk.limiting.part import Limiting
-from latchwork_workflows.desk.stored import StoredSettings
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.looking import LOOK_S, RunSeen, split, told
+from latchwork_workflows.model.builder import Workflow
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.services import Parts, definitions
+from latchwork_workflows.services import instances as runs_desk
+from latchwork_workflows.services.alerts.part import Alerts
+from latchwork_workflows.services.grants import Granting
+from latchwork_workflows.services.limiting.part import Limiting
+from latchwork_workflows.services.stored import StoredSettings
 from latchwork_workflows.state import Scope
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Role

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from latchwork.primitives import Group, GroupMember
 from latchwork.store import Store
-from latchwork_workflows.desk import Line, WorkerSeen
 from latchwork_workflows.exchange import Running, cancel_sent_at
 from latchwork_workflows.keys import Keys, workflows_store
+from latchwork_workflows.services import Line, WorkerSeen
 
 #: A lane of which more items are taken is not read to its end: nothing is said of it.
 _MOST_TAKEN = 1000

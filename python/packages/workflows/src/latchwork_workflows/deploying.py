@@ -6,9 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 from latchwork_workflows.bundles import BadBundle, pack
-from latchwork_workflows.definitions.builder import Workflow
-from latchwork_workflows.definitions.model import Definition
 from latchwork_workflows.logs import LogStore
+from latchwork_workflows.model.builder import Workflow
+from latchwork_workflows.model.model import Definition
 
 
 def workflows_of(module: ModuleType) -> list[Workflow]:

@@ -19,10 +19,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from latchwork.errors import KeyExists, LatchworkError
 from latchwork.jobs import inspect
 from latchwork.store import Store, refuse_old_layout
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.migrations import needs_upgrade, upgrade
-from latchwork_workflows.database.shard import NOTES
-from latchwork_workflows.database.tables import SENDER, about, shard
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.migrations import needs_upgrade, upgrade
+from latchwork_workflows.db.shard import NOTES
+from latchwork_workflows.db.tables import SENDER, about, shard
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.keys import Keys, workflows_store
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from latchwork.errors import LatchworkError, Unavailable, WaitTimeout
-from latchwork_workflows.database.views import catalog, instances
-from latchwork_workflows.desk import Parts, WorkerSeen, definitions
-from latchwork_workflows.desk import attempts as attempts_desk
-from latchwork_workflows.desk import causes as causes_desk
-from latchwork_workflows.desk import instances as runs_desk
-from latchwork_workflows.desk.limiting.holding import SlotTask, at_work
+from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork_workflows.explain import Cause
 from latchwork_workflows.logs import LogMissing, LogPart
+from latchwork_workflows.services import Parts, WorkerSeen, definitions
+from latchwork_workflows.services import attempts as attempts_desk
+from latchwork_workflows.services import causes as causes_desk
+from latchwork_workflows.services import instances as runs_desk
+from latchwork_workflows.services.limiting.holding import SlotTask, at_work
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.web import Identity, Problem
-from latchwork_workflows.why import Cause
 
 Row: TypeAlias = Any
 #: Seconds between two looks of somebody who waits.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from latchwork.store import Store
-from latchwork_workflows.database import Shard
+from latchwork_workflows.db import Shard
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import check_pair
 from latchwork_workflows.keys import Keys

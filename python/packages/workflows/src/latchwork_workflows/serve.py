@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from latchwork.store import connect
 from latchwork_workflows.cluster import StoreCluster
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.home import Home
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, Order

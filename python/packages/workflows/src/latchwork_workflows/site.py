@@ -18,11 +18,11 @@ from fastapi import FastAPI
 from latchwork.errors import LatchworkError
 from latchwork_workflows.api import routers
 from latchwork_workflows.api.models import ProblemDocument
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.accounts import DatabaseAccounts
-from latchwork_workflows.database.views import instances, overview
-from latchwork_workflows.desk import EXPECTED, Cluster, Parts, problem_of
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.views import instances, overview
 from latchwork_workflows.logs import LogStore
+from latchwork_workflows.services import EXPECTED, Cluster, Parts, problem_of
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.ui import NAVIGATION, PAGES, ui_routers
 from latchwork_workflows.web import Hub, Role, Site, make_app

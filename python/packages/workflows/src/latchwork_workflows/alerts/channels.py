@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from latchwork.errors import LatchworkError
 from latchwork.spi import printable
-from latchwork_workflows.definitions.model import NAME_PATTERN
-from latchwork_workflows.definitions.templates import SECRET
+from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.model.templates import SECRET
 
 _REFERENCE = re.compile(r"\$\{secret:([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})\}")
 _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

@@ -23,9 +23,9 @@ from latchwork_workflows.alerts.channels import checked_channel, filled
 from latchwork_workflows.alerts.messages import Message, Told, line, message_of
 from latchwork_workflows.alerts.rows import with_rows
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.alerts import deliveries
-from latchwork_workflows.database.alerts.deliveries import Sending, Taken
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.alerts import deliveries
+from latchwork_workflows.db.alerts.deliveries import Sending, Taken
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore, Mask

@@ -10,11 +10,11 @@ from pydantic import Field
 
 from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.api import models as m
-from latchwork_workflows.database.commands import Asked
-from latchwork_workflows.definitions.model import Priority
-from latchwork_workflows.definitions.moments import DateRange
-from latchwork_workflows.desk import backfills as desk
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.db.commands import Asked
+from latchwork_workflows.model.model import Priority
+from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.services import backfills as desk
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Problem, Who
 
 router = APIRouter(prefix="/api/v1", tags=["backfills"])

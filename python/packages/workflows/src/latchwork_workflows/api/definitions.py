@@ -11,11 +11,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.definitions.forms import write
-from latchwork_workflows.desk import definitions as desk
-from latchwork_workflows.desk.parts import need, parts_of
+from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.model.forms import write
+from latchwork_workflows.services import definitions as desk
+from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.web import Problem, Role, Who
 
 router = APIRouter(prefix="/api/v1", tags=["workflows"])

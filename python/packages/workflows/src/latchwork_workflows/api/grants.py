@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request
 from pydantic import StringConstraints
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.definitions.model import NAME_PATTERN
-from latchwork_workflows.desk import grants as desk
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.services import grants as desk
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Role, Who
 
 router = APIRouter(prefix="/api/v1", tags=["grants"])

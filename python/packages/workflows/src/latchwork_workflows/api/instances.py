@@ -9,13 +9,13 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.database.commands import Asked
-from latchwork_workflows.database.views import catalog, instances, kin
-from latchwork_workflows.desk import attempts as logs
-from latchwork_workflows.desk import causes, families
-from latchwork_workflows.desk import definitions as workflows
-from latchwork_workflows.desk import instances as desk
-from latchwork_workflows.desk.parts import Parts, parts_of, seen, seen_codes
+from latchwork_workflows.db.commands import Asked
+from latchwork_workflows.db.views import catalog, instances, kin
+from latchwork_workflows.services import attempts as logs
+from latchwork_workflows.services import causes, families
+from latchwork_workflows.services import definitions as workflows
+from latchwork_workflows.services import instances as desk
+from latchwork_workflows.services.parts import Parts, parts_of, seen, seen_codes
 from latchwork_workflows.state import InstanceState, Scope, possible
 from latchwork_workflows.web import Hub, Problem, Who, may_still
 

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.api.slots import HeldDocument, held_fields
-from latchwork_workflows.database.policies.limits import MOST_TASKS, Limit
-from latchwork_workflows.definitions.model import NAME_PATTERN
-from latchwork_workflows.desk.limiting import limits as desk
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.db.policies.limits import MOST_TASKS, Limit
+from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.services.limiting import limits as desk
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Who
 
 router = APIRouter(prefix="/api/v1", tags=["limits"])

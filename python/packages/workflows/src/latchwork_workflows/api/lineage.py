@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.desk.lineage import lineage
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.services.lineage import lineage
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Problem, Who
 
 router = APIRouter(prefix="/api/v1", tags=["lineage"])

@@ -8,8 +8,8 @@ from fastapi import Header, Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from latchwork.spi import MOST_MOMENT_S, MOST_WHOLE
-from latchwork_workflows.definitions.model import Definition, Name, Priority
-from latchwork_workflows.definitions.plain import plain_problems
+from latchwork_workflows.model.model import Definition, Name, Priority
+from latchwork_workflows.model.plain import plain_problems
 
 MOST_ID = MOST_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]

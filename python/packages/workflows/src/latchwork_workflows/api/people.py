@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.database import history
-from latchwork_workflows.desk import people as desk
-from latchwork_workflows.desk.parts import need, parts_of
+from latchwork_workflows.db import history
+from latchwork_workflows.services import people as desk
+from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.web import Role, Who
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])

@@ -11,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.views import overview
-from latchwork_workflows.desk.instances import find
-from latchwork_workflows.desk.limiting.holding import SlotTask, at_work
-from latchwork_workflows.desk.parts import WorkerSeen, need_any, parts_of
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.views import overview
+from latchwork_workflows.services.instances import find
+from latchwork_workflows.services.limiting.holding import SlotTask, at_work
+from latchwork_workflows.services.parts import WorkerSeen, need_any, parts_of
 from latchwork_workflows.web import Identity, Problem, Who, may_still
 
 router = APIRouter()

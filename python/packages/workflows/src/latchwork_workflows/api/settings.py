@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.api.models import plain_json
-from latchwork_workflows.database.settings import SettingKind
-from latchwork_workflows.definitions.model import NAME_PATTERN
-from latchwork_workflows.desk import settings as desk
-from latchwork_workflows.desk.parts import Parts, parts_of
+from latchwork_workflows.db.settings import SettingKind
+from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.services import settings as desk
+from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.web import Who
 
 router = APIRouter(prefix="/api/v1", tags=["settings"])

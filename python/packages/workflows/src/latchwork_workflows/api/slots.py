@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.desk.limiting.holding import Held
+from latchwork_workflows.services.limiting.holding import Held
 
 
 class SlotTaskRow(m.Document):

@@ -24,7 +24,7 @@ from latchwork_workflows.cli.opening import (
 )
 
 if TYPE_CHECKING:
-    from latchwork_workflows.care import Change, Finding
+    from latchwork_workflows.maintenance import Change, Finding
 
 #: Seconds that masters have to mend.
 _MEND_S = 30.0
@@ -50,7 +50,7 @@ def doctor(
     changes nothing; with --mend the masters do, by the rules that they always keep.
     """
     where = home_of(home, database, store)
-    from latchwork_workflows.care import Doctor, plain
+    from latchwork_workflows.maintenance import Doctor, plain
 
     mended = 0
     with opened_database(where) as opened, opened_store(where) as there:
@@ -95,8 +95,8 @@ def export(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json 
     import time
 
     from latchwork_workflows import installation_of
-    from latchwork_workflows.care import document_of
-    from latchwork_workflows.definitions import as_yaml
+    from latchwork_workflows.maintenance import document_of
+    from latchwork_workflows.model import as_yaml
 
     with opened_database(where) as opened:
         installation_of(opened)
@@ -128,9 +128,9 @@ def import_(
     """
     where = home_of(home, database, None, logs)
     from latchwork_workflows import DefinitionInvalid, installation_of
-    from latchwork_workflows.care import import_document, missing_bundles
-    from latchwork_workflows.definitions import read
     from latchwork_workflows.logs import open_logs
+    from latchwork_workflows.maintenance import import_document, missing_bundles
+    from latchwork_workflows.model import read
 
     text = text_of(file)
     try:

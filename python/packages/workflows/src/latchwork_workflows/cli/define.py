@@ -46,7 +46,7 @@ def validate(file: File, *, home: HomeDir = None, as_json: Json = False) -> None
     Opens no database: what has to be stored for the project is named, and `apply` refuses what is not.
     """
     home_of(home)
-    from latchwork_workflows.definitions import needs_of, problems_of
+    from latchwork_workflows.model import needs_of, problems_of
     from latchwork_workflows.types import TaskTypes
 
     text, types = text_of(file), TaskTypes()
@@ -83,7 +83,7 @@ def apply(
     where = home_of(home, database, store)
     text = text_of(file)
     with client_of(where) as client:
-        from latchwork_workflows.definitions import read
+        from latchwork_workflows.model import read
 
         _refuse(client.validate(text))
         plain = read(text)
@@ -303,7 +303,7 @@ def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
         plain = found.definition.model_dump(mode="json", exclude_defaults=True)
         say_json({"version": found.number, "online": bool(found.row.online), "definition": plain})
         return
-    from latchwork_workflows.definitions import write
+    from latchwork_workflows.model import write
 
     state = "online" if found.row.online else "offline"
     show(Line(f"# {found.definition.key}, version {found.number}, {state}", "bold"))

@@ -154,7 +154,7 @@ def init(
     """Make the tables of a database, or bring older ones to this version. What is there stays."""
     where = home_of(home, database)
     from latchwork_workflows import initialize
-    from latchwork_workflows.database import Database
+    from latchwork_workflows.db import Database
 
     where.make()
     opened = Database(where.database)

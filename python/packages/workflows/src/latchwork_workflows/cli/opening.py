@@ -20,7 +20,7 @@ from latchwork.store import Store, connect
 
 if TYPE_CHECKING:
     from latchwork_workflows import Home, WorkflowClient
-    from latchwork_workflows.database import Database
+    from latchwork_workflows.db import Database
 HomeDir = Annotated[
     Path | None,
     typer.Option(
@@ -92,7 +92,7 @@ def opened_database(home: Home) -> Iterator[Database]:
     Raises:
         UsageError: there is no such file.
     """
-    from latchwork_workflows.database import Database
+    from latchwork_workflows.db import Database
 
     path = home.database.removeprefix("sqlite:///")
     if path != home.database and not Path(path).exists():

@@ -16,7 +16,7 @@ from latchwork.spi import Json, UsageError, command, group, listed, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, home_of, opened_database
 
 if TYPE_CHECKING:
-    from latchwork_workflows.database import Account, DatabaseAccounts
+    from latchwork_workflows.db import Account, DatabaseAccounts
     from latchwork_workflows.web import Role
 
 #: What takes a role away.
@@ -122,7 +122,7 @@ def link_user(
 
 
 def _check_names(name: str, project: str) -> None:
-    from latchwork_workflows.definitions import NAME_PATTERN
+    from latchwork_workflows.model import NAME_PATTERN
 
     for what, each in (("NAME", name), ("--project", project or "default")):
         if re.fullmatch(NAME_PATTERN, each) is None:
@@ -151,7 +151,7 @@ def _accounts(home: Path | None, database: str | None) -> Iterator[DatabaseAccou
     """The accounts of a database that is there, and of this version."""
     with opened_database(home_of(home, database)) as opened:
         from latchwork_workflows import installation_of
-        from latchwork_workflows.database import DatabaseAccounts
+        from latchwork_workflows.db import DatabaseAccounts
 
         installation_of(opened)
         yield DatabaseAccounts(opened)

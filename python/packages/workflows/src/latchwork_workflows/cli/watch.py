@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from latchwork_workflows import RunSeen, SlotTask, WorkflowClient
-    from latchwork_workflows.desk import WorkerSeen
+    from latchwork_workflows.services import WorkerSeen
 
 Run = Annotated[
     int, typer.Argument(metavar="RUN", min=1, max=MOST_WHOLE, help="The number of a run, as start and runs print it.")

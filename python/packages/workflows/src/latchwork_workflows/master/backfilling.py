@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from latchwork.spi import reason
-from latchwork_workflows.database import definitions
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.consuming import CommandRow
-from latchwork_workflows.database.policies import backfills
-from latchwork_workflows.database.runs import Stored
-from latchwork_workflows.definitions.model import PRIORITIES
+from latchwork_workflows.db import definitions
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.consuming import CommandRow
+from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.master.orders import Malformed, dates_of
 from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState, next_step
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.keys import x_of
 from latchwork_workflows.state import Instance, InstanceState, Task, TaskState
 from latchwork_workflows.state.records import OVER

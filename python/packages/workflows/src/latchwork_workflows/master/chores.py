@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork.spi import counted, reason
-from latchwork_workflows.database import Database, retention
-from latchwork_workflows.database.alerts import views
-from latchwork_workflows.database.policies import caches
+from latchwork_workflows.db import Database, retention
+from latchwork_workflows.db.alerts import views
+from latchwork_workflows.db.policies import caches
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore
 

@@ -16,21 +16,21 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import attempts, families
-from latchwork_workflows.database.attempts import AttemptRow
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.history import told as told_people
-from latchwork_workflows.database.policies import grants
-from latchwork_workflows.database.runs import Stored
-from latchwork_workflows.definitions.model import PRIORITIES
-from latchwork_workflows.definitions.templates import fill
-from latchwork_workflows.definitions.validate import MOST_ITEMS, MOST_TASKS
-from latchwork_workflows.definitions.values import gathered, items_of, values_of
+from latchwork_workflows.db import attempts, families
+from latchwork_workflows.db.attempts import AttemptRow
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.history import told as told_people
+from latchwork_workflows.db.policies import grants
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.blame import why_of
 from latchwork_workflows.master.orders import Wanted
 from latchwork_workflows.master.parcels import Choice, run_of
 from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.templates import fill
+from latchwork_workflows.model.validate import MOST_ITEMS, MOST_TASKS
+from latchwork_workflows.model.values import gathered, items_of, values_of
 from latchwork_workflows.state import (
     DONE,
     FAILED,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from latchwork.errors import BadRecord, InvalidKey
 from latchwork.types import Entry
-from latchwork_workflows.database.attempts import AttemptRow
+from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.exchange import Result, Running
 from latchwork_workflows.keys import attempt_of
 from latchwork_workflows.master.book import Attempt, Book

@@ -19,8 +19,8 @@ from latchwork.jobs import FixedDelay, Job, JobContext, JobManager, Observer, Th
 from latchwork.spi import NodeHealth, mutex
 from latchwork.store import Store
 from latchwork_workflows.alerts.sender import POLL_S, Sender
-from latchwork_workflows.database import Database
-from latchwork_workflows.database.database import DatabaseUnavailable
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import join_store
 from latchwork_workflows.keys import Keys, Order, shard_name, workflows_store

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import Database, settings
-from latchwork_workflows.database.runs import Stored
-from latchwork_workflows.definitions.logical import chosen
-from latchwork_workflows.definitions.specs import spec_of
-from latchwork_workflows.definitions.templates import CONNECTION, names_in
-from latchwork_workflows.definitions.values import Run, values_of
+from latchwork_workflows.db import Database, settings
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.master.blame import is_of_run, why_of
 from latchwork_workflows.master.book import Attempt, Book
 from latchwork_workflows.master.plans import Plans, Version
 from latchwork_workflows.master.sending import Parcel, Place
+from latchwork_workflows.model.logical import chosen
+from latchwork_workflows.model.specs import spec_of
+from latchwork_workflows.model.templates import CONNECTION, names_in
+from latchwork_workflows.model.values import Run, values_of
 from latchwork_workflows.state import Task, TaskState, base_of, index_of
 
 #: So many switches are decided in one turn,

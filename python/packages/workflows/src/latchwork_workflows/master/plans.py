@@ -11,12 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.spi import mutex
-from latchwork_workflows.database import definitions
-from latchwork_workflows.definitions.caching import cache_key_of
-from latchwork_workflows.definitions.model import Definition, TaskSpec, plan_of
-from latchwork_workflows.definitions.settings.naming import connections_of, environments_of
-from latchwork_workflows.definitions.validate import in_order
-from latchwork_workflows.definitions.values import Run
+from latchwork_workflows.db import definitions
+from latchwork_workflows.model.caching import cache_key_of
+from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
+from latchwork_workflows.model.settings.naming import connections_of, environments_of
+from latchwork_workflows.model.validate import in_order
+from latchwork_workflows.model.values import Run
 from latchwork_workflows.state import Plan
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.registry import UnknownType

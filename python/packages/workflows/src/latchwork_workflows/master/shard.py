@@ -21,9 +21,9 @@ from latchwork.errors import LockLost, OwnershipLost
 from latchwork.spi import reason
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork_workflows.database import Database, Shard, attempts, consuming, runs, schedules
-from latchwork_workflows.database.database import DatabaseUnavailable
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db import Database, Shard, attempts, consuming, runs, schedules
+from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.keys import Keys, Order
 from latchwork_workflows.master.blame import NeedsCare, is_of_run, why_of

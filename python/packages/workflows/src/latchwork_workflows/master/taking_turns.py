@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.history import told
-from latchwork_workflows.database.policies import limits, serials
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.policies import limits, serials
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.blame import is_of_run
 from latchwork_workflows.master.plans import Plans, Version

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database.alerts import writing
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db.alerts import writing
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.plans import Plans, Version
 from latchwork_workflows.state import Instance, TaskState, base_of

@@ -19,15 +19,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.spi import reason
-from latchwork_workflows.database import attempts, consuming, definitions, families, runs, schedules
-from latchwork_workflows.database.attempts import AttemptRow
-from latchwork_workflows.database.commands import CommandType
-from latchwork_workflows.database.consuming import CommandRow
-from latchwork_workflows.database.policies import caches
-from latchwork_workflows.database.runs import Stored
-from latchwork_workflows.database.tables import event
-from latchwork_workflows.definitions.model import PRIORITIES
-from latchwork_workflows.definitions.specs import queue_key_of
+from latchwork_workflows.db import attempts, consuming, definitions, families, runs, schedules
+from latchwork_workflows.db.attempts import AttemptRow
+from latchwork_workflows.db.commands import CommandType
+from latchwork_workflows.db.consuming import CommandRow
+from latchwork_workflows.db.policies import caches
+from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.keys import Order, attempt_of, log_ref
@@ -45,6 +43,8 @@ from latchwork_workflows.master.policies.waking import Waking
 from latchwork_workflows.master.sending import Place
 from latchwork_workflows.master.taking_turns import Turns
 from latchwork_workflows.master.telling import Telling, tell_takeover
+from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.specs import queue_key_of
 from latchwork_workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
 from latchwork_workflows.state.records import DONE, FAILED, OVER
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from latchwork_workflows.alerts import KINDS
 from latchwork_workflows.api.models import MOST_ID, Id
-from latchwork_workflows.definitions import as_yaml, read
-from latchwork_workflows.desk.alerts import seen as desk
-from latchwork_workflows.desk.parts import parts_of
 from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.model import as_yaml, read
+from latchwork_workflows.services.alerts import seen as desk
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.ui.frame import led, older, page
 from latchwork_workflows.web import Identity, Problem, Role, Who
 

@@ -9,9 +9,9 @@ from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.api.instances import AttemptId
 from latchwork_workflows.api.models import MOST_ID
-from latchwork_workflows.desk import attempts as desk
-from latchwork_workflows.desk.instances import find
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.services import attempts as desk
+from latchwork_workflows.services.instances import find
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from latchwork.spi import MOST_MOMENT_S
 from latchwork_workflows.api.models import MOST_ID, Id, NamePath
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.definitions.model import PRIORITIES
-from latchwork_workflows.definitions.moments import MOST_MOMENTS, MOST_PARALLEL, DateRange
-from latchwork_workflows.desk import backfills as desk
-from latchwork_workflows.desk import definitions as workflows
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import WrongState
+from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL, DateRange
+from latchwork_workflows.services import backfills as desk
+from latchwork_workflows.services import definitions as workflows
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
 from latchwork_workflows.ui.frame import address, led, page, whole

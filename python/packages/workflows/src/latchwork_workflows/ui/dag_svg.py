@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
-from latchwork_workflows.definitions.model import Definition
+from latchwork_workflows.model.model import Definition
 from latchwork_workflows.web import graph_svg
 
 #: Beyond this a drawing is no help, and takes seconds: pages show the list of tasks, and draw if asked to.

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
-from latchwork_workflows.database.policies.groups import MOST_SIZE
-from latchwork_workflows.database.policies.limits import ADMISSIONS, MOST_TASKS, Limit
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.desk.limiting import groups, limits
-from latchwork_workflows.desk.limiting.holding import Held
-from latchwork_workflows.desk.parts import Parts, parts_of
+from latchwork_workflows.db.policies.groups import MOST_SIZE
+from latchwork_workflows.db.policies.limits import ADMISSIONS, MOST_TASKS, Limit
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.services.limiting import groups, limits
+from latchwork_workflows.services.limiting.holding import Held
+from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.frame import led, page, whole
 from latchwork_workflows.web import Identity, Problem, Role, Who, shares
 

@@ -11,9 +11,9 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from latchwork.drawing import Edge, Graph, Layout, Node, lay_out
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.desk.lineage import Lineage, Link, lineage
-from latchwork_workflows.desk.parts import parts_of
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.services.lineage import Lineage, Link, lineage
+from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN
 from latchwork_workflows.ui.frame import address, page
 from latchwork_workflows.web import BACK, BOTH, Who, graph_svg

@@ -9,10 +9,10 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.definitions.model import NAME_PATTERN
-from latchwork_workflows.desk import people as desk
-from latchwork_workflows.desk.parts import need, parts_of
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.services import people as desk
+from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.ui.frame import led, older, page, role_of
 from latchwork_workflows.web import Problem, Role, Who
 

@@ -12,13 +12,13 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
-from latchwork_workflows.database import history
-from latchwork_workflows.database.views import catalog, instances, kin
-from latchwork_workflows.desk import attempts as logs
-from latchwork_workflows.desk import causes, families
-from latchwork_workflows.desk import definitions as workflows
-from latchwork_workflows.desk import instances as desk
-from latchwork_workflows.desk.parts import Parts, parts_of, seen, seen_codes
+from latchwork_workflows.db import history
+from latchwork_workflows.db.views import catalog, instances, kin
+from latchwork_workflows.services import attempts as logs
+from latchwork_workflows.services import causes, families
+from latchwork_workflows.services import definitions as workflows
+from latchwork_workflows.services import instances as desk
+from latchwork_workflows.services.parts import Parts, parts_of, seen, seen_codes
 from latchwork_workflows.state import InstanceState, base_of, possible
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork_workflows.ui.frame import address, led, older, page

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from latchwork.errors import BadRecord
 from latchwork.spi import read_json
-from latchwork_workflows.database.settings import SettingKind
-from latchwork_workflows.database.views import catalog
-from latchwork_workflows.desk import grants
-from latchwork_workflows.desk import settings as desk
-from latchwork_workflows.desk.parts import Parts, parts_of
+from latchwork_workflows.db.settings import SettingKind
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.services import grants
+from latchwork_workflows.services import settings as desk
+from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.frame import address, led, page, role_of
 from latchwork_workflows.web import Identity, Problem, Role, Who
 

@@ -11,10 +11,10 @@ import socket
 
 from latchwork.spi import Node, check_store, default_node_id
 from latchwork.store import Session, Store, session_ttl_s
-from latchwork_workflows.definitions.model import NAME_PATTERN
 from latchwork_workflows.home import Home as WorkflowsHome
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.logs import LogStore
+from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions

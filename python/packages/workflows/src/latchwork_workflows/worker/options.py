@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from latchwork.spi import is_number
-from latchwork_workflows.definitions.model import NAME_PATTERN
 from latchwork_workflows.logs.keeping import MOST_BYTES
+from latchwork_workflows.model.model import NAME_PATTERN
 
 #: An attempt that was taken so often, and never ended, has killed its workers.
 MOST_CLAIMS = 5

@@ -23,7 +23,9 @@ from pydantic import ValidationError
 from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, reason, secure_folder
 from latchwork_workflows.bundles import BadBundle, BundleCache
-from latchwork_workflows.definitions.templates import (
+from latchwork_workflows.exchange import Spec
+from latchwork_workflows.logs import LogStore, Mask
+from latchwork_workflows.model.templates import (
     CONNECTION,
     SECRET,
     fill,
@@ -31,8 +33,6 @@ from latchwork_workflows.definitions.templates import (
     variable_of,
     variable_text,
 )
-from latchwork_workflows.exchange import Spec
-from latchwork_workflows.logs import LogStore, Mask
 from latchwork_workflows.secrets import SecretMissing, Secrets
 from latchwork_workflows.types import Command, RunInfo, TaskTypes
 from latchwork_workflows.types.registry import UnknownType

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database.policies import groups, limits
+from latchwork_workflows.db.policies import groups, limits
 from latchwork_workflows.keys import project_group
 from latchwork_workflows.master.sending import Sending
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database.attempts import AttemptRow
-from latchwork_workflows.database.policies import caches
-from latchwork_workflows.database.policies.caches import Known
-from latchwork_workflows.database.runs import Stored
-from latchwork_workflows.database.tables import event
+from latchwork_workflows.db.attempts import AttemptRow
+from latchwork_workflows.db.policies import caches
+from latchwork_workflows.db.policies.caches import Known
+from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.tables import event
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.master.parcels import run_of
 from latchwork_workflows.master.plans import Plans, Version

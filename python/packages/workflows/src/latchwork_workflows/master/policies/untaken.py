@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from latchwork_workflows.database.attempts import AttemptRow
-from latchwork_workflows.database.runs import Stored
+from latchwork_workflows.db.attempts import AttemptRow
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.state import Instance, Plan
 from latchwork_workflows.state.records import NOT_TAKEN
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from latchwork_workflows.database import consuming, families
-from latchwork_workflows.database.commands import CommandType, ask
-from latchwork_workflows.database.consuming import CommandRow
+from latchwork_workflows.db import consuming, families
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.consuming import CommandRow
 from latchwork_workflows.master import orders
 
 #: So many runs look in one transaction, of those that wait for one workflow: all shards of a node may do so at once.

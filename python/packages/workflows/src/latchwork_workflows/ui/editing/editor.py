@@ -16,11 +16,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import NamePath
-from latchwork_workflows.definitions.forms import read, write
-from latchwork_workflows.definitions.model import TaskSpec
-from latchwork_workflows.desk import definitions as desk
-from latchwork_workflows.desk.parts import Parts, parts_of
 from latchwork_workflows.errors import DefinitionInvalid
+from latchwork_workflows.model.forms import read, write
+from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.services import definitions as desk
+from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork_workflows.ui.editing.places import line_of
 from latchwork_workflows.ui.frame import led, page

@@ -1,5 +1,0 @@
-"""The steps from each version of the schema to the next, and who takes them. Columns are added before they are used."""
-
-from latchwork_workflows.database.migrations.upgrade import needs_upgrade, upgrade
-
-__all__ = ["needs_upgrade", "upgrade"]

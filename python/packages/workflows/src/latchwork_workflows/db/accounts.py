@@ -1,0 +1,346 @@
+"""Accounts, their roles, tokens and sessions. Secrets are there only as what a one-way function makes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork.errors import LatchworkError
+from latchwork_workflows.db.database import Database, DatabaseUnavailable
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.tables import account, account_role, api_token, web_session
+from latchwork_workflows.web import (
+    Identity,
+    Role,
+    SignedIn,
+    Tries,
+    check_password,
+    digest_of,
+    hash_password,
+    new_secret,
+)
+
+#: A browser is asked for its password again after so long.
+_SESSION_S = 14 * 86_400.0
+_LINK_S = 3600.0
+#: When a token was last used is written at most so often.
+_USED_S = 300.0
+TOKEN_PREFIX = "lw_"  # noqa: S105 - what every token begins with
+_SESSION, _LINK = "session", "link"
+
+
+class UnknownAccount(LatchworkError, LookupError):
+    """There is no account, or no token, of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account, as administrators see it.
+
+    Attributes:
+        name: of it.
+        enabled: else nobody gets in with it.
+        has_password: else it has tokens and links only.
+        roles: by project; the empty one stands for all.
+        created_at: in seconds since the epoch.
+    """
+
+    name: str
+    enabled: bool
+    has_password: bool
+    roles: dict[str, Role]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token, without its text, which nobody has but who made it."""
+
+    id: int
+    account: str
+    name: str
+    role: Role | None
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+
+
+class DatabaseAccounts:
+    """The accounts of a database. Safe to share."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.tries = Tries()
+
+    # Who asks
+
+    def of_cookie(self, cookie: str) -> Identity | None:
+        """Whose browser this is; None: nobody's, or no more."""
+        return self._identity(
+            sa.select(web_session.c.account, web_session.c.csrf)
+            .where(web_session.c.digest == digest_of(cookie), web_session.c.kind == _SESSION)
+            .where(web_session.c.expires_at > time.time())
+        )
+
+    def of_token(self, token: str) -> Identity | None:
+        """Whose program this is; None: nobody's, or no more."""
+        now = time.time()
+        row = sa.select(api_token.c.account, api_token.c.id, api_token.c.role, api_token.c.used_at).where(
+            api_token.c.digest == digest_of(token),
+            sa.or_(api_token.c.expires_at.is_(None), api_token.c.expires_at > now),
+        )
+        with self._database.read() as connection:
+            found = connection.execute(row).first()
+            identity = None if found is None else _identity(connection, found.account)
+        if found is None or identity is None:
+            return None
+        if found.used_at is None or found.used_at < now - _USED_S:
+            self._used(found.id, now)
+        return replace(identity, by_token=True).at_most(Role.of(found.role) if found.role else None)
+
+    def _used(self, token_id: int, now: float) -> None:
+        try:
+            with self._database.write() as connection:
+                connection.execute(sa.update(api_token).where(api_token.c.id == token_id).values(used_at=now))
+        except DatabaseUnavailable:
+            return  # who only reads needs no database that can be written
+
+    def _identity(self, row: sa.Select[Any]) -> Identity | None:
+        with self._database.read() as connection:
+            found = connection.execute(row).first()
+            return None if found is None else _identity(connection, found.account, found.csrf)
+
+    # In and out
+
+    def sign_in(self, name: str, password: str) -> SignedIn | None:
+        """A new session of a browser; None: wrong name or password.
+
+        Raises:
+            TooManyTries: this name was tried too often.
+        """
+        if not self._is_password(name, password):
+            return None
+        with self._database.write() as connection:
+            told(connection, "sign in", by=name)
+            return _new_session(connection, name)
+
+    def _is_password(self, name: str, password: str) -> bool:
+        """Whether an enabled account has this password. The only place that compares one, so all guesses count."""
+        self.tries.begin(name)
+        with self._database.read() as connection:
+            row = connection.execute(
+                sa.select(account.c.password).where(account.c.name == name, account.c.enabled)
+            ).first()
+        if not check_password(password, row.password if row else None):
+            return False
+        self.tries.succeeded(name)
+        return True
+
+    def confirm(self, name: str, password: str) -> bool:
+        """Whether somebody who is signed in knows the account's password; True if it has none.
+
+        Raises:
+            TooManyTries: this name was tried too often.
+        """
+        return not self.asks_password(name) or self._is_password(name, password)
+
+    def asks_password(self, name: str) -> bool:
+        """Whether this account has a password."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(account.c.password).where(account.c.name == name)).first()
+        return row is None or row.password is not None
+
+    def sign_in_by_link(self, link: str) -> SignedIn | None:
+        """A new session by a link that is good once; None: it was used, or its time is over."""
+        gone = sa.delete(web_session).where(web_session.c.digest == digest_of(link), web_session.c.kind == _LINK)
+        with self._database.write() as connection:
+            row = connection.execute(gone.returning(web_session.c.account, web_session.c.expires_at)).first()
+            if row is None or row.expires_at < time.time() or _identity(connection, row.account) is None:
+                return None
+            told(connection, "sign in", by=row.account, details={"by": "link"})
+            return _new_session(connection, row.account)
+
+    def sign_out(self, cookie: str) -> None:
+        """End the session of a browser."""
+        with self._database.write() as connection:
+            connection.execute(sa.delete(web_session).where(web_session.c.digest == digest_of(cookie)))
+
+    def new_link(self, name: str, *, by: str, lasts_s: float = _LINK_S) -> str:
+        """A secret that signs a browser in, once, in so many seconds; for ``/sign-in?link=``.
+
+        Raises:
+            UnknownAccount: there is no account of this name.
+        """
+        link, now = new_secret(), time.time()
+        row = {"digest": digest_of(link), "account": name, "kind": _LINK, "csrf": ""}
+        with self._database.write() as connection:
+            _known(connection, name)
+            connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + lasts_s))
+            told(connection, "account link", by=by, details={"account": name})
+        return link
+
+    # For administrators
+
+    def ensure(self, name: str, role: Role) -> None:
+        """An account that has this role everywhere, made if there is none; who is there stays as it is."""
+        with self._database.write() as connection:
+            if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
+                connection.execute(sa.insert(account).values(name=name, created_at=time.time()))
+                connection.execute(sa.insert(account_role).values(account=name, project="", role=role.word))
+
+    def create(self, name: str, password: str | None, *, by: str) -> None:
+        """A new account without roles.
+
+        Raises:
+            LatchworkError: there is one of this name.
+            ValueError: the password is too short or too long.
+        """
+        stored = hash_password(password) if password else None
+        try:
+            with self._database.write() as connection:
+                connection.execute(sa.insert(account).values(name=name, password=stored, created_at=time.time()))
+                told(connection, "account create", by=by, details={"account": name})
+        except sa.exc.IntegrityError:
+            raise LatchworkError(f"there is an account {name!r} already") from None
+
+    def set_password(self, name: str, password: str, *, by: str) -> None:
+        """Set another password. Ends all sessions, links and tokens of the account.
+
+        Raises:
+            UnknownAccount: there is none of this name.
+            ValueError: the password is too short or too long.
+        """
+        stored = hash_password(password)
+        with self._database.write() as connection:
+            _known(connection, name)
+            connection.execute(sa.update(account).where(account.c.name == name).values(password=stored))
+            end_all(connection, name)
+            told(connection, "account password", by=by, details={"account": name})
+
+    def set_enabled(self, name: str, enabled: bool, *, by: str) -> None:
+        """Whether anybody gets in with it. Switching it off ends all its sessions, links and tokens.
+
+        Raises:
+            UnknownAccount: there is none of this name.
+        """
+        with self._database.write() as connection:
+            _known(connection, name)
+            connection.execute(sa.update(account).where(account.c.name == name).values(enabled=enabled))
+            if not enabled:
+                end_all(connection, name)
+            told(connection, "account enable" if enabled else "account disable", by=by, details={"account": name})
+
+    def set_role(self, name: str, project: str, role: Role | None, *, by: str) -> None:
+        """What an account may do in a project; the empty one stands for all, None takes it away.
+
+        Raises:
+            UnknownAccount: there is none of this name.
+        """
+        there = sa.and_(account_role.c.account == name, account_role.c.project == project)
+        with self._database.write() as connection:
+            _known(connection, name)
+            connection.execute(sa.delete(account_role).where(there))
+            if role is not None:
+                connection.execute(sa.insert(account_role).values(account=name, project=project, role=role.word))
+            details = {"account": name, "role": role.word if role else "none"}
+            told(connection, "account role", by=by, project=project, details=details)
+
+    def accounts(self) -> list[Account]:
+        """All of them, by name; at most 1,000."""
+        with self._database.read() as connection:
+            rows = connection.execute(sa.select(account).order_by(account.c.name).limit(1000)).all()
+            roles = connection.execute(sa.select(account_role)).all()
+        by_name: dict[str, dict[str, Role]] = {}
+        for each in roles:
+            by_name.setdefault(each.account, {})[each.project] = Role.of(each.role)
+        return [
+            Account(row.name, row.enabled, row.password is not None, by_name.get(row.name, {}), row.created_at)
+            for row in rows
+        ]
+
+    def has_password(self) -> bool:
+        """Whether anybody has one: without, nobody but this machine should be able to knock."""
+        with self._database.read() as connection:
+            some = sa.select(account.c.name).where(account.c.password.is_not(None), account.c.enabled)
+            return connection.execute(some.limit(1)).first() is not None
+
+    # Tokens
+
+    def new_token(
+        self, name: str, title: str, *, by: str, role: Role | None = None, lasts_s: float | None = None
+    ) -> tuple[int, str]:
+        """A token for programs: its id, and its text, which nobody can read again.
+
+        Raises:
+            UnknownAccount: there is no account of this name.
+        """
+        token, now = new_secret(TOKEN_PREFIX), time.time()
+        row = {"account": name, "name": title, "digest": digest_of(token), "role": role.word if role else None}
+        made = sa.insert(api_token).values(**row, created_at=now, expires_at=None if lasts_s is None else now + lasts_s)
+        with self._database.write() as connection:
+            _known(connection, name)
+            token_id = int(connection.execute(made.returning(api_token.c.id)).scalar_one())
+            told(connection, "token create", by=by, details={"account": name, "token": token_id, "name": title})
+        return token_id, token
+
+    def tokens(self, name: str | None = None) -> Sequence[Token]:
+        """Those of an account, or all; the newest first, at most 1,000."""
+        columns = [api_token.c[each] for each in Token.__slots__]
+        chosen = sa.select(*columns).order_by(api_token.c.id.desc()).limit(1000)
+        with self._database.read() as connection:
+            rows = connection.execute(chosen if name is None else chosen.where(api_token.c.account == name)).all()
+        return [
+            Token(**{**row._mapping, "role": Role.of(row.role) if row.role else None})  # noqa: SLF001 - public, in spite of its name
+            for row in rows
+        ]
+
+    def revoke(self, token_id: int, *, by: str, only_of: str | None = None) -> None:
+        """End a token.
+
+        Args:
+            token_id: of it.
+            by: who does it.
+            only_of: whose it has to be; None: anybody's.
+        Raises:
+            UnknownAccount: there is none.
+        """
+        gone = sa.delete(api_token).where(api_token.c.id == token_id)
+        if only_of is not None:
+            gone = gone.where(api_token.c.account == only_of)
+        with self._database.write() as connection:
+            row = connection.execute(gone.returning(api_token.c.account)).first()
+            if row is None:
+                raise UnknownAccount(f"there is no token {token_id}")
+            told(connection, "token revoke", by=by, details={"account": row.account, "token": token_id})
+
+
+def _identity(connection: sa.Connection, name: str, csrf: str = "") -> Identity | None:
+    if connection.execute(sa.select(account.c.name).where(account.c.name == name, account.c.enabled)).first() is None:
+        return None
+    roles = connection.execute(
+        sa.select(account_role.c.project, account_role.c.role).where(account_role.c.account == name)
+    )
+    return Identity(name, {row.project: Role.of(row.role) for row in roles}, csrf)
+
+
+def _new_session(connection: sa.Connection, name: str) -> SignedIn:
+    cookie, now = new_secret(), time.time()
+    connection.execute(sa.delete(web_session).where(web_session.c.expires_at < now))
+    row = {"digest": digest_of(cookie), "account": name, "kind": _SESSION, "csrf": new_secret()}
+    connection.execute(sa.insert(web_session).values(**row, created_at=now, expires_at=now + _SESSION_S))
+    return SignedIn(cookie, _SESSION_S)
+
+
+def end_all(connection: sa.Connection, name: str) -> None:
+    """End every way in that an account has but its password."""
+    connection.execute(sa.delete(web_session).where(web_session.c.account == name))
+    connection.execute(sa.delete(api_token).where(api_token.c.account == name))
+
+
+def _known(connection: sa.Connection, name: str) -> None:
+    if connection.execute(sa.select(account.c.name).where(account.c.name == name)).first() is None:
+        raise UnknownAccount(f"there is no account {name!r}")

@@ -1,0 +1,181 @@
+"""Definitions and their versions in the database: a version is never changed, and written only when it differs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.policies import groups
+from latchwork_workflows.db.tables import definition, definition_version, schedule
+from latchwork_workflows.errors import UnknownWorkflow, WrongState
+from latchwork_workflows.model.model import Definition, ScheduleSpec
+from latchwork_workflows.model.validate import Checked
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of a workflow.
+
+    Attributes:
+        code: of the workflow; it never changes, whatever it is called.
+        number: of the version, from 1.
+        is_new: whether it was written just now.
+        is_online: whether the workflow may be started.
+    """
+
+    code: int
+    number: int
+    is_new: bool
+    is_online: bool
+
+
+def apply(
+    connection: sa.Connection, checked: Checked, *, shards: int, author: str = "", online: bool | None = None
+) -> Version:
+    """Write a definition, if it differs from the newest of its name.
+
+    A schedule that is new or differs begins with its next fire time. One that does not differ keeps its missed fire
+    times, and one that is switched off stays so.
+
+    Task groups that it names and nobody has made are made: one task of each at a time.
+
+    Args:
+        connection: a transaction.
+        checked: the definition.
+        shards: how many there are; a new workflow's schedule is given one.
+        author: who does it.
+        online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
+    """
+    body, now = checked.definition.to_json(), time.time()
+    groups.ensure(connection, [each.task_group for each in checked.definition.tasks if each.task_group is not None])
+    there = _locked(connection, checked.definition)
+    if there is None:
+        is_online = online is not False
+        row = {"project": checked.definition.project, "name": checked.definition.name, "version": 1}
+        made = sa.insert(definition).values(**row, online=is_online, created_at=now, changed_at=now)
+        made = made.returning(definition.c.code)
+        code, number = connection.execute(made).scalar_one(), 1
+    else:
+        code, is_online = there.code, there.online if online is None else online
+        newest = sa.select(definition_version.c.body).where(
+            definition_version.c.code == code, definition_version.c.version == there.version
+        )
+        is_same = connection.execute(newest).scalar_one() == body
+        number = there.version if is_same else there.version + 1
+        if online is not None:
+            set_online(connection, code, online=online)
+        if is_same:
+            return Version(code, number, is_new=False, is_online=is_online)
+        mine = sa.update(definition).where(definition.c.code == code)
+        connection.execute(mine.values(version=number, changed_at=now))
+    connection.execute(
+        sa.insert(definition_version).values(code=code, version=number, body=body, created_at=now, author=author)
+    )
+    _schedule(connection, code, checked.definition.schedule, code % shards, now)
+    return Version(code, number, is_new=True, is_online=is_online)
+
+
+def set_online(connection: sa.Connection, code: int, *, online: bool) -> None:
+    """Whether a workflow may be started. Set online again, its schedule owes nothing of the time in between."""
+    now = time.time()
+    if online:
+        was_offline = sa.select(definition.c.code).where(definition.c.code == code, definition.c.online.is_(False))
+        connection.execute(sa.update(schedule).where(schedule.c.code.in_(was_offline)).values(cursor=now))
+    connection.execute(sa.update(definition).where(definition.c.code == code).values(online=online, changed_at=now))
+
+
+def _locked(connection: sa.Connection, wanted: Definition) -> Any:
+    """Its row, kept from others until the end of the transaction. Not ``FOR UPDATE``: that meets the foreign keys."""
+    found = sa.select(definition.c.code, definition.c.version, definition.c.online).where(
+        definition.c.project == wanted.project, definition.c.name == wanted.name
+    )
+    return connection.execute(found.with_for_update(key_share=True)).first()
+
+
+def _schedule(connection: sa.Connection, code: int, spec: ScheduleSpec | None, shard: int, now: float) -> None:
+    mine = schedule.c.code == code
+    if spec is None:
+        connection.execute(sa.delete(schedule).where(mine))
+        return
+    values = {
+        "cron": spec.cron,
+        "tz": spec.tz,
+        "starts_at": None if spec.start is None else spec.start.timestamp(),
+        "ends_at": None if spec.end is None else spec.end.timestamp(),
+        "misfire": spec.misfire,
+        "max_lateness_s": spec.max_lateness_s,
+    }
+    there = connection.execute(sa.select(schedule).where(mine)).mappings().first()
+    if there is None:
+        connection.execute(sa.insert(schedule).values(code=code, shard=shard, cursor=now, **values))
+    elif any(there[name] != value for name, value in values.items()):
+        connection.execute(sa.update(schedule).where(mine).values(cursor=now, **values))
+
+
+def meanings(key: str) -> list[tuple[str, str]]:
+    """Project and name of each workflow that a name may mean, the first that is there."""
+    project, dot, name = key.partition(".")
+    return [(project, name), ("default", key)] if dot else [("default", key)]
+
+
+class Found(NamedTuple):
+    """A workflow that a name means.
+
+    Attributes:
+        code: of it.
+        version: its newest.
+        is_online: whether it may be started.
+        project: of it.
+    """
+
+    code: int
+    version: int
+    is_online: bool
+    project: str
+
+
+def find(connection: sa.Connection, key: str) -> Found:
+    """The workflow ``project.name``, or the one of this name of the project ``default``.
+
+    Raises:
+        UnknownWorkflow: there is none.
+    """
+    for project_, name_ in meanings(key):
+        row = connection.execute(
+            sa.select(definition.c.code, definition.c.version, definition.c.online).where(
+                definition.c.project == project_, definition.c.name == name_
+            )
+        ).first()
+        if row is not None:
+            return Found(row.code, row.version, row.online, project_)
+    raise UnknownWorkflow(f"there is no workflow {key!r}; list them, and name one of another project as project.name")
+
+
+def check_online(connection: sa.Connection, code: int) -> None:
+    """Let pass what may be started.
+
+    Raises:
+        WrongState: the workflow was set offline.
+    """
+    row = connection.execute(sa.select(definition).where(definition.c.code == code)).first()
+    if row is not None and not row.online:
+        raise WrongState(f"{row.project}.{row.name} was set offline before it began; set it online, and start it again")
+
+
+def load(connection: sa.Connection, code: int, version: int) -> Definition:
+    """The definition of a version.
+
+    Raises:
+        UnknownWorkflow: there is none.
+    """
+    row = connection.execute(
+        sa.select(definition_version.c.body).where(
+            definition_version.c.code == code, definition_version.c.version == version
+        )
+    ).scalar_one_or_none()
+    if row is None:
+        raise UnknownWorkflow(f"workflow {code} has no version {version}")
+    return Definition.model_validate_json(row)

@@ -1,0 +1,290 @@
+"""Runs that belong to each other: children and their parents, and tasks that wait for runs of other workflows.
+
+Who writes has the guard of the shard in the same transaction; parents and children are of one shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork_workflows.db import definitions
+from latchwork_workflows.db.schedules import BY_SCHEDULE
+from latchwork_workflows.db.tables import definition, definition_version, instance, task, waiting
+from latchwork_workflows.errors import Problem, WrongState
+from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.state import InstanceState, TaskState, element
+from latchwork_workflows.state.children import may_be_asked
+from latchwork_workflows.state.dependents import Span
+
+#: The lock of PostgreSQL under which definitions are written that start others.
+_RINGS = 7_205_759_403
+_WHO_WAITS = (
+    sa.select(waiting.c.shard, waiting.c.code, waiting.c.target)
+    .where(waiting.c.code.in_(sa.bindparam("codes", expanding=True)))
+    .distinct()
+)
+
+
+def _above() -> sa.Select[Any]:
+    """One statement for all levels: a transaction that makes a child at each of 50 asks this for each."""
+    nearest = (
+        sa.select(instance.c.id, instance.c.parent_task, sa.literal(0).label("level"))
+        .join(task, task.c.instance == instance.c.id)
+        .where(task.c.id == sa.bindparam("row"))
+        .cte("above", recursive=True)
+    )
+    further = (
+        sa.select(instance.c.id, instance.c.parent_task, nearest.c.level + 1)
+        .join(task, task.c.instance == instance.c.id)
+        .join(nearest, nearest.c.parent_task == task.c.id)
+    )
+    found = nearest.union_all(further)
+    return sa.select(found.c.id).order_by(found.c.level)
+
+
+_ABOVE = _above()
+
+
+class Place(NamedTuple):
+    """A task of an instance.
+
+    Attributes:
+        instance: id of the instance.
+        name: of the task; of an element of a map as ``state.element`` has it.
+        state: of the task.
+    """
+
+    instance: int
+    name: str
+    state: TaskState
+
+
+class Found(NamedTuple):
+    """A run of another workflow.
+
+    Attributes:
+        id: of the instance.
+        state: of it.
+        tasks: their states, by name.
+        outputs: of those that ended, by name.
+    """
+
+    id: int
+    state: InstanceState
+    tasks: Mapping[str, TaskState]
+    outputs: Mapping[str, Mapping[str, Any]]
+
+
+def child_of(connection: sa.Connection, row: int) -> int | None:
+    """The instance that is the child of this row of a task; None: it has none."""
+    found: int | None = connection.execute(
+        sa.select(instance.c.id).where(instance.c.parent_task == row)
+    ).scalar_one_or_none()
+    return found
+
+
+def parent_of(connection: sa.Connection, row: int) -> Place | None:
+    """The task whose child an instance is; None: it is not there any more, or of an earlier run."""
+    found = connection.execute(
+        sa.select(task.c.instance, task.c.name, task.c.map_index, task.c.state)
+        .join(instance, sa.and_(instance.c.id == task.c.instance, instance.c.run == task.c.run))
+        .where(task.c.id == row)
+    ).first()
+    if found is None:
+        return None
+    return Place(found.instance, element(found.name, found.map_index), TaskState(found.state))
+
+
+def check_alone(connection: sa.Connection, of: int, row: int | None, command: str) -> None:
+    """Refuse what sets a child going by itself while its parent does not wait for it.
+
+    Args:
+        connection: a transaction.
+        of: the instance that is asked.
+        row: its parent's task; None: it is nobody's child.
+        command: what it is asked, as in the table of commands.
+    Raises:
+        WrongState: with the instance to ask instead.
+    """
+    place = parent_of(connection, row) if row is not None else None
+    if place is not None and not may_be_asked(command, place.state):
+        raise WrongState(f"run {of} is a part of run {place.instance}; {command} that one: it takes this along")
+
+
+def above(connection: sa.Connection, row: int | None) -> list[int]:
+    """The instances that an instance is inside of, the nearest first; ``row`` is its parent's task."""
+    return [] if row is None else list(connection.execute(_ABOVE, {"row": row}).scalars())
+
+
+def person_of(connection: sa.Connection, of: int) -> str:
+    """Who started an instance; if a schedule did, who wrote the version that it has."""
+    version = sa.and_(definition_version.c.code == instance.c.code, definition_version.c.version == instance.c.version)
+    chosen = sa.select(instance.c.by, definition_version.c.author).join(definition_version, version)
+    row = connection.execute(chosen.where(instance.c.id == of)).first()
+    if row is None:
+        return ""
+    return str(row.author or row.by) if row.by in {"", BY_SCHEDULE} else str(row.by)
+
+
+def rings(
+    connection: sa.Connection, wanted: Sequence[Definition], *, may_see: Callable[[str], bool] = lambda _project: True
+) -> list[list[Problem]]:
+    """Sub-processes by which definitions, once they are written, would start themselves; of each by its place.
+
+    Who writes such tasks does so one after the other until their transactions end: of two that would make a ring
+    together, the second sees the first.
+
+    Args:
+        connection: a transaction.
+        wanted: what is to be written.
+        may_see: whether workflows of a project are named to who writes.
+    """
+    if not any(_starts(each) for one in wanted for each in one.tasks):
+        return [[] for _ in wanted]
+    if connection.dialect.name != "sqlite":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _RINGS})
+    bodies: dict[tuple[str, str], Definition | None] = {(each.project, each.name): each for each in wanted}
+    return [list(_rings_of(connection, bodies, each, may_see)) for each in wanted]
+
+
+def _rings_of(
+    connection: sa.Connection,
+    bodies: dict[tuple[str, str], Definition | None],
+    wanted: Definition,
+    may_see: Callable[[str], bool],
+) -> Iterator[Problem]:
+    for index, each in enumerate(wanted.tasks):
+        way = _way(connection, bodies, name, wanted.key) if (name := _starts(each)) else None
+        if way is not None:
+            named = [each.key if may_see(each.project) else "one that you may not see" for each in way]
+            shown = " -> ".join([wanted.key, *named])
+            what = f"it would start itself, again and again: {shown}; let one of these start another workflow"
+            yield Problem(f"tasks[{index}].params.workflow", what)
+
+
+def _starts(spec: TaskSpec) -> str:
+    return str(spec.params.get("workflow", "")) if spec.type == "sub_process" else ""
+
+
+def _way(
+    connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], start: str, goal: str
+) -> list[Definition] | None:
+    """The workflows from one to another, by sub-processes; None: no way leads there."""
+    open_: list[tuple[str, list[Definition]]] = [(start, [])]
+    seen: set[str] = set()
+    while open_:
+        name, way = open_.pop()
+        body = _body(connection, bodies, name)
+        if body is None or body.key in seen:
+            continue
+        way = [*way, body]
+        if body.key == goal:
+            return way
+        seen.add(body.key)
+        open_.extend((other, way) for each in body.tasks if (other := _starts(each)))
+    return None
+
+
+def _body(connection: sa.Connection, bodies: dict[tuple[str, str], Definition | None], name: str) -> Definition | None:
+    """What a name means when its task runs; None: nothing yet."""
+    for key in definitions.meanings(name):
+        if key not in bodies:
+            bodies[key] = _newest(connection, *key)
+        if bodies[key] is not None:
+            return bodies[key]
+    return None
+
+
+def _newest(connection: sa.Connection, project: str, name: str) -> Definition | None:
+    newest_ = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    chosen = sa.select(definition_version.c.body).join(definition, newest_)
+    body = connection.execute(chosen.where(definition.c.project == project, definition.c.name == name)).scalar()
+    try:
+        return None if body is None else Definition.model_validate_json(body)
+    except ValueError:
+        return None  # of another version of ours
+
+
+# Waiting for others
+
+
+def wait(connection: sa.Connection, row: int, of: int, shard: int, targets: Iterable[tuple[int, str]]) -> None:
+    """This task of the instance ``of`` waits for workflows, each by its code and the task in it; twice is fine."""
+    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(waiting)
+    values = [
+        {"task": row, "code": code, "target": target, "instance": of, "shard": shard}
+        for code, target in dict.fromkeys(targets)
+    ]
+    if values:
+        connection.execute(insert.on_conflict_do_nothing(), values)
+
+
+def forget(connection: sa.Connection, row: int) -> None:
+    """This task waits for nobody any more."""
+    connection.execute(sa.delete(waiting).where(waiting.c.task == row))
+
+
+def forget_all(connection: sa.Connection, of: int) -> None:
+    """No task of this instance waits for anybody any more."""
+    connection.execute(sa.delete(waiting).where(waiting.c.instance == of))
+
+
+def who_waits(
+    connection: sa.Connection, over: Collection[int], ended: Mapping[int, Collection[str]]
+) -> list[tuple[int, int]]:
+    """The shards that wait for workflows of which something ended, each with the workflow's code.
+
+    Args:
+        connection: a transaction.
+        over: codes of workflows of which a run is over.
+        ended: by code, tasks that have ended.
+    """
+    codes = sorted({*over, *ended})
+    if not codes:
+        return []
+    found = connection.execute(_WHO_WAITS, {"codes": codes})
+    return sorted(
+        {
+            (row.shard, row.code)
+            for row in found
+            if row.code in over or row.target == "*" or row.target in ended.get(row.code, ())
+        }
+    )
+
+
+def waiting_for(connection: sa.Connection, shard: int, code: int, *, after: int, most: int) -> list[int]:
+    """The instances of a shard that wait for a workflow, by their number: so many behind one."""
+    mine = sa.and_(waiting.c.shard == shard, waiting.c.code == code, waiting.c.instance > after)
+    chosen = sa.select(waiting.c.instance).where(mine).distinct().order_by(waiting.c.instance).limit(most)
+    return list(connection.execute(chosen).scalars())
+
+
+def newest(connection: sa.Connection, code: int, span: Span, without: Collection[int]) -> Found | None:
+    """The run of a workflow with the latest schedule time in a span, but for these; with its tasks. Dry ones did
+    nothing that anybody could wait for.
+    """
+    chosen = (
+        sa.select(instance.c.id, instance.c.state, instance.c.run)
+        .where(instance.c.code == code, instance.c.schedule_time >= span.start, instance.c.schedule_time < span.end)
+        .where(instance.c.id.not_in(sorted(without)), instance.c.dry.is_(False))
+        .order_by(instance.c.schedule_time.desc(), instance.c.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(chosen).first()
+    if row is None:
+        return None
+    mine = sa.and_(task.c.instance == row.id, task.c.run == row.run, task.c.map_index == -1)
+    tasks = connection.execute(sa.select(task.c.name, task.c.state, task.c.outputs).where(mine).order_by(task.c.id))
+    rows = tasks.all()
+    return Found(
+        row.id,
+        InstanceState(row.state),
+        {each.name: TaskState(each.state) for each in rows},
+        {each.name: each.outputs for each in rows if each.outputs is not None},
+    )

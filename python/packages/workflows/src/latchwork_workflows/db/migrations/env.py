@@ -1,0 +1,15 @@
+"""What Alembic runs: the migrations, on the connection that ``upgrade`` gives. It opens and commits nothing itself."""
+
+from alembic import context
+
+from latchwork_workflows.db.alerts import tables  # noqa: F401 - they are part of the metadata
+from latchwork_workflows.db.policies import tables as of_rules  # noqa: F401
+from latchwork_workflows.db.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,  # SQLite cannot change a column in place
+    transactional_ddl=False,
+)
+context.run_migrations()

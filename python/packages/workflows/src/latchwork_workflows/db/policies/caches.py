@@ -1,0 +1,68 @@
+"""Outputs that are known already: of the last success of each key. Any shard writes them, in the order of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork_workflows.db.policies.tables import result_cache
+
+_TOGETHER = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a task has put out.
+
+    Attributes:
+        instance: whose task it was.
+        made_at: when it had succeeded, in seconds since the epoch.
+        expires_at: nobody has use for it from then on.
+        outputs: of it.
+    """
+
+    instance: int
+    made_at: float
+    expires_at: float
+    outputs: Mapping[str, Any]
+
+
+def find(connection: sa.Connection, keys: Iterable[str]) -> dict[str, Known]:
+    """What is known of these keys, however old."""
+    found: dict[str, Known] = {}
+    wanted = sorted(set(keys))
+    for start in range(0, len(wanted), _TOGETHER):
+        chosen = sa.select(result_cache).where(result_cache.c.key.in_(wanted[start : start + _TOGETHER]))
+        for row in connection.execute(chosen):
+            found[row.key] = Known(row.instance, row.made_at, row.expires_at, row.outputs)
+    return found
+
+
+def keep(connection: sa.Connection, made: Mapping[str, Known]) -> None:
+    """Write these instead of what was known; in the order of the keys, so that two who do so wait for each other."""
+    if not made:
+        return
+    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(result_cache)
+    changed = ("instance", "made_at", "expires_at", "outputs")
+    upsert = insert.on_conflict_do_update(
+        index_elements=["key"], set_={name: insert.excluded[name] for name in changed}
+    )
+    rows = [
+        {"key": key, **{name: getattr(each, name) for name in changed[:3]}, "outputs": dict(each.outputs)}
+        for key, each in sorted(made.items())
+    ]
+    connection.execute(upsert, rows)
+
+
+def forget(connection: sa.Connection, now: float, most: int = 500) -> int:
+    """Delete what nobody has use for any more, some hundred rows; how many."""
+    old = sa.select(result_cache.c.key).where(result_cache.c.expires_at <= now).limit(most)
+    keys = list(connection.execute(old).scalars())
+    for start in range(0, len(keys), _TOGETHER):
+        part = result_cache.c.key.in_(keys[start : start + _TOGETHER])
+        connection.execute(sa.delete(result_cache).where(part, result_cache.c.expires_at <= now))
+    return len(keys)

@@ -1,0 +1,115 @@
+"""Which projects may use the workflows of a project: a project has a role in another, as an account has.
+
+``viewer``: its tasks may wait for runs there, and get their outputs. ``operator``: they may start workflows there as
+well, with parameters of their choice. Both are checked when a definition is applied and when such a task runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db import definitions
+from latchwork_workflows.db.definitions import Found
+from latchwork_workflows.db.policies.tables import project_grant
+from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
+from latchwork_workflows.model.lineage import Named, named_in
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.web import Role
+
+#: The roles that a project may have in another.
+ROLES = (Role.VIEWER, Role.OPERATOR)
+#: Stands for all projects as the one that uses another.
+ALL = ""
+_NEEDED = {"sub_process": Role.OPERATOR, "dependent": Role.VIEWER}
+_DOES = {Role.OPERATOR: "start its workflows", Role.VIEWER: "wait for its workflows"}
+
+
+class Grant(NamedTuple):
+    """That a project may use another.
+
+    Attributes:
+        project: whose workflows are used.
+        grantee: the project whose tasks use them; empty: all projects.
+        role: that its tasks have.
+    """
+
+    project: str
+    grantee: str
+    role: Role
+
+
+def every(connection: sa.Connection) -> list[Grant]:
+    """All grants, by project and grantee."""
+    table = project_grant
+    rows = connection.execute(sa.select(table).order_by(table.c.project, table.c.grantee))
+    return [Grant(row.project, row.grantee, Role.of(row.role)) for row in rows]
+
+
+def put(connection: sa.Connection, grant: Grant) -> None:
+    """Give a project this role in another, in place of the one that it had."""
+    remove(connection, grant.project, grant.grantee)
+    connection.execute(sa.insert(project_grant).values(**{**grant._asdict(), "role": grant.role.word}))
+
+
+def remove(connection: sa.Connection, project: str, grantee: str) -> bool:
+    """Take the role of a project in another away; return whether it had one."""
+    there = sa.and_(project_grant.c.project == project, project_grant.c.grantee == grantee)
+    return bool(connection.execute(sa.delete(project_grant).where(there)).rowcount)
+
+
+def check(connection: sa.Connection, grantee: str, project: str, role: Role) -> None:
+    """Refuse a project without this role in another.
+
+    Raises:
+        NotAllowed: with what to do.
+    """
+    if grantee == project:
+        return
+    named = sa.and_(project_grant.c.project == project, project_grant.c.grantee.in_((grantee, ALL)))
+    roles = connection.execute(sa.select(project_grant.c.role).where(named)).scalars()
+    if not any(Role.of(each) >= role for each in roles):
+        raise NotAllowed(
+            f"project {project!r} does not let project {grantee!r} {_DOES[role]}; an administrator of it allows that "
+            f"with `latchwork workflows grants set {project} {grantee} {role.word}`"
+        )
+
+
+def resolve(connection: sa.Connection, grantee: str, name: str, kind: str) -> Found:
+    """Find the workflow that a task of a project names, if it may use it.
+
+    Args:
+        connection: a transaction.
+        grantee: the project of the task.
+        name: as the task has it.
+        kind: of the task: ``sub_process`` or ``dependent``.
+    Raises:
+        NotAllowed: the project has no such role there, whether there is such a workflow or not.
+        UnknownWorkflow: there is none.
+    """
+    role = _NEEDED[kind]
+    try:
+        found = definitions.find(connection, name)
+    except UnknownWorkflow:
+        check(connection, grantee, definitions.meanings(name)[0][0], role)
+        raise
+    check(connection, grantee, found.project, role)
+    return found
+
+
+def problems(connection: sa.Connection, definition: Definition) -> Iterator[Problem]:
+    """Workflows of other projects that a definition names and may not use, each by its place."""
+    for index, task in enumerate(definition.tasks):
+        for each in dict.fromkeys(_uses(task_named) for task_named in named_in(task)):
+            try:
+                resolve(connection, definition.project, *each)
+            except NotAllowed as error:
+                yield Problem(f"tasks[{index}].params.{'workflow' if each[1] == 'sub_process' else 'on'}", str(error))
+            except UnknownWorkflow:
+                continue  # it may come
+
+
+def _uses(named: Named) -> tuple[str, str]:
+    return named.workflow, named.kind

@@ -1,0 +1,68 @@
+"""Runs of workflows of which so many go at a time: who has a place, and who is the next.
+
+Whoever takes a place has the lock of the workflow's row, in the transaction in which its run begins to go: so two
+shards that look at once come one after the other. Who gives it up needs no lock: a run that waits looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.tables import definition, instance, task
+from latchwork_workflows.state import InstanceState
+from latchwork_workflows.state.serial import GOING, Other
+
+_WAITS = InstanceState.SERIAL_WAIT.value
+_GOES = [state.value for state in GOING]
+
+
+def lock(connection: sa.Connection, code: int) -> None:
+    """Keep the workflow's row from others until the end of the transaction."""
+    connection.execute(sa.select(definition.c.code).where(definition.c.code == code).with_for_update(key_share=True))
+
+
+def others(connection: sa.Connection, code: int, *, but: int = 0) -> list[Other]:
+    """The runs that have a place or wait for one, the oldest first; also those that are parts of other runs."""
+    chosen = sa.select(instance.c.id, instance.c.shard, instance.c.state).where(
+        instance.c.code == code,
+        instance.c.state.in_([*_GOES, _WAITS]),
+        instance.c.dry.is_(False),
+        instance.c.id != but,
+    )
+    rows = connection.execute(chosen.order_by(instance.c.id))
+    return [Other(row.id, row.shard, InstanceState(row.state)) for row in rows]
+
+
+def next_of(connection: sa.Connection, code: int, places: int | None) -> list[int]:
+    """The runs that wait and whose turn it is; none while others have all the places.
+
+    Of those that are parts of other runs only such whose parents go on: the others wait without being in the way.
+
+    Args:
+        connection: a transaction.
+        code: of the workflow.
+        places: so many runs go at a time; None: any.
+    """
+    mine = sa.and_(instance.c.code == code, instance.c.dry.is_(False))
+    parent = instance.alias("parent")
+    goes_on = sa.or_(instance.c.parent_task.is_(None), parent.c.state == InstanceState.RUNNING.value)
+    waiting = sa.select(instance.c.id).where(mine, instance.c.state == _WAITS, goes_on)
+    waiting = waiting.outerjoin(task, task.c.id == instance.c.parent_task)
+    waiting = waiting.outerjoin(parent, parent.c.id == task.c.instance).order_by(instance.c.priority, instance.c.id)
+    if places is not None:
+        going = sa.select(sa.func.count()).select_from(instance).where(mine, instance.c.state.in_(_GOES))
+        free = places - int(connection.execute(going).scalar_one())
+        if free <= 0:
+            return []
+        waiting = waiting.limit(free)
+    return list(connection.execute(waiting).scalars())
+
+
+def shards_waiting(connection: sa.Connection, codes: Collection[int]) -> set[int]:
+    """The shards that have waiting runs of these workflows."""
+    if not codes:
+        return set()
+    chosen = sa.select(instance.c.shard).where(instance.c.code.in_(codes), instance.c.state == _WAITS)
+    return set(connection.execute(chosen.distinct()).scalars())

@@ -1,0 +1,321 @@
+"""Instances and tasks in the database: read as ``advance`` wants them, written as far as they changed.
+
+Who writes has the guard of the shard in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.tables import IS_ACTIVE, event, instance, task
+from latchwork_workflows.model.model import PRIORITIES
+from latchwork_workflows.state import Instance, InstanceState, Task, TaskState, base_of, element, index_of
+from latchwork_workflows.state.records import DONE, FAILED, OVER
+
+_NOT_BEGUN = OVER | {InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT}
+#: A task in one of these is not killed with its instance.
+_ENDED = sorted(each.value for each in DONE | FAILED | {TaskState.WAITING})
+#: Of the variables that SQLite takes in one statement.
+_TOGETHER = 500
+# Statements of every turn are made once: to make one anew costs several times what it costs to execute it.
+_INSTANCE = ("state", "active", "run", "ending", "warn_at", "wake_at", "dry", "fresh")
+_TASK = ("state", "n", "failures", "wake_at", "forced_after", "until", "cut", "chosen", "changed_at")
+_NULL_JSON = sa.JSON(none_as_null=True)
+_CHANGE = (
+    sa.update(task)
+    .where(task.c.id == sa.bindparam("_id"))
+    .values(
+        **{name: sa.bindparam(name) for name in _TASK},
+        queue_key=sa.func.coalesce(sa.bindparam("_key", type_=sa.String()), task.c.queue_key),
+        outputs=sa.func.coalesce(sa.bindparam("_outputs", type_=_NULL_JSON), task.c.outputs),
+    )
+)
+_OUTPUTS = sa.update(task).where(task.c.id == sa.bindparam("_id")).values(outputs=sa.bindparam("_outputs"))
+_MAKE = sa.insert(task).returning(task.c.name, task.c.map_index, task.c.id)
+_TELL = sa.insert(event)
+
+
+def _updating(*more: str) -> sa.Update:
+    names = (*_INSTANCE, *more)
+    mine = instance.c.id == sa.bindparam("_id")
+    return sa.update(instance).where(mine).values(**{name: sa.bindparam(name) for name in names})
+
+
+_UPDATES: dict[tuple[str, ...], sa.Update] = {
+    more: _updating(*more) for more in ((), ("ended_at",), ("ended_at", "started_at"))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One instance, with what the database knows besides its state.
+
+    Attributes:
+        id: of the instance.
+        code: of its workflow.
+        version: which it was started with.
+        priority: 0, the highest, to 4.
+        schedule_time: which its parameters count from, in seconds since the epoch.
+        params: what the start said.
+        known: the state and the tasks.
+        ids: of the rows of its tasks in this run, by name.
+        queue_keys: lane and shelf of the items of its tasks, by name.
+        outputs: of the tasks that ended, by name.
+        parent: the row of the task that it is the child of; None: nobody's.
+        depth: how many runs it is inside of.
+        backfill: which it is a part of.
+
+    Elements of maps have the names of ``state.element``.
+    """
+
+    id: int
+    code: int
+    version: int
+    priority: int
+    schedule_time: float
+    params: Mapping[str, Any]
+    known: Instance
+    ids: Mapping[str, int] = field(default_factory=dict)
+    queue_keys: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parent: int | None = None
+    depth: int = 0
+    backfill: int | None = None
+
+
+def create(connection: sa.Connection, shard: int, code: int, version: int, **fields: Any) -> int:
+    """A new instance; its id. ``fields`` are further columns, ``priority`` as a word."""
+    row = {"state": InstanceState.SUBMITTED.value, "active": True, "shard": shard, "code": code, "version": version}
+    fields["priority"] = PRIORITIES.index(fields.get("priority", "medium"))
+    made = sa.insert(instance).values(**row, **fields).returning(instance.c.id)
+    return int(connection.execute(made).scalar_one())
+
+
+def load(connection: sa.Connection, ids: Sequence[int], *, shard: int | None = None) -> dict[int, Stored]:
+    """Instances with the tasks of their present runs, by id; without those that are not there, or of another shard."""
+    found: dict[int, Stored] = {}
+    for start in range(0, len(ids), _TOGETHER):
+        part = ids[start : start + _TOGETHER]
+        chosen = sa.select(instance).where(instance.c.id.in_(part))
+        rows = connection.execute(chosen if shard is None else chosen.where(instance.c.shard == shard)).all()
+        of_run = sa.select(task).join(instance, sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run))
+        tasks = connection.execute(of_run.where(instance.c.id.in_(part)).order_by(task.c.id)).all()
+        by_instance: dict[int, list[Any]] = {}
+        for each in tasks:
+            by_instance.setdefault(each.instance, []).append(each)
+        found.update((row.id, _stored(row, by_instance.get(row.id, []))) for row in rows)
+    return found
+
+
+def active(connection: sa.Connection, shard: int) -> list[int]:
+    """The instances of a shard that are not over, the oldest first."""
+    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, IS_ACTIVE).order_by(instance.c.id)
+    return list(connection.execute(chosen).scalars())
+
+
+def due(connection: sa.Connection, shard: int, now: float) -> list[int]:
+    """The instances of a shard in which something is to be decided by now."""
+    chosen = sa.select(instance.c.id).where(instance.c.shard == shard, instance.c.wake_at <= now)
+    return list(connection.execute(chosen.order_by(instance.c.wake_at)).scalars())
+
+
+def _stored(row: Any, tasks: Iterable[Any]) -> Stored:
+    rows = list(tasks)
+    names = {each.id: element(each.name, each.map_index) for each in rows}
+    known = Instance(
+        InstanceState(row.state),
+        {names[each.id]: _task(each) for each in rows},
+        row.run,
+        row.ending,
+        row.warn_at,
+        row.dry,
+        row.fresh,
+    )
+    return Stored(
+        row.id,
+        row.code,
+        row.version,
+        row.priority,
+        row.schedule_time,
+        row.params,
+        known,
+        {names[each.id]: each.id for each in rows},
+        {names[each.id]: each.queue_key for each in rows if each.queue_key},
+        {names[each.id]: each.outputs for each in rows if each.outputs is not None},
+        row.parent_task,
+        row.depth,
+        row.backfill,
+    )
+
+
+def _task(row: Any) -> Task:
+    state = TaskState(row.state)
+    held = state is TaskState.RUNNING and row.queue_key is None  # it never was in the backlog
+    chosen = None if row.chosen is None else tuple(row.chosen)
+    return Task(state, row.n, row.failures, row.wake_at, row.forced_after, held, row.until, row.cut, chosen)
+
+
+def save(
+    connection: sa.Connection,
+    before: Stored,
+    after: Instance,
+    now: float,
+    *,
+    queue_keys: Mapping[str, str] | None = None,
+    outputs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, int]:
+    """Write what changed of an instance; the ids of the rows of its tasks.
+
+    Args:
+        connection: a transaction that the guard of the shard has begun.
+        before: as it was read in this transaction, or known to be.
+        after: as it is now.
+        now: seconds since the epoch.
+        queue_keys: lane and shelf of those that are submitted now.
+        outputs: of those that ended now.
+    """
+    _save_instance(connection, before, after, now)
+    changed = after.changed_since(before.known)
+    keys, ended = queue_keys or {}, outputs or {}
+    is_new_run = after.run != before.known.run
+    ids = {} if is_new_run else dict(before.ids)
+    new = [name for name in (after.tasks if is_new_run else changed) if name not in ids]
+    old = [name for name in changed if name in ids]
+    if new:
+        ids.update(_made(connection, before.id, after, new, now, keys))
+        if done := [{"_id": ids[name], "_outputs": ended[name]} for name in new if name in ended]:
+            connection.execute(_OUTPUTS, done)
+    if old:
+        rows = [
+            {
+                "_id": ids[name],
+                "_key": keys.get(name),
+                "_outputs": ended.get(name),
+                **_columns(after.tasks[name], now),
+            }
+            for name in old
+        ]
+        connection.execute(_CHANGE, rows)
+    _tell(connection, before.id, after, now)
+    return ids
+
+
+def _made(  # noqa: PLR0917 - one caller
+    connection: sa.Connection, number: int, after: Instance, names: Iterable[str], now: float, keys: Mapping[str, str]
+) -> dict[str, int]:
+    """Rows of tasks that have none in this run; their ids, by name."""
+    rows = [
+        {
+            "instance": number,
+            "run": after.run,
+            "name": base_of(name),
+            "map_index": index_of(name),
+            "queue_key": keys.get(name),
+            **_columns(after.tasks[name], now),
+        }
+        for name in names
+    ]
+    return {element(each.name, each.map_index): each.id for each in connection.execute(_MAKE, rows)}
+
+
+def _save_instance(connection: sa.Connection, before: Stored, after: Instance, now: float) -> None:
+    """The row of the instance, if anything of it has changed."""
+    is_over = after.state in OVER
+    values = _values(after)
+    more: dict[str, Any] = {}
+    if is_over and before.known.state not in OVER:
+        more = {"ended_at": now}
+    elif not is_over and after.state is not InstanceState.SERIAL_WAIT and before.known.state in _NOT_BEGUN:
+        more = {"ended_at": None, "started_at": now}
+    if more or values != _values(before.known):
+        connection.execute(_UPDATES[tuple(more)], {"_id": before.id, **values, **more})
+
+
+def end(connection: sa.Connection, number: int, now: float) -> None:
+    """End an instance as a failure, and kill its open tasks, whatever else its rows hold."""
+    mine = sa.update(instance).where(instance.c.id == number)
+    ended = {"state": InstanceState.FAILURE.value, "active": False, "ending": "", "warn_at": None, "wake_at": None}
+    connection.execute(mine.values(**ended, ended_at=now))
+    of_run = sa.select(instance.c.run).where(instance.c.id == number).scalar_subquery()
+    open_ = sa.and_(task.c.instance == number, task.c.run == of_run, task.c.state.not_in(_ENDED))
+    killed = {"state": TaskState.KILLED.value, "wake_at": None, "until": None, "changed_at": now}
+    connection.execute(sa.update(task).where(open_).values(**killed))
+    connection.execute(_TELL, [{"at": now, "instance": number, "task": "", "kind": "failure", "details": None}])
+
+
+def outline(connection: sa.Connection, number: int, *, shard: int) -> Stored | None:
+    """What can be read of an instance that ``load`` cannot read: no parameters and outputs, and no unknown states."""
+    plain = [each for each in instance.c if not isinstance(each.type, sa.JSON)]
+    chosen = sa.select(*plain).where(instance.c.id == number, instance.c.shard == shard)
+    row = connection.execute(chosen).first()
+    if row is None:
+        return None
+    of_run = sa.and_(task.c.instance == number, task.c.run == row.run)
+    columns = (task.c.id, task.c.name, task.c.map_index, task.c.state, task.c.n, task.c.queue_key)
+    rows = connection.execute(sa.select(*columns).where(of_run).order_by(task.c.id)).all()
+    states, names = {each.value: each for each in TaskState}, {each.value: each for each in InstanceState}
+    tasks = {}
+    for each in rows:
+        state = states.get(each.state, TaskState.KILLED)
+        held = state is TaskState.RUNNING and each.queue_key is None
+        tasks[element(each.name, each.map_index)] = Task(state, each.n, held=held)
+    return Stored(
+        row.id,
+        row.code,
+        row.version,
+        row.priority,
+        row.schedule_time,
+        {},
+        Instance(names.get(row.state, InstanceState.RUNNING), tasks, row.run, dry=row.dry, fresh=row.fresh),
+        {element(each.name, each.map_index): each.id for each in rows},
+        {element(each.name, each.map_index): each.queue_key for each in rows if each.queue_key},
+        parent=row.parent_task,
+        depth=row.depth,
+        backfill=row.backfill,
+    )
+
+
+def _values(known: Instance) -> dict[str, Any]:
+    return {
+        "state": known.state.value,
+        "active": known.state not in OVER,
+        "run": known.run,
+        "ending": known.ending,
+        "warn_at": known.warn_at,
+        "wake_at": known.wake_at,
+        "dry": known.dry,
+        "fresh": known.fresh,
+    }
+
+
+def _columns(known: Task, now: float) -> dict[str, Any]:
+    return {
+        "state": known.state.value,
+        "n": known.n,
+        "failures": known.failures,
+        "wake_at": known.wake_at,
+        "forced_after": known.forced_after,
+        "until": known.until,
+        "cut": known.cut,
+        "chosen": None if known.chosen is None else list(known.chosen),
+        "changed_at": now,
+    }
+
+
+def _tell(connection: sa.Connection, instance_id: int, after: Instance, now: float) -> None:
+    rows = [
+        {
+            "at": now,
+            "instance": instance_id,
+            "task": fact.task,
+            "kind": fact.kind,
+            "details": {"n": fact.n} if fact.n else None,
+        }
+        for fact in after.facts
+    ]
+    if rows:
+        connection.execute(_TELL, rows)

@@ -1,0 +1,127 @@
+"""Schedules in the database: which fire times are owed, and those that were started. One row for each fire time.
+
+Who writes has the guard of the shard in the same transaction; fire, command and cursor are one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork.schedules import Cron, Fired, next_step
+from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.tables import definition, fire, schedule
+
+#: Who has asked for what a schedule starts.
+BY_SCHEDULE = "schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """When a workflow starts by itself.
+
+    Attributes:
+        code: of the workflow.
+        project: that it is in.
+        name: of the workflow.
+        version: the newest.
+        online: whether it may be started.
+        shard: whose master starts it.
+        cron: five or six fields.
+        tz: name of the time zone.
+        starts_at: no fire time before; seconds since the epoch.
+        ends_at: none after.
+        misfire: what becomes of those that nobody could start in time.
+        max_lateness_s: after which they are not made up for.
+        enabled: else it does not fire.
+        cursor: every fire time up to here is settled.
+    """
+
+    code: int
+    project: str
+    name: str
+    version: int
+    online: bool
+    shard: int
+    cron: str
+    tz: str
+    starts_at: float | None
+    ends_at: float | None
+    misfire: str
+    max_lateness_s: float
+    enabled: bool
+    cursor: float
+
+    def next_fire(self, now: float) -> float | None:
+        """The fire time that it owes, which may be past, or that comes next; None when none ever will."""
+        misfire = cast("Literal['once', 'all', 'skip']", self.misfire)
+        cron = Cron(self.cron, tz=self.tz, misfire=misfire, max_lateness_s=self.max_lateness_s)
+        before = self.cursor if self.starts_at is None else max(self.cursor, self.starts_at - 0.001)
+        at = next_step(cron, {"": Fired(before)}, now).at
+        if at <= before:
+            at = cron.fire_after(before)
+        if self.ends_at is None or at <= self.ends_at:
+            return at
+        if misfire != "once":
+            return None
+        # The newest that is past is behind the end; one before the end may be owed all the same.
+        owed = cron.fire_before(min(now, self.ends_at), now - self.max_lateness_s)
+        return owed if owed is not None and owed > before else None
+
+
+_COLUMNS = (
+    schedule.c.code,
+    definition.c.project,
+    definition.c.name,
+    definition.c.version,
+    definition.c.online,
+    schedule.c.shard,
+    schedule.c.cron,
+    schedule.c.tz,
+    schedule.c.starts_at,
+    schedule.c.ends_at,
+    schedule.c.misfire,
+    schedule.c.max_lateness_s,
+    schedule.c.enabled,
+    schedule.c.cursor,
+)
+_ROWS = sa.select(*_COLUMNS).join(definition, definition.c.code == schedule.c.code).order_by(schedule.c.code)
+_OF_SHARD = _ROWS.where(schedule.c.shard == sa.bindparam("shard"))
+
+
+def rows(connection: sa.Connection, shard: int | None = None) -> list[ScheduleRow]:
+    """The schedules of a shard, or all; by code."""
+    found = connection.execute(_ROWS) if shard is None else connection.execute(_OF_SHARD, {"shard": shard})
+    return [ScheduleRow(**row) for row in found.mappings()]
+
+
+def start(connection: sa.Connection, row: ScheduleRow, at: float) -> int | None:
+    """A fire time is started: its row, its command and the cursor; the command's number.
+
+    Returns:
+        None: somebody has done it; only the cursor is moved.
+    """
+    move = sa.update(schedule).where(schedule.c.code == row.code, schedule.c.cursor < at).values(cursor=at)
+    connection.execute(move)
+    insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(fire)
+    made = insert.values(code=row.code, fire_time=at, command=0).on_conflict_do_nothing().returning(fire.c.fire_time)
+    if connection.execute(made).first() is None:
+        return None
+    args = {"code": row.code, "version": row.version, "schedule_time": at}
+    asked = ask(connection, CommandType.TIMER, shard_id=row.shard, args=args, by=BY_SCHEDULE)
+    mine = sa.and_(fire.c.code == row.code, fire.c.fire_time == at)
+    connection.execute(sa.update(fire).where(mine).values(command=asked.id))
+    return asked.id
+
+
+def enable(connection: sa.Connection, code: int, now: float, *, enabled: bool) -> None:
+    """Switch a schedule; it owes nothing from while it was off."""
+    values: dict[str, object] = {"enabled": enabled}
+    if enabled:
+        values["cursor"] = now
+    connection.execute(
+        sa.update(schedule).where(schedule.c.code == code, schedule.c.enabled != enabled).values(**values)
+    )

@@ -1,0 +1,107 @@
+"""Connections, environments and parameters: of a project, or of all. A project's counts before that of all.
+
+Masters read them when they give an attempt to workers; what is changed later changes nothing for that attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork_workflows.db.tables import connection as connections
+from latchwork_workflows.db.tables import environment, parameter
+from latchwork_workflows.model.settings.naming import Settings
+
+Row: TypeAlias = Any
+SettingKind = Literal["connection", "environment", "parameter"]
+TABLES: Mapping[SettingKind, sa.Table] = {"connection": connections, "environment": environment, "parameter": parameter}
+#: The project that stands for all.
+ALL = ""
+_PARAMETERS = (
+    sa.select(parameter.c.name, parameter.c.value)
+    .where(parameter.c.project.in_([ALL, sa.bindparam("project")]))
+    .order_by(parameter.c.project)
+)
+
+
+def listed(connection: sa.Connection, kind: SettingKind, projects: Collection[str] | None = None) -> list[Row]:
+    """Those of these projects and of all; None: of every project. By project and name."""
+    table = TABLES[kind]
+    chosen = sa.select(table).order_by(table.c.project, table.c.name)
+    if projects is not None:
+        chosen = chosen.where(table.c.project.in_([ALL, *sorted(projects)]))
+    return list(connection.execute(chosen).all())
+
+
+def find(connection: sa.Connection, kind: SettingKind, project: str, name: str, *, lock: bool = False) -> Row | None:
+    """One; None if there is none. ``lock``: kept from others until the end of the transaction."""
+    chosen = sa.select(TABLES[kind]).where(_is(kind, project, name))
+    return connection.execute(chosen.with_for_update() if lock else chosen).first()
+
+
+def count(connection: sa.Connection, kind: SettingKind, project: str) -> int:
+    """How many a project has."""
+    table = TABLES[kind]
+    return int(connection.execute(sa.select(sa.func.count()).where(table.c.project == project)).scalar_one())
+
+
+def write(connection: sa.Connection, kind: SettingKind, project: str, name: str, values: Mapping[str, Any]) -> None:
+    """Make it, or give it other values."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    made = insert(TABLES[kind]).values(project=project, name=name, **values)
+    connection.execute(made.on_conflict_do_update(index_elements=["project", "name"], set_=dict(values)))
+
+
+def delete(connection: sa.Connection, kind: SettingKind, project: str, name: str) -> bool:
+    """Whether there was one."""
+    return bool(connection.execute(sa.delete(TABLES[kind]).where(_is(kind, project, name))).rowcount)
+
+
+def of_project(connection: sa.Connection, project: str) -> Settings:
+    """The names of all that workflows of a project may name."""
+
+    def names(kind: SettingKind) -> frozenset[str]:
+        table = TABLES[kind]
+        return frozenset(connection.execute(sa.select(table.c.name).where(_for(table, project))).scalars())
+
+    return Settings(
+        names("connection"),
+        {name: frozenset(each) for name, each in variables(connection, project).items()},
+        names("parameter"),
+    )
+
+
+def parameters(connection: sa.Connection, project: str) -> dict[str, Any]:
+    """Values by name, as a project sees them."""
+    return {row.name: row.value for row in connection.execute(_PARAMETERS, {"project": project})}
+
+
+def variables(
+    connection: sa.Connection, project: str, names: Collection[str] | None = None
+) -> dict[str, dict[str, str]]:
+    """Environments by name, as a project sees them; of these names, or all."""
+    chosen = sa.select(environment.c.name, environment.c.variables).where(_for(environment, project))
+    if names is not None:
+        chosen = chosen.where(environment.c.name.in_(sorted(names)))
+    return {row.name: dict(row.variables) for row in connection.execute(chosen.order_by(environment.c.project))}
+
+
+def urls(connection: sa.Connection, project: str, names: Collection[str] | None = None) -> dict[str, dict[str, str]]:
+    """Connections by name, as a project sees them, each with ``url`` and ``secret``; of these names, or all."""
+    chosen = sa.select(connections).where(_for(connections, project))
+    if names is not None:
+        chosen = chosen.where(connections.c.name.in_(sorted(names)))
+    rows = connection.execute(chosen.order_by(connections.c.project))
+    return {row.name: {"url": row.url, "secret": row.secret} for row in rows}
+
+
+def _for(table: sa.Table, project: str) -> sa.ColumnElement[bool]:
+    return table.c.project.in_([ALL, project])
+
+
+def _is(kind: SettingKind, project: str, name: str) -> sa.ColumnElement[bool]:
+    table = TABLES[kind]
+    return sa.and_(table.c.project == project, table.c.name == name)

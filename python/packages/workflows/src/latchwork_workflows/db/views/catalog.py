@@ -1,0 +1,126 @@
+"""Workflows, their versions and schedules, as somebody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.tables import command, definition, definition_version, fire, instance, schedule
+from latchwork_workflows.model.model import Definition
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+#: Workflows of one database, as far as lists of all go.
+MOST = 5000
+
+
+def projects(connection: sa.Connection) -> list[str]:
+    """Those that have workflows, sorted."""
+    return list(connection.execute(sa.select(definition.c.project).distinct().order_by(definition.c.project)).scalars())
+
+
+def codes(connection: sa.Connection, among: Collection[str] | None, project: str = "") -> dict[int, str]:
+    """The workflows of these projects, ``project.name`` by code; None: of all."""
+    chosen = sa.select(definition.c.code, definition.c.project, definition.c.name).limit(MOST)
+    if among is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(among)))
+    if project:
+        chosen = chosen.where(definition.c.project == project)
+    return {row.code: f"{row.project}.{row.name}" for row in connection.execute(chosen)}
+
+
+def listed(
+    connection: sa.Connection,
+    *,
+    among: Collection[str] | None = None,
+    contains: str = "",
+    after: tuple[str, str] | None = None,
+    most: int = 50,
+) -> list[Row]:
+    """Workflows with their schedules, by project and name.
+
+    Args:
+        connection: a transaction.
+        among: of these projects; None: of all.
+        contains: whose project or name has this text.
+        after: behind this project and name.
+        most: so many.
+    """
+    key = sa.tuple_(definition.c.project, definition.c.name)
+    chosen = sa.select(
+        *definition.c,
+        *(schedule.c[each] for each in ("cron", "tz", "starts_at", "ends_at", "cursor")),
+        schedule.c.enabled.label("scheduled"),
+    ).join(schedule, schedule.c.code == definition.c.code, isouter=True)
+    if among is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(among)))
+    if contains:
+        chosen = chosen.where((definition.c.project + "." + definition.c.name).icontains(contains, autoescape=True))
+    if after is not None:
+        chosen = chosen.where(key > after)
+    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(most)).all())
+
+
+def find(connection: sa.Connection, project: str, name: str) -> Row | None:
+    """One workflow; None if there is none."""
+    there = sa.and_(definition.c.project == project, definition.c.name == name)
+    return connection.execute(sa.select(*definition.c).where(there)).first()
+
+
+def by_code(connection: sa.Connection, code: int) -> Row | None:
+    """One workflow; None if there is none."""
+    return connection.execute(sa.select(*definition.c).where(definition.c.code == code)).first()
+
+
+def newest_versions(connection: sa.Connection, among: Collection[str] | None = None) -> list[Row]:
+    """All workflows of these projects, without what they say, by project and name; None: of all projects."""
+    chosen = sa.select(*definition.c).order_by(definition.c.project, definition.c.name).limit(MOST)
+    return list(connection.execute(chosen if among is None else chosen.where(definition.c.project.in_(sorted(among)))))
+
+
+def versions(connection: sa.Connection, code: int, *, before: int | None = None, most: int = 50) -> list[Row]:
+    """The versions of a workflow without their bodies, the newest first."""
+    columns = (definition_version.c.version, definition_version.c.created_at, definition_version.c.author)
+    chosen = sa.select(*columns).where(definition_version.c.code == code)
+    if before is not None:
+        chosen = chosen.where(definition_version.c.version < before)
+    return list(connection.execute(chosen.order_by(definition_version.c.version.desc()).limit(most)).all())
+
+
+def body(connection: sa.Connection, code: int, version: int) -> Definition | None:
+    """What a version says; None if there is none."""
+    there = sa.and_(definition_version.c.code == code, definition_version.c.version == version)
+    found = connection.execute(sa.select(definition_version.c.body).where(there)).scalar_one_or_none()
+    return None if found is None else Definition.model_validate_json(found)
+
+
+def schedules(connection: sa.Connection, among: Collection[str] | None = None, most: int = 1000) -> list[Row]:
+    """All schedules with their workflows, by project and name."""
+    columns = (definition.c.project, definition.c.name, definition.c.online, definition.c.version)
+    chosen = sa.select(*schedule.c, *columns).join(definition, definition.c.code == schedule.c.code)
+    if among is not None:
+        chosen = chosen.where(definition.c.project.in_(sorted(among)))
+    return list(connection.execute(chosen.order_by(definition.c.project, definition.c.name).limit(most)).all())
+
+
+def last_fires(connection: sa.Connection, codes_: Collection[int]) -> dict[int, Row]:
+    """What became of the newest fire time of each of these schedules, by the code: ``fire_time``, ``done_at`` and
+    ``error`` of its command (NULL of one that is forgotten), ``instance`` and its ``state``.
+    """
+    each = fire.alias()
+    newest = sa.select(sa.func.max(each.c.fire_time)).where(each.c.code == schedule.c.code).scalar_subquery()
+    chosen = sa.select(
+        fire.c.code, fire.c.fire_time, command.c.done_at, command.c.error, command.c.instance, instance.c.state
+    ).select_from(schedule)
+    chosen = chosen.join(fire, sa.and_(fire.c.code == schedule.c.code, fire.c.fire_time == newest))
+    chosen = chosen.join(command, command.c.id == fire.c.command, isouter=True)
+    chosen = chosen.join(instance, instance.c.id == command.c.instance, isouter=True)
+    rows = connection.execute(chosen.where(schedule.c.code.in_(sorted(codes_))))
+    return {row.code: row for row in rows}
+
+
+def find_schedule(connection: sa.Connection, code: int) -> Row | None:
+    """The schedule of a workflow; None if it has none."""
+    return connection.execute(sa.select(*schedule.c).where(schedule.c.code == code)).first()

@@ -1,0 +1,116 @@
+"""What the newest versions of workflows name, read once for each, as a version never changes; and what is not there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db import settings
+from latchwork_workflows.db.tables import definition, definition_version, task_group
+from latchwork_workflows.model.lineage import NAMING, Named, named_by
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.settings.naming import Settings, problems
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+#: What workflows that try a connection are called, before its name; they go when they fail.
+TRIES = "_connection."
+
+
+class Known:
+    """What the newest version of each workflow names. Safe to share: a version never changes, so it is read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[int, tuple[int, tuple[Named, ...]]] = {}
+
+    def of(self, connection: sa.Connection, rows: Sequence[Row]) -> dict[int, tuple[Named, ...]]:
+        """By code, for these rows of workflows."""
+        with self._lock:
+            found = {row.code: self._found.get(row.code, (0, ())) for row in rows}
+        missing = {row.code: row.version for row in rows if found[row.code][0] != row.version}
+        bodies = _bodies(connection, missing)
+        new = {code: (version, _named(bodies.get((code, version)))) for code, version in missing.items()}
+        with self._lock:
+            self._found.update(new)
+        return {code: names for code, (_, names) in {**found, **new}.items()}
+
+
+def _named(body: str | None) -> tuple[Named, ...]:
+    if body is None:
+        return ()
+    try:
+        return named_by(Definition.model_validate_json(body))
+    except ValueError:  # of a later version of latchwork
+        return ()
+
+
+def _bodies(connection: sa.Connection, wanted: Mapping[int, int]) -> dict[tuple[int, int], str]:
+    """What these versions say, by code and version; of those alone whose text has a type that names other workflows."""
+    found: dict[tuple[int, int], str] = {}
+    codes = sorted(wanted)
+    names = sa.or_(*(definition_version.c.body.contains(f'"{each}"', autoescape=True) for each in NAMING))
+    columns = (definition_version.c.code, definition_version.c.version, definition_version.c.body)
+    newest = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    for start in range(0, len(codes), 400):
+        some = sa.select(*columns).join(definition, newest).where(definition.c.code.in_(codes[start : start + 400]))
+        found.update({(row.code, row.version): row.body for row in connection.execute(some.where(names))})
+    return found
+
+
+class Missing(NamedTuple):
+    """A place of a workflow that names what is not there.
+
+    Attributes:
+        workflow: ``project.name``.
+        path: where, such as ``tasks[3].params.connection``.
+        message: what is missing, and what to do.
+        group: the task group, if it is one that is missing.
+    """
+
+    workflow: str
+    path: str
+    message: str
+    group: str = ""
+
+
+def missing(connection: sa.Connection, project: str | None = None) -> list[Missing]:
+    """In the newest versions of workflows that may be started; of a project, or of all. By project and name."""
+    newest = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    chosen = sa.select(definition.c.project, definition_version.c.body).join(definition_version, newest)
+    chosen = chosen.where(definition.c.online, definition.c.name.not_like(f"\\{TRIES}%", escape="\\"))
+    if project is not None:
+        chosen = chosen.where(definition.c.project == project)
+    groups = frozenset(connection.execute(sa.select(task_group.c.name)).scalars())
+    known: dict[str, Settings] = {}
+    found = []
+    for row in connection.execute(chosen.order_by(definition.c.project, definition.c.name)).all():
+        body = _read(row.body)
+        if body is None:
+            continue
+        if row.project not in known:
+            known[row.project] = settings.of_project(connection, row.project)
+        found += [Missing(body.key, *each) for each in problems(body, known[row.project])]
+        found += _groups(body, groups)
+    return found
+
+
+def _read(body: str) -> Definition | None:
+    try:
+        return Definition.model_validate_json(body)
+    except ValueError:
+        return None  # of another version of ours
+
+
+def _groups(body: Definition, groups: frozenset[str]) -> Iterator[Missing]:
+    for index, task in enumerate(body.tasks):
+        if task.task_group is not None and task.task_group not in groups:
+            why = f"there is no task group {task.task_group!r}: set its size first"
+            yield Missing(body.key, f"tasks[{index}].task_group", why, task.task_group)

@@ -1,0 +1,94 @@
+"""How everything goes: what runs, what failed, what waits for masters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.tables import IS_ACTIVE, command, instance, shard, task
+from latchwork_workflows.db.views import instances
+from latchwork_workflows.state import TaskState
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+#: What is counted is counted as far as this.
+MOST = 1000
+# SQLite would sort all that are active, or read all rows by their ids, but for the index that it is told.
+_BY_AGE = {"sqlite": sa.text("instance INDEXED BY ix_instance_active_id"), "postgresql": sa.text("instance")}
+_ID: sa.ColumnElement[int] = sa.literal_column("instance.id", sa.BigInteger())
+_CODE: sa.ColumnElement[int] = sa.literal_column("instance.code", sa.BigInteger())
+
+
+class Lag(NamedTuple):
+    """What waits for masters.
+
+    Attributes:
+        waiting: commands that nobody has taken yet, at most ``MOST``.
+        oldest_at: when the oldest of these was written; None: none waits.
+        unowned: shards that have had no owner yet, or whose last one ended in good order.
+        shards: how many there are.
+    """
+
+    waiting: int
+    oldest_at: float | None
+    unowned: int
+    shards: int
+
+
+def active_count(connection: sa.Connection, codes: Collection[int] | None = None) -> int:
+    """How many instances are not over, at most ``MOST``."""
+    some = sa.select(instance.c.id).where(IS_ACTIVE).limit(MOST)
+    if codes is not None:
+        some = some.where((instance.c.code + 0).in_(codes))
+    return int(connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one())
+
+
+def active(connection: sa.Connection, codes: Collection[int] | None = None, most: int = 20) -> list[Row]:
+    """Instances that are not over, the newest first."""
+    some = (
+        sa.select(_ID).select_from(_BY_AGE[connection.dialect.name]).where(IS_ACTIVE).order_by(_ID.desc()).limit(most)
+    )
+    if codes is not None:
+        some = some.where(_CODE.in_(codes))
+    return instances.by_id(connection, list(connection.execute(some).scalars()))
+
+
+def queued_lanes(connection: sa.Connection, instances_: Collection[int]) -> dict[int, set[str]]:
+    """In which lanes tasks of these instances are queued, by the instance; without those of which none is."""
+    mine = sa.and_(task.c.instance == instance.c.id, task.c.run == instance.c.run)
+    chosen = sa.select(task.c.instance, task.c.queue_key).select_from(instance).join(task, mine)
+    chosen = chosen.where(instance.c.id.in_(sorted(instances_)), task.c.state == TaskState.SUBMITTED.value)
+    found: dict[int, set[str]] = {}
+    for row in connection.execute(chosen.where(task.c.queue_key.is_not(None))):
+        found.setdefault(row.instance, set()).add(row.queue_key.partition("/")[0])
+    return found
+
+
+def failed_since(
+    connection: sa.Connection, since: float, codes: Collection[int] | None = None, most: int = 20
+) -> list[Row]:
+    """Instances that failed after this moment, the newest first; looked for among the newest failures."""
+    rows = instances.newest(connection, codes=codes, state="failure", most=most * 5)
+    return [row for row in rows if (row.ended_at or 0.0) >= since][:most]
+
+
+def lag(connection: sa.Connection) -> Lag:
+    """What waits for masters."""
+    some = sa.select(command.c.created_at).where(command.c.done_at.is_(None)).limit(MOST).subquery()
+    row = connection.execute(sa.select(sa.func.count(), sa.func.min(some.c.created_at)).select_from(some)).one()
+    owners = connection.execute(sa.select(shard.c.owner)).scalars().all()
+    return Lag(int(row[0]), row[1], sum(not owner for owner in owners), len(owners))
+
+
+def shards(connection: sa.Connection) -> list[Row]:
+    """All shards and their owners."""
+    return list(connection.execute(sa.select(*shard.c).order_by(shard.c.id)).all())
+
+
+def fingerprint(connection: sa.Connection) -> tuple[Any, ...]:
+    """What differs once any master has written, or anybody asked."""
+    newest = connection.execute(sa.select(sa.func.max(command.c.id))).scalar()
+    written = connection.execute(sa.select(shard.c.id, shard.c.seq).order_by(shard.c.id))
+    return (newest, *(tuple(row) for row in written))

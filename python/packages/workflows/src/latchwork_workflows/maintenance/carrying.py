@@ -1,0 +1,402 @@
+"""What people wrote, as one document: workflows with their schedules, values, accounts; carried to another database.
+
+Runs, history, logs, passwords, tokens and secrets stay where they are. What is imported is compared first; it adds and
+changes, and deletes nothing. All of it is written, or nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from latchwork_workflows.alerts import ChannelInvalid, checked_channel
+from latchwork_workflows.db import Database, definitions, families, tables
+from latchwork_workflows.db.accounts import end_all
+from latchwork_workflows.db.alerts.tables import channel
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.policies import grants
+from latchwork_workflows.db.policies.tables import project_grant, project_limit
+from latchwork_workflows.errors import DefinitionInvalid, Problem
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.settings.checks import (
+    ENVIRONMENT_NAME,
+    connection_problems,
+    environment_problems,
+    parameter_problems,
+)
+from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.types import TaskTypes
+
+FORMAT = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", str_max_length=200_000)
+
+
+class CarriedWorkflow(_Record):
+    """A workflow: its newest version, whether it may be started, and whether its schedule starts it.
+
+    What is None stays as it is; of a new workflow it is true.
+    """
+
+    definition: dict[str, Any]
+    online: bool | None = None
+    scheduled: bool | None = None
+
+
+class CarriedParameter(_Record):
+    """A value for ``${name}`` of a project, or of all."""
+
+    project: str = Field("", max_length=100)
+    name: str = Field(max_length=100)
+    value: JsonValue
+
+
+class CarriedEnvironment(_Record):
+    """Variables by a name, of a project or of all."""
+
+    project: str = Field("", max_length=100)
+    name: str = Field(max_length=100)
+    variables: dict[str, str]
+
+
+class CarriedConnection(_Record):
+    """All of a connection but its password, of which it has the name; of a project or of all."""
+
+    project: str = Field("", max_length=100)
+    name: str = Field(max_length=100)
+    url: str = Field(max_length=1000)
+    secret: str = Field("", max_length=100)
+
+
+class CarriedGroup(_Record):
+    """How many tasks of a task group run at a time."""
+
+    name: str = Field(max_length=100)
+    size: int = Field(ge=1)
+
+
+class CarriedChannel(_Record):
+    """A channel of alerts, with the names of its secrets."""
+
+    name: str = Field(max_length=100)
+    kind: Literal["smtp", "webhook", "apprise"]
+    options: dict[str, JsonValue] = {}
+    enabled: bool = True
+
+
+class CarriedGrant(_Record):
+    """That a project, or with an empty one all, may use the workflows of another."""
+
+    project: str = Field(max_length=100)
+    grantee: str = Field(max_length=100)
+    role: Literal["viewer", "operator"]
+
+
+class CarriedLimit(_Record):
+    """How many tasks of a project run at a time, and what a start does while it has as many."""
+
+    project: str = Field(max_length=100)
+    max_running_tasks: int = Field(ge=1, le=10_000)
+    admission: Literal["suspend", "fail", "precompute"] = "suspend"
+
+
+class CarriedAccount(_Record):
+    """An account and its roles by project, without its password: an administrator gives it a new one."""
+
+    name: str = Field(max_length=100)
+    enabled: bool = True
+    roles: dict[str, Literal["viewer", "operator", "editor", "admin"]] = {}
+
+
+class Document(_Record):
+    """All of it."""
+
+    latchwork_workflows: Literal[1]
+    workflows: list[CarriedWorkflow] = []
+    parameters: list[CarriedParameter] = []
+    environments: list[CarriedEnvironment] = []
+    connections: list[CarriedConnection] = []
+    task_groups: list[CarriedGroup] = []
+    channels: list[CarriedChannel] = []
+    grants: list[CarriedGrant] = []
+    limits: list[CarriedLimit] = []
+    accounts: list[CarriedAccount] = []
+
+
+class Change(NamedTuple):
+    """What an import does with one thing.
+
+    Attributes:
+        kind: such as ``workflow`` or ``account``.
+        name: of it.
+        what: ``new``, ``changed`` or ``same``.
+        fields: of what has changed, what differs.
+    """
+
+    kind: str
+    name: str
+    what: str
+    fields: tuple[str, ...] = ()
+
+
+#: Section, kind, table, and the columns of its key; all other columns are its values.
+_PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
+    ("parameters", "parameter", tables.parameter, ("project", "name")),
+    ("environments", "environment", tables.environment, ("project", "name")),
+    ("connections", "connection", tables.connection, ("project", "name")),
+    ("task_groups", "task group", tables.task_group, ("name",)),
+    ("channels", "channel", channel, ("name",)),
+    ("grants", "grant", project_grant, ("project", "grantee")),
+    ("limits", "limit of project", project_limit, ("project",)),
+)
+
+
+def document_of(database: Database) -> dict[str, Any]:
+    """All of a database that people wrote, as plain values in the order of names."""
+    with database.read() as connection:
+        return _document(connection).model_dump(mode="json")
+
+
+def import_document(
+    database: Database, given: Mapping[str, Any], *, types: TaskTypes | None = None, by: str, dry_run: bool = False
+) -> list[Change]:
+    """Compare a document with a database, and write what differs.
+
+    Args:
+        database: to write to.
+        given: what ``document_of`` made.
+        types: the task types that its workflows may have; None: all that are installed.
+        by: who does it.
+        dry_run: only say what would be done.
+    Returns:
+        One change for each thing of the document, in its order.
+    Raises:
+        DefinitionInvalid: with every problem, each by its place; nothing was written.
+    """
+    document = _read(given)
+    found = _checked(document, types or TaskTypes())
+    with database.write() as connection:
+        _check_rings(connection, found)
+        changes = list(_changes(_document(connection), document, found))
+        if not dry_run and any(each.what != "same" for each in changes):
+            _write(connection, document, found, changes, by)
+    return changes
+
+
+def missing_bundles(given: Mapping[str, Any], has: Callable[[str], bool]) -> list[str]:
+    """Code bundles that the workflows of a document need, and that a log store has not.
+
+    Args:
+        given: the document.
+        has: says of a sha256 whether it is there.
+    """
+    wanted = {
+        task["params"]["bundle"]
+        for each in _read(given).workflows
+        for task in each.definition.get("tasks", ())
+        if isinstance(task, dict) and isinstance((task.get("params") or {}).get("bundle"), str)
+    }
+    return sorted(each for each in wanted if not has(each))
+
+
+def _read(given: Mapping[str, Any]) -> Document:
+    try:
+        return Document.model_validate({name: each for name, each in given.items() if name != "exported_at"})
+    except ValidationError as error:
+        raise DefinitionInvalid([Problem(_path(each["loc"]), each["msg"]) for each in error.errors()]) from None
+
+
+def _path(places: Sequence[str | int]) -> str:
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in places).lstrip(".")
+
+
+def _checked(document: Document, types: TaskTypes) -> list[Checked]:
+    found, problems = [], []
+    for number, each in enumerate(document.workflows):
+        try:
+            found.append(checked(each.definition, types))
+        except DefinitionInvalid as error:
+            place = f"workflows[{number}].definition"
+            problems += [Problem(f"{place}.{at}" if at else place, message) for at, message in error.problems]
+    keys = [each.definition.key for each in found]
+    problems += [
+        Problem("workflows", f"{key} is there twice") for key in sorted({k for k in keys if keys.count(k) > 1})
+    ]
+    for number, way in enumerate(document.channels):
+        try:
+            checked_channel(way.name, way.kind, way.options)
+        except ChannelInvalid as error:
+            problems += [Problem(f"channels[{number}].{path}", why) for path, why in error.problems]
+    problems += _stored(document)
+    if problems:
+        raise DefinitionInvalid(problems)
+    return found
+
+
+def _check_rings(connection: sa.Connection, found: Sequence[Checked]) -> None:
+    wrong = enumerate(families.rings(connection, [each.definition for each in found]))
+    problems = [Problem(f"workflows[{number}].definition.{at}", why) for number, each in wrong for at, why in each]
+    if problems:
+        raise DefinitionInvalid(problems)
+
+
+def _stored(document: Document) -> Iterator[Problem]:
+    """What is wrong with values; no message repeats one that may be a password."""
+    found: list[tuple[str, int, str, Iterable[Problem]]] = []
+    for number, one in enumerate(document.connections):
+        found.append(("connections", number, one.project, connection_problems(one.name, one.url, one.secret)))
+    for number, each in enumerate(document.environments):
+        found.append(("environments", number, each.project, environment_problems(each.name, each.variables)))
+    for number, value in enumerate(document.parameters):
+        found.append(("parameters", number, value.project, parameter_problems(value.name, value.value)))
+    for section, number, project, problems in found:
+        if project and not ENVIRONMENT_NAME.fullmatch(project):
+            yield Problem(f"{section}[{number}].project", "this is no name of a project")
+        yield from (Problem(f"{section}[{number}].{path}", message) for path, message in problems)
+
+
+# From the database
+
+
+def _document(connection: sa.Connection) -> Document:
+    made: dict[str, Any] = {"latchwork_workflows": FORMAT, "workflows": _workflows(connection)}
+    for section, _, table, key in _PLAIN:
+        rows = connection.execute(sa.select(table).order_by(*(table.c[each] for each in key)))
+        made[section] = [_plain(dict(row._mapping)) for row in rows]  # noqa: SLF001 - public, in spite of its name
+    made["accounts"] = _accounts(connection)
+    return Document.model_validate(made)
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Without who changed it when: that is of this database."""
+    return {name: each for name, each in row.items() if name not in {"changed_at", "by"}}
+
+
+def _workflows(connection: sa.Connection) -> list[dict[str, Any]]:
+    plain, version, timed = tables.definition, tables.definition_version, tables.schedule
+    newest = sa.and_(version.c.code == plain.c.code, version.c.version == plain.c.version)
+    chosen = sa.select(plain.c.online, version.c.body, timed.c.enabled).join(version, newest)
+    chosen = chosen.outerjoin(timed, timed.c.code == plain.c.code).order_by(plain.c.project, plain.c.name)
+    return [
+        {"definition": _body(row.body), "online": row.online, "scheduled": row.enabled is not False}
+        for row in connection.execute(chosen)
+    ]
+
+
+def _body(text: str) -> dict[str, Any]:
+    return Definition.model_validate_json(text).model_dump(mode="json", exclude_defaults=True)
+
+
+def _accounts(connection: sa.Connection) -> list[dict[str, Any]]:
+    roles: dict[str, dict[str, str]] = {}
+    for row in connection.execute(sa.select(tables.account_role).order_by(tables.account_role.c.project)):
+        roles.setdefault(row.account, {})[row.project] = row.role
+    chosen = sa.select(tables.account.c.name, tables.account.c.enabled).order_by(tables.account.c.name)
+    return [
+        {"name": row.name, "enabled": row.enabled, "roles": roles.get(row.name, {})}
+        for row in connection.execute(chosen)
+    ]
+
+
+# Comparing
+
+
+def _changes(there: Document, given: Document, found: Sequence[Checked]) -> Iterator[Change]:
+    old = {_key(each.definition): each for each in there.workflows}
+    for each, one in zip(given.workflows, found, strict=True):
+        before = old.get(one.definition.key)
+        plain = CarriedWorkflow(
+            definition=one.definition.model_dump(mode="json", exclude_defaults=True),
+            online=each.online if each.online is not None or before is None else before.online,
+            scheduled=each.scheduled if each.scheduled is not None or before is None else before.scheduled,
+        )
+        if one.definition.schedule is None:
+            plain.scheduled = True
+        yield _change("workflow", one.definition.key, before, plain)
+    for section, kind, _, key in _PLAIN:
+        rows = {_name(each, key): each for each in getattr(there, section)}
+        for each in getattr(given, section):
+            yield _change(kind, _name(each, key), rows.get(_name(each, key)), each)
+    accounts = {each.name: each for each in there.accounts}
+    for account in given.accounts:
+        yield _change("account", account.name, accounts.get(account.name), account)
+
+
+def _change(kind: str, name: str, before: _Record | None, after: _Record) -> Change:
+    if before is None:
+        return Change(kind, name, "new")
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    fields = [each for each in new if each != "definition" and old[each] != new[each]]
+    if "definition" in new:
+        mine, theirs = old["definition"], new["definition"]
+        fields += [each for each in sorted(mine.keys() | theirs.keys()) if mine.get(each) != theirs.get(each)]
+    return Change(kind, name, "changed" if fields else "same", tuple(fields))
+
+
+def _key(definition: Mapping[str, Any]) -> str:
+    return f"{definition.get('project', 'default')}.{definition['name']}"
+
+
+def _name(record: _Record, key: Sequence[str]) -> str:
+    """Names have dots, and no slashes: no two records have one name."""
+    return "/".join(getattr(record, each) for each in key if getattr(record, each))
+
+
+# Writing
+
+
+def _write(
+    connection: sa.Connection, document: Document, found: Sequence[Checked], changes: Sequence[Change], by: str
+) -> None:
+    todo = {(each.kind, each.name) for each in changes if each.what != "same"}
+    shards = connection.execute(sa.select(sa.func.count()).select_from(tables.shard)).scalar_one()
+    for each, one in zip(document.workflows, found, strict=True):
+        if ("workflow", one.definition.key) in todo:
+            made = definitions.apply(connection, one, shards=max(1, shards), author=by, online=each.online)
+            if each.scheduled is not None:
+                timed = sa.update(tables.schedule).where(tables.schedule.c.code == made.code)
+                connection.execute(timed.values(enabled=each.scheduled))
+    for section, kind, table, key in _PLAIN:
+        for record in getattr(document, section):
+            if (kind, _name(record, key)) in todo:
+                changed = {"changed_at": time.time(), "by": by[:200]} if "changed_at" in table.c else {}
+                _put(connection, table, key, {**record.model_dump(mode="json"), **changed})
+    wrong = [
+        Problem(f"workflows[{number}].definition.{at}", why)
+        for number, one in enumerate(found)
+        for at, why in grants.problems(connection, one.definition)
+    ]
+    if wrong:
+        raise DefinitionInvalid(wrong)
+    for account in document.accounts:
+        if ("account", account.name) in todo:
+            _put_account(connection, account)
+    done = {what: sum(each.what == what for each in changes) for what in ("new", "changed", "same")}
+    told(connection, "import", by=by, details=done)
+
+
+def _put(connection: sa.Connection, table: sa.Table, key: Sequence[str], row: Mapping[str, Any]) -> None:
+    same = sa.and_(*(table.c[each] == row[each] for each in key))
+    values = {name: each for name, each in row.items() if name not in key}
+    if not connection.execute(sa.update(table).where(same).values(**values)).rowcount:
+        connection.execute(sa.insert(table).values(**row))
+
+
+def _put_account(connection: sa.Connection, given: CarriedAccount) -> None:
+    account, role = tables.account, tables.account_role
+    mine = sa.update(account).where(account.c.name == given.name).values(enabled=given.enabled)
+    if not connection.execute(mine).rowcount:
+        made = {"name": given.name, "enabled": given.enabled, "created_at": time.time()}
+        connection.execute(sa.insert(account).values(**made))
+    if not given.enabled:
+        end_all(connection, given.name)
+    connection.execute(sa.delete(role).where(role.c.account == given.name))
+    rows = [{"account": given.name, "project": project, "role": word} for project, word in given.roles.items()]
+    if rows:
+        connection.execute(sa.insert(role), rows)

@@ -1,0 +1,395 @@
+"""Workflows as Python: a function that is called once, to see which tasks it names and what flows between them.
+
+    @task(retries=3)
+    def extract(day: str) -> dict: ...
+
+    @workflow(schedule=Cron("0 3 * * *"), params={"day": "${business_date}"})
+    def nightly(day: str):
+        got = extract(day)
+        load(got["rows"])
+
+Inside the function a task call is a ``Node``; ``node["rows"]`` stands for an output, a parameter for its value at run
+time. Neither has a value while the workflow is built, so they cannot be computed with. Outside, tasks are the plain
+functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from latchwork_workflows.errors import DefinitionInvalid, Problem
+from latchwork_workflows.model.built import BUILT
+from latchwork_workflows.model.model import AlertsSpec, Definition, Part, ScheduleSpec, TaskSpec
+from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.types import TaskTypes
+
+if TYPE_CHECKING:
+    from latchwork_workflows.trying import TestRun
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_building: ContextVar[_Building | None] = ContextVar("latchwork_workflow_building", default=None)
+
+
+class Template:
+    """Stands for a value that is there when the task runs: a parameter, or an output. Safe to share.
+
+    Attributes:
+        nodes: the tasks that it is of.
+    """
+
+    def __init__(self, text: str, nodes: tuple[str, ...] = ()) -> None:
+        self._text = text
+        self.nodes = nodes
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self._text} has no value while the workflow is built; decide inside a task")
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Template):
+            return self is other
+        raise TypeError(f"{self._text} has no value while the workflow is built; compare inside a task")
+
+    def __iter__(self) -> Any:
+        raise TypeError(f"{self._text} has no value while the workflow is built; go through it inside a task")
+
+
+class Node:
+    """A task of a workflow that is being built.
+
+    Attributes:
+        building: the workflow.
+        spec: the task as it is so far.
+    """
+
+    def __init__(self, building: _Building, spec: TaskSpec) -> None:
+        self.building = building
+        self.spec = spec
+
+    @property
+    def name(self) -> str:
+        """Unique in its workflow."""
+        return self.spec.name
+
+    def after(self, *nodes: Node) -> Node:
+        """Wait for these too; returns itself."""
+        self.building.put(self.spec, [*self.spec.after, *(self.building.of(each) for each in nodes)], self)
+        return self
+
+    def __rshift__(self, other: Node) -> Node:
+        """``a >> b``: b waits for a; returns b."""
+        return other.after(self)
+
+    def map(
+        self, fn: TaskFunction[..., Any] | Workflow, items: str = "result", *, parallel: int | None = None, **fixed: Any
+    ) -> Node:
+        """A task for each item of an output of this one; its outputs are lists of theirs, in the order of the items.
+
+        Args:
+            fn: called with an item as its first parameter; or a workflow, started with it.
+            items: the output that is a list.
+            parallel: so many at a time; None: as many as workers take.
+            fixed: further arguments, the same for all.
+        """
+        options: dict[str, Any] = {"map": str(self[items]), "map_parallel": parallel}
+        item = Template("${item}")
+        if isinstance(fn, Workflow):
+            if not fn.definition.params:
+                raise TypeError(f"{fn.name} has no parameter that an item could be")
+            first = next(iter(fn.definition.params))
+            given = {"workflow": fn.definition.key, "params": {first: item, **fixed}}
+            return add("sub_process", given, after=[self], default_name=fn.name, **options)
+        first = next(iter(inspect.signature(fn.__wrapped__).parameters))
+        made: Node = fn.options(**options)(**{first: item, **fixed})
+        return made.after(self)
+
+    def __getitem__(self, output: str) -> Template:
+        """An output of it, for another task."""
+        return Template(f"${{{self.name}.{output}}}", (self.name,))
+
+
+class _Building:
+    """One workflow while its function is called."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.specs: dict[str, TaskSpec] = {}
+
+    def add(self, fields: dict[str, Any], name: str, *, named: bool, nodes: Iterable[str]) -> Node:
+        """A task more; a name that was made is numbered, one that was given is not."""
+        if name in self.specs:
+            if named:
+                raise DefinitionInvalid([Problem("tasks", f"two tasks are called {name!r}; give one another name=")])
+            name = next(each for each in (f"{name}-{count}" for count in range(2, 10_000)) if each not in self.specs)
+        plain = {key: value for key, value in fields.items() if value is not None}
+        spec = TaskSpec.model_construct(
+            **{**TaskSpec.model_construct(name=name, type="").__dict__, **plain, "name": name}
+        )
+        node = Node(self, spec)
+        self.put(spec, nodes, node)
+        return node
+
+    def put(self, spec: TaskSpec, after: Iterable[str], node: Node) -> None:
+        """The task as it is now."""
+        node.spec = self.specs[spec.name] = spec.model_copy(update={"after": tuple(dict.fromkeys(after))})
+
+    def of(self, node: object) -> str:
+        """The name of a node of this workflow."""
+        if not isinstance(node, Node):
+            raise TypeError(f"after takes tasks of this workflow, not {node!r}")
+        if node.building is not self:
+            raise DefinitionInvalid(
+                [Problem("tasks", f"task {node.name!r} is of another workflow, {node.building.name!r}")]
+            )
+        return node.name
+
+
+def _now_building(what: str) -> _Building:
+    building = _building.get()
+    if building is None:
+        raise RuntimeError(f"{what} makes a task of a workflow: call it inside a function with @workflow")
+    return building
+
+
+def _plain(value: object, nodes: set[str], place: str) -> Any:
+    """The JSON of an argument; notes the tasks that it is of."""
+    if isinstance(value, Template):
+        nodes.update(value.nodes)
+        return str(value)
+    if isinstance(value, Node):
+        return _plain(value["result"], nodes, place)
+    if isinstance(value, str):
+        return value.replace("${", "$${")  # what Python code says is meant as it stands
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, nodes, place) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, nodes, place) for each in value]
+    raise DefinitionInvalid(
+        [Problem(place, f"{type(value).__name__} is no plain value; give text, numbers, lists, mappings")]
+    )
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that can be a task. Called outside a workflow it is the function itself."""
+
+    def __init__(self, fn: Callable[P, R], name: str, options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn
+        self._name = name
+        self._options = dict(options)
+
+    def options(self, **changed: Any) -> TaskFunction[P, R]:
+        """The same function with other options, for one call: ``extract.options(retries=5)(day)``."""
+        return TaskFunction(self.__wrapped__, changed.pop("name", self._name), {**self._options, **changed})
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The function's result; inside a workflow a ``Node``."""
+        building = _building.get()
+        if building is None:
+            return self.__wrapped__(*args, **kwargs)
+        bound = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        nodes: set[str] = set()
+        given: dict[str, Any] = {}
+        for name, parameter in inspect.signature(self.__wrapped__).parameters.items():
+            if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+                raise DefinitionInvalid(
+                    [Problem(self._name, f"parameter {name!r} has to be one that can be given by name")]
+                )
+            if name in bound.arguments:
+                value = _plain(bound.arguments[name], nodes, f"{self._name}.{name}")
+                given.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
+        options = dict(self._options)
+        after = [building.of(each) for each in options.pop("after", ())]
+        function = f"{self.__wrapped__.__module__}:{self.__wrapped__.__qualname__}"
+        fields = {"type": "python", "params": {"function": function, "args": given}, **options}
+        return building.add(fields, self._name, named=False, nodes=[*after, *sorted(nodes)])
+
+
+@overload
+def task(fn: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a function one that workflows can call as a task.
+
+    Args:
+        fn: a function at the top of its module, whose arguments and result are JSON values.
+        name: of its tasks; the function's by default. A second call in a workflow is numbered.
+        options: fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
+            ``delay_s``, ``max_queued_s``, ``cache_s``, ``worker_group``, ``task_group``, ``enabled``, ``environment``,
+        ``env``; and ``after``.
+    Raises:
+        TypeError: an option that no task has, or a function inside another one.
+    """
+    _check_options(options)
+
+    def made(function: Callable[P, R]) -> TaskFunction[P, R]:
+        if "<" in function.__qualname__:
+            raise TypeError(
+                f"task {function.__qualname__} is inside a function; workers import it, so put it into the module"
+            )
+        return TaskFunction(function, name or function.__name__, options)
+
+    return made if fn is None else made(fn)
+
+
+def shell(
+    script: str,
+    *,
+    interpreter: Sequence[str] = (),
+    name: str | None = None,
+    after: Iterable[Node] = (),
+    **options: Any,
+) -> Node:
+    """A task that runs a script by ``sh -e``; parameters and outputs are there as environment variables.
+
+    Args:
+        script: what to run.
+        interpreter: what reads it, with its arguments, such as ``["python3"]``; empty: ``sh -e``.
+        name: of the task; ``shell``, numbered, by default.
+        after: tasks to wait for.
+        options: as for ``task``.
+    """
+    given = {"script": script, **({"interpreter": list(interpreter)} if interpreter else {})}
+    return add("shell", given, name=name, after=after, **options)
+
+
+def add(
+    type_: str,
+    params: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    after: Iterable[Node] = (),
+    default_name: str | None = None,
+    **options: Any,
+) -> Node:
+    """A task of any type; ``default_name`` is what it is called, with a number, if nobody says."""
+    building = _now_building(f"{type_}()")
+    _check_options(options)
+    nodes: set[str] = set()
+    plain = {key: value if isinstance(value, str) else _plain(value, nodes, key) for key, value in params.items()}
+    fields = {"type": type_, "params": plain, **options}
+    named = [building.of(each) for each in after]
+    return building.add(fields, name or default_name or type_, named=name is not None, nodes=[*named, *sorted(nodes)])
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    known = TaskSpec.model_fields.keys() - {"name", "type", "params"}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"a task has no option {name!r}; it has {', '.join(sorted(known))}")
+
+
+class Cron(ScheduleSpec):
+    """When a workflow starts by itself: ``Cron("0 3 * * *", tz="Europe/Berlin")``."""
+
+    def __init__(self, cron: str, **fields: Any) -> None:
+        super().__init__(cron=cron, **fields)
+
+
+class Alerts(AlertsSpec):
+    """Who is told of what: ``Alerts("ops", on="all", failover=True)``."""
+
+    def __init__(self, *channels: str, **fields: Any) -> None:
+        super().__init__(**{"channels": channels, **fields})
+
+
+class Workflow:
+    """A workflow that Python code describes. Immutable; safe to share.
+
+    Attributes:
+        definition: what it says.
+        order: its tasks, each after those that it waits for.
+    """
+
+    def __init__(self, built: Checked) -> None:
+        self.definition = built.definition
+        self.order = built.order
+        BUILT[self.definition.key] = self
+
+    @property
+    def name(self) -> str:
+        """Unique in its project."""
+        return self.definition.name
+
+    def __call__(self, **params: Any) -> Node:
+        """Inside another workflow: a task that is a run of this one, started with these parameters."""
+        _now_building(self.name)
+        given = {"workflow": self.definition.key, **({"params": params} if params else {})}
+        return add("sub_process", given, default_name=self.name)
+
+    def test(self, *, schedule_time: float | None = None, **params: Any) -> TestRun:
+        """Run all of it in this process: no database, no store, and the clock jumps to whatever is waited for.
+
+        Python tasks are called here: a debugger stops in them, and a test may replace what they use.
+
+        Args:
+            schedule_time: that times count from, in seconds since the epoch; None: now.
+            params: values instead of the workflow's.
+        Returns:
+            What became of it and of each task; ``check()`` raises unless it succeeded.
+        Raises:
+            LatchworkError: it has no such parameter.
+        """
+        from latchwork_workflows.trying import try_out
+
+        return try_out(self.definition, self.order, params, schedule_time)
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.definition.key}, {len(self.order)} tasks>"
+
+
+@overload
+def workflow(fn: Callable[..., object], /) -> Workflow: ...
+@overload
+def workflow(*, name: str | None = None, **options: Any) -> Callable[[Callable[..., object]], Workflow]: ...
+def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make a workflow of a function that calls tasks. The function is called here, once.
+
+    Args:
+        fn: its parameters are those of the workflow; their defaults, or ``params``, are the values.
+        name: the function's by default.
+        options: fields of ``Definition`` but ``tasks``.
+    Raises:
+        DefinitionInvalid: with every problem.
+        TypeError: an option that no workflow has.
+    """
+    for option in options:
+        if option not in Definition.model_fields.keys() - {"name", "tasks"}:
+            raise TypeError(f"a workflow has no option {option!r}; see Definition for those that it has")
+
+    def made(function: Callable[..., object]) -> Workflow:
+        building = _Building(name or function.__name__)
+        params = {**_defaults(function), **options.get("params", {})}
+        token = _building.set(building)
+        try:
+            function(**{each: Template(f"${{{each}}}") for each in inspect.signature(function).parameters})
+        finally:
+            _building.reset(token)
+        described = inspect.getdoc(function) or ""
+        fields = {"description": described, **options, "name": building.name, "params": params}
+        tasks = [each.model_dump(exclude_defaults=True) for each in building.specs.values()]
+        plain = {key: each.model_dump() if isinstance(each, Part) else each for key, each in fields.items()}
+        return Workflow(checked({**plain, "tasks": tasks}, TaskTypes()))
+
+    return made if fn is None else made(fn)
+
+
+def _defaults(function: Callable[..., object]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

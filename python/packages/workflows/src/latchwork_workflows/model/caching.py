@@ -1,0 +1,82 @@
+"""What a task's outputs follow from, as one key: where it is the same, the outputs of the last success may stand. Pure.
+
+The key is the sha256 of canonical JSON: project, tenant, type, parameters and environment with their values filled in.
+A type that has texts of a language of its own (a script, a statement) sees all values as variables, so all of them are
+a part of the key; but of what differs for every run, such as the schedule time, only what such a text names.
+Secrets are unknown to masters: what names one has no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from latchwork_workflows.model.model import TaskSpec
+from latchwork_workflows.model.specs import connections_of, env_of
+from latchwork_workflows.model.templates import CONNECTION, SECRET, fill
+from latchwork_workflows.model.values import Run, built_in, values_of
+
+
+def cache_key_of(
+    run: Run,
+    task: TaskSpec,
+    n: int,
+    outputs: Mapping[str, Mapping[str, Any]],
+    *,
+    quoted: frozenset[str],
+    index: int = -1,
+) -> str | None:
+    """The key; None of a task that has none.
+
+    Args:
+        run: the instance.
+        task: of its definition.
+        n: number of the attempt.
+        outputs: of the tasks that have ended, by name.
+        quoted: parameters in whose text nothing is filled in.
+        index: of an element of a map; -1 of any other task.
+    Raises:
+        KeyError, ValueError: as for ``values_of``.
+    """
+    if task.cache_s is None:
+        return None
+    values = values_of(run, task, n, outputs, index=index)
+    env = env_of(run, task, values)
+    stored = connections_of(run, task, env, values)
+    if names_secret([task.params, env]) or any(each.get("secret") for each in stored.values()):
+        return None
+    known = {**values, **{f"{CONNECTION}{name}": each["url"] for name, each in stored.items()}}
+    made = {
+        "project": run.definition.project,
+        "tenant": run.definition.tenant,
+        "type": task.type,
+        "params": {
+            name: value if name in quoted else fill(value, known, run.moment) for name, value in task.params.items()
+        },
+        "env": fill(env, known, run.moment),
+        "connections": stored,
+        "values": _seen(run, task, n, values, quoted),
+    }
+    text = json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+    return None if f"${{{SECRET}" in text else hashlib.sha256(text.encode()).hexdigest()
+
+
+def names_secret(value: object) -> bool:
+    """Whether a secret is named anywhere in it."""
+    return f"${{{SECRET}" in json.dumps(value, default=str)
+
+
+def _seen(run: Run, task: TaskSpec, n: int, values: Mapping[str, Any], quoted: frozenset[str]) -> dict[str, Any]:
+    """The values that a text of another language may look at."""
+    texts = [str(value) for name, value in task.params.items() if name in quoted]
+    if not texts:
+        return {}
+    differs = built_in(run, task.name, n).keys()
+
+    def counts(name: str) -> bool:
+        return name not in differs or any(re.search(rf"\b{re.escape(name)}\b", each) for each in texts)
+
+    return {name: value for name, value in values.items() if counts(name)}

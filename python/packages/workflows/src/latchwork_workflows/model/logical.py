@@ -1,0 +1,158 @@
+"""What is wrong with logical tasks and maps of a definition, each by its place; and what a switch chooses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from latchwork_workflows.errors import Problem
+from latchwork_workflows.model.expressions import Budget, Expression, ExpressionError
+from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.templates import CONNECTION, SECRET, references
+from latchwork_workflows.state import LOGICAL
+from latchwork_workflows.state.conditions import Ended, leaves
+from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams, SwitchParams
+
+M = TypeVar("M", bound=BaseModel)
+#: Fields that are for workers: a task that no worker gets has none of them.
+_OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env", "max_queued_s", "cache_s")
+
+
+def problems(definition: Definition) -> Iterator[Problem]:
+    """Of all tasks, in their order."""
+    after = {each.name: each.after for each in definition.tasks}
+    for index, task in enumerate(definition.tasks):
+        path = f"tasks[{index}]"
+        yield from _map(task, path)
+        if task.type not in LOGICAL:
+            continue
+        yield from _options(task, path)
+        if task.type == "sub_process":
+            yield from _sub_process(definition, task, path)
+        elif task.type == "conditions":
+            yield from _conditions(task, path, after)
+        elif task.type == "switch":
+            yield from _switch(task, path, after)
+
+
+def _read(model: type[M], task: TaskSpec) -> M | None:
+    """Its parameters; None where they are wrong, which was told."""
+    try:
+        return model.model_validate(task.params)
+    except ValidationError:
+        return None
+
+
+def _map(task: TaskSpec, path: str) -> Iterator[Problem]:
+    if task.map is None:
+        if task.map_parallel is not None:
+            yield Problem(f"{path}.map_parallel", "without 'map' there is nothing that it limits")
+        return
+    if task.type in LOGICAL - {"sub_process"}:
+        yield Problem(f"{path}.map", f"a {task.type} decides once; map a task of a worker, or a sub_process")
+    if isinstance(task.map, str) and not _is_reference(task.map):
+        yield Problem(f"{path}.map", f"{task.map!r:.60} is no list; give one, or a reference such as ${{list.files}}")
+
+
+def _is_reference(text: str) -> bool:
+    try:
+        found = list(references(text))
+    except ValueError:
+        return True  # which is told where references are looked at
+    return len(found) == 1 and text == f"${{{found[0].name}}}"
+
+
+def _options(task: TaskSpec, path: str) -> Iterator[Problem]:
+    plain = TaskSpec.model_construct(name=task.name, type=task.type)
+    for field in _OF_WORKERS:
+        if getattr(task, field) != getattr(plain, field):
+            yield Problem(f"{path}.{field}", f"a {task.type} is decided by its master; this is for tasks of workers")
+    if task.timeout_s is not None and task.type != "dependent":
+        what = "give the workflow that it starts one" if task.type == "sub_process" else "it decides at once"
+        yield Problem(f"{path}.timeout_s", f"a {task.type} has none; {what}")
+
+
+def _sub_process(definition: Definition, task: TaskSpec, path: str) -> Iterator[Problem]:
+    if any(f"${{{each}" in str(task.params.get("params", "")) for each in (SECRET, CONNECTION)):
+        what = "a password is known to workers alone; name it in the tasks of that workflow"
+        yield Problem(f"{path}.params.params", what)
+    given = _read(SubProcessParams, task)
+    if given is not None and full_name(given.workflow) == definition.key:
+        yield Problem(f"{path}.params.workflow", f"{definition.key} would start itself, again and again")
+
+
+def _conditions(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    if not task.after:
+        yield Problem(f"{path}.after", "conditions look at tasks before; name them")
+    given = _read(ConditionsParams, task)
+    if given is None:
+        return
+    for leaf in leaves(given.when.condition()) if given.when is not None else ():
+        if isinstance(leaf, Ended) and leaf.task not in task.after:
+            yield Problem(f"{path}.params.when", f"it looks at {leaf.task!r}, which is not in 'after'")
+    for field in ("success", "failure"):
+        yield from _heads(task, f"{path}.params.{field}", getattr(given, field), after)
+    for each in sorted(set(given.success) & set(given.failure)):
+        yield Problem(f"{path}.params.failure", f"{each!r} is in 'success' too; let it come after the conditions alone")
+
+
+def _switch(task: TaskSpec, path: str, after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    given = _read(SwitchParams, task)
+    if given is None:
+        return
+    for index, case in enumerate(given.cases):
+        try:
+            Expression(case.when)
+        except ExpressionError as error:
+            yield Problem(f"{path}.params.cases[{index}].when", str(error))
+        yield from _heads(task, f"{path}.params.cases[{index}].then", case.then, after)
+    yield from _heads(task, f"{path}.params.default", given.default, after)
+
+
+def names_of_cases(task: TaskSpec, tasks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The names in the expressions of a switch, each with its place; of the outputs of tasks, ``list.files``."""
+    given = _read(SwitchParams, task) if task.type == "switch" else None
+    for index, case in enumerate(given.cases if given is not None else ()):
+        with suppress(ExpressionError):
+            for name in Expression(case.when).names:
+                owner = name.partition(".")[0]
+                yield f"params.cases[{index}].when", name if owner in tasks else owner
+
+
+def _heads(task: TaskSpec, path: str, names: Sequence[str], after: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+    for index, name in enumerate(names):
+        if name not in after:
+            yield Problem(f"{path}[{index}]", f"there is no task {name!r}")
+        elif task.name not in after[name]:
+            yield Problem(f"{path}[{index}]", f"{name!r} does not come after {task.name!r}; add that to its 'after'")
+
+
+def full_name(name: str) -> str:
+    """``project.name`` of what may be a name of the project ``default``."""
+    return name if "." in name else f"default.{name}"
+
+
+def chosen(task: TaskSpec, values: Mapping[str, Any], outputs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tasks that a switch lets go on.
+
+    Args:
+        task: The switch.
+        values: Parameters and outputs by name.
+        outputs: Of all tasks that have ended, by name: ``extract.rows`` in an expression.
+    Raises:
+        ValueError: An expression has no value with these. The message names the task, the field and the expression.
+    """
+    given = SwitchParams.model_validate(task.params)
+    names = {**outputs, **{name: value for name, value in values.items() if "." not in name}}
+    budget = Budget()
+    for index, case in enumerate(given.cases):
+        try:
+            if Expression(case.when).is_true(names, budget):
+                return list(case.then)
+        except ExpressionError as error:
+            place = f"task {task.name!r}, params.cases[{index}].when"
+            raise ValueError(f"{place}, {case.when!r:.100}: {error}") from None
+    return list(given.default)

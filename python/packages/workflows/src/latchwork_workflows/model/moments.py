@@ -1,0 +1,109 @@
+"""The moments that a backfill is for: which schedule times the dates of a workflow stand for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from latchwork.schedules import Cron
+from latchwork_workflows.model.model import ScheduleSpec
+
+#: A backfill has so many instances at most.
+MOST_MOMENTS = 5_000
+#: So many of them are at work at a time, at most.
+MOST_PARALLEL = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DateRange:
+    """The dates from ``first`` to ``last``, both included.
+
+    Raises:
+        ValueError: the last is before the first.
+    """
+
+    first: date
+    last: date
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise ValueError(f"{self.last} is before {self.first}; put the earlier date first")
+
+    def __iter__(self) -> Iterator[date]:
+        return (self.first + timedelta(days=each) for each in range(len(self)))
+
+    def __len__(self) -> int:
+        return (self.last - self.first).days + 1
+
+
+def moments_of(dates: DateRange | Sequence[date], schedule: ScheduleSpec | None, now: float) -> list[float]:
+    """The schedule times that dates stand for, the oldest first, each once.
+
+    Without a schedule each date is its midnight in UTC. With one it is every fire time of that date, in the time zone
+    of the schedule, whatever its ``start``, ``end`` and ``misfire`` say. Dates of a range on which it does not fire are
+    left out.
+
+    Raises:
+        ValueError: there is none, there are too many, one has not come yet, or a date named by itself has none.
+    """
+    _check(dates, now)
+    found = _midnights(dates) if schedule is None else _fires(dates, schedule)
+    if not found:
+        raise ValueError(
+            "there is no date; name one" if schedule is None else "the schedule never fires on these dates"
+        )
+    if found[-1] > now:
+        zone = UTC if schedule is None else ZoneInfo(schedule.tz)
+        raise ValueError(f"{datetime.fromtimestamp(found[-1], zone).isoformat()} has not come yet; end before it")
+    return found
+
+
+def _check(dates: DateRange | Sequence[date], now: float) -> None:
+    """Dates that a database or a calendar could not hold are refused before anybody counts through them."""
+    ends = (dates.first, dates.last) if isinstance(dates, DateRange) else tuple(dates)
+    latest = datetime.fromtimestamp(now, UTC).date() + timedelta(days=1)  # it may be tomorrow somewhere
+    for each in ends:
+        if each.year < 1970 or each > latest:
+            why = "has not come yet; end before it" if each > latest else "is before 1970; begin later"
+            raise ValueError(f"{each} {why}")
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"these are more than {MOST_MOMENTS:,} runs; take fewer dates at once")
+
+
+def _midnights(dates: DateRange | Sequence[date]) -> list[float]:
+    if len(dates) > MOST_MOMENTS:
+        raise _too_many()
+    return sorted({datetime.combine(each, time(), UTC).timestamp() for each in dates})
+
+
+def _fires(dates: DateRange | Sequence[date], schedule: ScheduleSpec) -> list[float]:
+    cron, zone = Cron(schedule.cron, tz=schedule.tz), ZoneInfo(schedule.tz)
+    if isinstance(dates, DateRange):
+        return list(_between(cron, dates.first, dates.last, zone, MOST_MOMENTS))
+    found: set[float] = set()
+    for each in dates:
+        of_date = list(_between(cron, each, each, zone, MOST_MOMENTS))
+        if not of_date:
+            raise ValueError(f"the schedule does not fire on {each}; leave it out")
+        found.update(of_date)
+        if len(found) > MOST_MOMENTS:
+            raise _too_many()
+    return sorted(found)
+
+
+def _between(cron: Cron, first: date, last: date, zone: ZoneInfo, most: int) -> Iterable[float]:
+    at = datetime.combine(first, time(), zone).timestamp() - 0.001
+    end = datetime.combine(last + timedelta(days=1), time(), zone).timestamp()
+    for _ in range(most + 1):
+        try:
+            at = cron.fire_after(at)
+        except ValueError:  # never again
+            return
+        if at >= end:
+            return
+        yield at
+    raise _too_many()

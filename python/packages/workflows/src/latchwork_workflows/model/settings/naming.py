@@ -1,0 +1,95 @@
+"""What is stored beside workflows, and which of it a definition names: connections, environments, parameters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from latchwork_workflows.errors import Problem
+from latchwork_workflows.model.model import Definition, TaskSpec
+from latchwork_workflows.model.templates import CONNECTION, names_in
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is stored for a project, its own and that of all.
+
+    Attributes:
+        connections: names of connections.
+        environments: names of variables by the name of their environment.
+        parameters: names of parameters.
+    """
+
+    connections: frozenset[str] = frozenset()
+    environments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+
+    def names_for(self, definition: Definition, task: TaskSpec | None) -> frozenset[str]:
+        """What ``${name}`` may be in a task, or in the parameters of the workflow, because it is stored."""
+        name = (task.environment if task is not None else None) or definition.environment
+        return self.parameters | self.environments.get(name or "", frozenset())
+
+
+def environments_of(definition: Definition) -> frozenset[str]:
+    """The environments that a definition names."""
+    named = (definition.environment, *(each.environment for each in definition.tasks))
+    return frozenset(each for each in named if each is not None)
+
+
+def connections_of(definition: Definition) -> frozenset[str] | None:
+    """The stored connections that a definition names; None: any, as a value says it."""
+    found = set()
+    for task in definition.tasks:
+        for name in _connections(task):
+            if "${" in name:
+                return None
+            found.add(name)
+    return frozenset(found)
+
+
+def problems(definition: Definition, settings: Settings) -> Iterator[Problem]:
+    """Connections and environments that are named and not there, each by its place."""
+    for path, kind, name in _named_places(definition):
+        there = settings.connections if kind == "connection" else settings.environments
+        if name not in there:
+            yield Problem(path, f"there is no {kind} {name!r:.110} {_of(definition, there)}")
+
+
+def needs(definition: Definition) -> Iterator[Problem]:
+    """Connections and environments that a definition names, each by its place: where nobody can say what is stored."""
+    for path, kind, name in _named_places(definition):
+        yield Problem(path, f"{kind} {name!r:.110}")
+
+
+def _named_places(definition: Definition) -> Iterator[tuple[str, str, str]]:
+    """Place, kind and name of each."""
+    if definition.environment is not None:
+        yield "environment", "environment", definition.environment
+    for index, task in enumerate(definition.tasks):
+        path = f"tasks[{index}]"
+        if task.environment is not None:
+            yield f"{path}.environment", "environment", task.environment
+        for name in _connections(task):
+            if "${" not in name:
+                yield f"{path}.params.connection" if _named(task) == name else path, "connection", name
+
+
+def _of(definition: Definition, there: Mapping[str, object] | frozenset[str]) -> str:
+    known = sorted(there)[:20]
+    what = f"only {', '.join(known)}" if known else "nor any other"
+    return f"of project {definition.project} or of all, {what}; set it first"
+
+
+def _connections(task: TaskSpec) -> Iterator[str]:
+    """The names that its parameter ``connection`` and its references have; a reference as it stands."""
+    name = _named(task)
+    if name is not None:
+        yield name
+    for each in names_in([task.params, task.env]):
+        if each.startswith(CONNECTION):
+            yield each[len(CONNECTION) :]
+
+
+def _named(task: TaskSpec) -> str | None:
+    given = task.params.get("connection")
+    return given if isinstance(given, str) and "://" not in given else None

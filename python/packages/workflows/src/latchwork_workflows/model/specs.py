@@ -1,0 +1,101 @@
+"""The spec of an attempt: what a worker gets, of a definition and an instance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latchwork_workflows.exchange import Head, Spec
+from latchwork_workflows.keys import Order, lane_of, shelf_of
+from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
+from latchwork_workflows.model.templates import CONNECTION, fill, names_in
+from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.state import OnTimeout, element
+
+
+def spec_of(
+    run: Run,
+    task: TaskSpec,
+    row: int,
+    n: int,
+    outputs: Mapping[str, Mapping[str, Any]],
+    *,
+    place: tuple[int, int, int],
+    index: int = -1,
+    cache_key: str | None = None,
+) -> Spec:
+    """What a worker gets of an attempt.
+
+    Args:
+        run: the instance.
+        task: of its definition.
+        row: the id of the task's row.
+        n: number of the attempt.
+        outputs: of the tasks that have ended, by name.
+        place: shard, and code and version of the workflow.
+        index: of an element of a map; -1 of any other task.
+        cache_key: by which its outputs are kept; None: they are not.
+    Raises:
+        KeyError, ValueError: as for ``values_of``.
+    """
+    shard, code, version = place
+    head = Head(
+        shard,
+        row,
+        n,
+        run.instance,
+        code,
+        version,
+        run.definition.key,
+        element(task.name, index),
+        task.type,
+        run.definition.tenant,
+        None if task.on_timeout is OnTimeout.WARN else task.timeout_s,
+        cache_key=cache_key,
+        project=run.definition.project,
+    )
+    values = values_of(run, task, n, outputs, index=index)
+    env = env_of(run, task, values)
+    return Spec(head, task.params, env, values, run.schedule_time, run.tz, connections_of(run, task, env, values))
+
+
+def env_of(run: Run, task: TaskSpec, values: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of a task and of its environment: but for those that something nearer than that has the name of.
+
+    Scripts have values as variables; the environment's would stand in their place.
+    """
+    environment = run.environment_of(task).items()
+    return {**{name: each for name, each in environment if values.get(name, each) == each}, **task.env}
+
+
+def connections_of(
+    run: Run, task: TaskSpec, env: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Mapping[str, str]]:
+    """The stored connections that a task names, as far as they are there: a worker says which is missing."""
+    names = {each[len(CONNECTION) :] for each in names_in([task.params, env]) if each.startswith(CONNECTION)}
+    given = task.params.get("connection")
+    try:
+        given = fill(given, values, run.moment) if isinstance(given, str) else None
+    except (KeyError, ValueError):  # the worker says so
+        given = None
+    if isinstance(given, str):
+        names.add(given)
+    return {name: run.connections[name] for name in sorted(names & run.connections.keys())}
+
+
+def queue_key_of(
+    definition: Definition,
+    task: TaskSpec,
+    instance: int,
+    priority: int,
+    *,
+    now: float,
+    order: Order,
+    forced: bool,
+    is_limited: bool = False,
+) -> str:
+    """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
+    project = definition.project if is_limited and not forced else None
+    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group, project)
+    in_instance = PRIORITIES.index(task.priority)
+    return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

@@ -1,0 +1,370 @@
+"""All that is wrong with a definition, each by its place. Pure but for the task types, which are asked.
+
+First its form (fields and types), then each task by its type, then what parts mean together: names, order, references,
+the schedule. Each step looks only at what the ones before found right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from latchwork.schedules import Cron
+from latchwork.spi import MOST_MOMENT_S
+from latchwork_workflows.errors import DefinitionInvalid, Problem
+from latchwork_workflows.model import logical
+from latchwork_workflows.model.caching import names_secret
+from latchwork_workflows.model.forms import read
+from latchwork_workflows.model.model import NAME_PATTERN, Definition, TaskSpec
+from latchwork_workflows.model.plain import plain_problems
+from latchwork_workflows.model.settings import naming
+from latchwork_workflows.model.settings.naming import Settings
+from latchwork_workflows.model.templates import CONNECTION, SECRET, Reference, references
+from latchwork_workflows.model.values import OF_ELEMENTS
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.types.registry import UnknownType
+
+MOST_TASKS = 5_000
+#: So many items has a map at most.
+MOST_ITEMS = 1_000
+MOST_BYTES = 1_000_000
+#: What every task may refer to.
+BUILT_IN = frozenset({"schedule_time", "business_date", "instance_id", "task_name", "attempt", "workflow", "project"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def in_order(after: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The tasks, each after those that it waits for, else in the order given.
+
+    Raises:
+        ValueError: some wait for each other; its argument is the cycle, the first named again at the end.
+    """
+    place = {name: index for index, name in enumerate(after)}
+    sorter = TopologicalSorter(after)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise ValueError(tuple(reversed(error.args[1]))) from None
+    found: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=place.__getitem__)
+        found += ready
+        sorter.done(*ready)
+    return tuple(found)
+
+
+def ancestors(after: Mapping[str, Sequence[str]], order: Sequence[str]) -> dict[str, frozenset[str]]:
+    """All that each task waits for, also through others."""
+    found: dict[str, frozenset[str]] = {}
+    for name in order:
+        found[name] = frozenset(after[name]).union(*(found[before] for before in after[name]))
+    return found
+
+
+class Checked(NamedTuple):
+    """A definition that can be run.
+
+    Attributes:
+        definition: what it says.
+        order: its tasks, each after those that it waits for.
+    """
+
+    definition: Definition
+    order: tuple[str, ...]
+
+
+def checked(given: object, types: TaskTypes, settings: Settings | None = None) -> Checked:
+    """The definition that plain values say.
+
+    Args:
+        given: as JSON or YAML has it, or a ``Definition``.
+        types: the task types that may be used.
+        settings: what is stored for its project; None: nobody can say, so a plain name may be one that is.
+    Raises:
+        DefinitionInvalid: with every problem that was found.
+    """
+    try:
+        definition = given if isinstance(given, Definition) else Definition.model_validate(given)
+    except ValidationError as error:
+        raise DefinitionInvalid([_of_pydantic(each) for each in error.errors()]) from None
+    if unstorable := list(_unstorable(definition)):
+        raise DefinitionInvalid(unstorable)
+    names = list(_names(definition))
+    problems = [*_sizes(definition), *names, *_variables(definition)]
+    for index, task in enumerate(definition.tasks):
+        problems += [Problem(_join(f"tasks[{index}]", path), why) for path, why in _params(task, types)]
+        if task.cache_s is not None and names_secret([task.params, task.env]):
+            what = "what a secret was a part of is not kept for others; drop it, or the secret"
+            problems.append(Problem(f"tasks[{index}].cache_s", what))
+    problems += [*_schedule(definition), *_alerts(definition)]
+    order: tuple[str, ...] = ()
+    if not names:
+        try:
+            order = in_order({each.name: each.after for each in definition.tasks})
+        except ValueError as error:
+            problems.append(
+                Problem("tasks", f"these wait for each other: {' -> '.join(error.args[0])}; drop one 'after'")
+            )
+        else:
+            problems += _references(definition, order, types, settings)
+            problems += logical.problems(definition)
+    problems += naming.problems(definition, settings) if settings is not None else ()
+    if problems:
+        raise DefinitionInvalid(problems)
+    return Checked(definition, order)
+
+
+def validate(given: object, types: TaskTypes, settings: Settings | None = None) -> list[Problem]:
+    """Every problem of a definition, in its order; empty if it can be run. Arguments as for ``checked``."""
+    try:
+        checked(given, types, settings)
+    except DefinitionInvalid as error:
+        return error.problems
+    return []
+
+
+def problems_of(text: str, types: TaskTypes) -> list[Problem]:
+    """Every problem of a definition as YAML or JSON, also that it is neither; empty if it can be run."""
+    try:
+        return validate(read(text), types)
+    except DefinitionInvalid as error:
+        return error.problems
+
+
+def needs_of(text: str, types: TaskTypes) -> list[Problem]:
+    """What has to be stored for the project of a definition, or its tasks will fail; of one that is valid.
+
+    Each by the place that names it: connections, environments, and names that are no parameters of the definition.
+
+    Raises:
+        DefinitionInvalid: with every problem.
+    """
+    found = checked(read(text), types)
+    nothing = Settings()
+    if found.definition.environment is None:  # else any name may be one of its variables
+        values = list(_references(found.definition, found.order, types, nothing))
+    else:
+        values = []
+    return [*values, *naming.needs(found.definition)]
+
+
+def _of_pydantic(error: Mapping[str, Any]) -> Problem:
+    path = ""
+    for each in error["loc"]:
+        path = f"{path}[{each}]" if isinstance(each, int) else _join(path, str(each))
+    given = error.get("input")
+    shown = (
+        f", not {given!r:.60}"
+        if isinstance(given, (str, int, float, bool)) and error["type"] != "extra_forbidden"
+        else ""
+    )
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
+        return Problem(path, f"{given!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'")
+    message = {"extra_forbidden": "there is no such field", "missing": "this has to be given"}.get(
+        error["type"], error["msg"][0].lower() + error["msg"][1:]
+    )
+    return Problem(path, message + shown)
+
+
+def _join(path: str, more: str) -> str:
+    return f"{path}.{more}" if path and more and not more.startswith("[") else path + more
+
+
+def _unstorable(definition: Definition) -> Iterator[Problem]:
+    """Values that are no JSON, or that no database or process can hold."""
+    yield from (Problem(*each) for each in plain_problems(definition.params, "params"))
+    for index, task in enumerate(definition.tasks):
+        for part in ("params", "env", "map"):
+            yield from (Problem(*each) for each in plain_problems(getattr(task, part), f"tasks[{index}].{part}"))
+
+
+def _sizes(definition: Definition) -> Iterator[Problem]:
+    if not definition.tasks:
+        yield Problem("tasks", "there are none; a workflow has at least one")
+    if len(definition.tasks) > MOST_TASKS:
+        yield Problem("tasks", f"there are {len(definition.tasks):,}; a workflow has at most {MOST_TASKS:,}")
+    for index, task in enumerate(definition.tasks):
+        if isinstance(task.map, list) and len(task.map) > MOST_ITEMS:
+            yield Problem(f"tasks[{index}].map", f"it has {len(task.map):,} items; a map has at most {MOST_ITEMS:,}")
+    size = len(definition.to_json())
+    if size > MOST_BYTES:
+        yield Problem("", f"it takes {size:,} bytes; at most {MOST_BYTES:,}: move long scripts into files of a bundle")
+
+
+def _names(definition: Definition) -> Iterator[Problem]:
+    counts = Counter(each.name for each in definition.tasks)
+    for index, task in enumerate(definition.tasks):
+        if counts[task.name] > 1:
+            yield Problem(
+                f"tasks[{index}].name", f"{counts[task.name]} tasks are called {task.name!r}; names are unique"
+            )
+        for place, before in enumerate(task.after):
+            if before not in counts:
+                yield Problem(f"tasks[{index}].after[{place}]", f"there is no task {before!r}")
+
+
+def _variables(definition: Definition) -> Iterator[Problem]:
+    for index, task in enumerate(definition.tasks):
+        yield from (
+            Problem(f"tasks[{index}].env.{name}", _no_variable(name)) for name in task.env if not _variable(name)
+        )
+    yield from (Problem(f"params.{name}", _no_variable(name)) for name in definition.params if not _variable(name))
+
+
+def _variable(name: str) -> bool:
+    return bool(_VARIABLE.fullmatch(name))
+
+
+def _no_variable(name: str) -> str:
+    return f"{name!r} is no name of a variable; use letters, digits and underscores"
+
+
+def _params(task: TaskSpec, types: TaskTypes) -> Iterator[Problem]:
+    """What its type says; a value that is a reference has no type yet, and is looked at again when it is filled in."""
+    try:
+        kind = types.get(task.type)
+    except UnknownType as error:
+        yield Problem("type", str(error))
+        return
+    try:
+        kind.params.model_validate(task.params)
+    except ValidationError as error:
+        for each in error.errors():
+            owner = each["loc"][0] if each["loc"] else ""
+            is_filled_in = each["type"] != "extra_forbidden" and owner not in kind.quoted
+            if not (is_filled_in and isinstance(each.get("input"), str) and "${" in each["input"]):
+                yield _of_pydantic({**each, "loc": ("params", *each["loc"])})
+
+
+def _schedule(definition: Definition) -> Iterator[Problem]:
+    spec = definition.schedule
+    if spec is None:
+        return
+    try:
+        cron = Cron(spec.cron, tz=spec.tz)
+    except ValueError as error:
+        yield Problem("schedule.tz" if "time zone" in str(error) else "schedule.cron", str(error))
+        return
+    for field in ("start", "end"):
+        given = getattr(spec, field)
+        if given is not None and not 0 <= _moment(given) <= MOST_MOMENT_S:
+            yield Problem(f"schedule.{field}", f"{given} is too far away; give a time between 1970 and 2970")
+            return
+    start = spec.start or datetime.now(UTC)
+    if spec.start and spec.end and _moment(spec.end) <= _moment(spec.start):
+        yield Problem("schedule.end", "it is not after schedule.start; put the later moment last")
+        return
+    try:
+        first = cron.fire_after(_moment(start))
+    except ValueError as error:
+        yield Problem("schedule.cron", str(error))
+        return
+    if spec.end and first > _moment(spec.end):
+        yield Problem("schedule", "it never fires between its start and its end")
+
+
+def _alerts(definition: Definition) -> Iterator[Problem]:
+    """Whether there are channels of these names is not asked: they may come later, and ``doctor`` says which do not."""
+    spec = definition.alerts
+    if spec is None:
+        return
+    for index, name in enumerate(spec.channels):
+        if name in spec.channels[:index]:
+            yield Problem(f"alerts.channels[{index}]", f"{name!r} is there twice")
+    if spec.on == "none" and not spec.timeouts and not spec.failover:
+        yield Problem("alerts", "nothing would ever be told; leave 'alerts' out")
+
+
+def _moment(value: datetime) -> float:
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+
+def _references(
+    definition: Definition, order: tuple[str, ...], types: TaskTypes, settings: Settings | None
+) -> Iterator[Problem]:
+    """Outputs are named when tasks run, so a plain name may be one; a task that is named has to come before."""
+    before = ancestors({each.name: each.after for each in definition.tasks}, order)
+    names = {each.name for each in definition.tasks}
+    for name, value in definition.params.items():
+        for path, found in _texts(value, f"params.{name}"):
+            if isinstance(found, str):
+                yield Problem(path, found)
+            elif wrong := _unknown(found.name, definition, settings):
+                yield Problem(path, wrong)
+    for index, task in enumerate(definition.tasks):
+        quoted = types.get(task.type).quoted if task.type in types.names else frozenset()
+        given = {key: value for key, value in task.params.items() if key not in quoted}
+        yield from _secrets_in_scripts(task, quoted, f"tasks[{index}].params")
+        parts = {"params": given, "env": task.env, "map": task.map}
+        for path, found in chain(*(_texts(each, f"tasks[{index}].{part}") for part, each in parts.items())):
+            if isinstance(found, str):
+                yield Problem(path, found)
+            elif found.name and (wrong := _misplaced(found.name, task, before[task.name], names, definition, settings)):
+                yield Problem(path, wrong)
+        for path, name in logical.names_of_cases(task, names):
+            wrong = _misplaced(name, task, before[task.name], names, definition, settings)
+            yield from [Problem(f"tasks[{index}].{path}", wrong.replace(f"${{{name}}}", name))] if wrong else ()
+
+
+def _unknown(name: str, definition: Definition, settings: Settings | None) -> str:
+    """What is wrong with a reference in a parameter of the workflow."""
+    if name.startswith((SECRET, CONNECTION)):
+        return f"'${{{name}}}' is known to workers alone; name it in the tasks"
+    known = BUILT_IN | definition.params.keys()
+    if not name or name in known or (settings is None and "." not in name):
+        return ""
+    if settings is not None and name in settings.names_for(definition, None):
+        return ""
+    return f"'${{{name}}}' is neither a parameter, nor stored, nor built in ({', '.join(sorted(BUILT_IN))})"
+
+
+def _secrets_in_scripts(task: TaskSpec, quoted: frozenset[str], path: str) -> Iterator[Problem]:
+    for name in sorted(quoted & task.params.keys()):
+        if any(f"${{{each}" in str(task.params[name]) for each in (SECRET, CONNECTION)):
+            what = "a secret cannot be part of it; name it in 'env', and read it from that variable"
+            yield Problem(f"{path}.{name}", what)
+
+
+def _misplaced(  # noqa: PLR0917 - one caller
+    name: str,
+    task: TaskSpec,
+    before: frozenset[str],
+    names: set[str],
+    definition: Definition,
+    settings: Settings | None,
+) -> str:
+    owner, dot, _ = name.rpartition(".")
+    if name.startswith((SECRET, CONNECTION)) or (task.map is not None and (owner == "item" or name in OF_ELEMENTS)):
+        return ""
+    if dot:
+        if owner not in names:
+            return f"'${{{name}}}' names no task; there is no {owner!r}"
+        return (
+            "" if owner in before else f"'${{{name}}}' is of {owner!r}, which does not come before; add it to 'after'"
+        )
+    known = settings is None or name in settings.names_for(definition, task)
+    known = known or name in definition.params or name in BUILT_IN or name in task.params
+    return "" if known or before else f"'${{{name}}}' is no parameter, and no task comes before {task.name!r}"
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, Reference | str]]:
+    """Each reference with its path, or what is wrong with it."""
+    if isinstance(value, str):
+        try:
+            found: list[Reference | str] = list(references(value))
+        except ValueError as error:
+            found = [str(error)]
+        yield from ((path, each) for each in found)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(each, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            yield from _texts(each, f"{path}[{index}]")

@@ -1,0 +1,161 @@
+"""Alerts: what was told to whom, asked for again; and the channels, which administrators of everything keep."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from latchwork_workflows.alerts import ChannelInvalid, checked_channel
+from latchwork_workflows.alerts.channels import secrets_of
+from latchwork_workflows.db.alerts import views
+from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db.history import told
+from latchwork_workflows.services.parts import Parts, need, seen_codes
+from latchwork_workflows.state.alerting import DeliveryState
+from latchwork_workflows.web import Identity, Problem, Role
+
+Row: TypeAlias = Any
+#: The states of deliveries, for filters.
+STATES = tuple(each.value for each in DeliveryState)
+
+
+class AlertSeen(NamedTuple):
+    """An alert, and how far its deliveries are.
+
+    Attributes:
+        row: ``id``, ``instance``, ``project``, ``name``, ``kind``, ``task``, ``at``, ``details``.
+        deliveries: ``id``, ``channel``, ``state``, ``tries``, ``doubts``, ``round``, ``next_at``, ``changed_at``,
+            ``error``.
+    """
+
+    row: Row
+    deliveries: list[Row]
+
+
+class ChannelSeen(NamedTuple):
+    """A channel, without any secret.
+
+    Attributes:
+        row: ``name``, ``kind``, ``options``, ``enabled``, ``changed_at``, ``by``.
+        secrets: names of the secrets that its options refer to.
+        workflows: those whose newest version names it.
+    """
+
+    row: Row
+    secrets: list[str]
+    workflows: list[str]
+
+
+def listed(
+    parts: Parts,
+    who: Identity,
+    *,
+    project: str = "",
+    state: str = "",
+    run: int | None = None,
+    before: int | None = None,
+    most: int = 50,
+) -> list[AlertSeen]:
+    """The newest alerts that somebody may see. Tests of channels are seen by who sees all projects.
+
+    Raises:
+        Problem: 422, there is no such state.
+    """
+    if state and state not in STATES:
+        why = f"{state[:40]!r} is none of {', '.join(STATES)}"
+        raise Problem(422, f"state: {why}", errors=[("state", why)])
+    with parts.database.read() as connection:
+        codes = seen_codes(connection, who, project)
+        rows = views.newest(connection, codes=codes, state=state, run=run, before=before, most=most)
+        found = views.deliveries_of(connection, [row.id for row in rows])
+    return [AlertSeen(row, found[row.id]) for row in rows]
+
+
+def find(parts: Parts, who: Identity, number: int) -> AlertSeen:
+    """One alert. Raises Problem: 404, there is none that they may see."""
+    with parts.database.read() as connection:
+        row = views.find_alert(connection, number)
+        if row is None or not who.may(Role.VIEWER, row.project or ""):
+            raise Problem(404, f"there is no alert {number}")
+        return AlertSeen(row, views.deliveries_of(connection, [number])[number])
+
+
+def resend(parts: Parts, who: Identity, number: int) -> None:
+    """Have a delivery sent again, from the beginning, whatever became of it: who got it gets another message.
+
+    Raises:
+        Problem: 403, 404, 409 while it is being sent.
+    """
+    with parts.database.write() as connection:
+        row = views.find(connection, number)
+        if row is None or not who.may(Role.VIEWER, row.project or ""):
+            raise Problem(404, f"there is no delivery {number}")
+        need(who, Role.EDITOR, row.project or "")
+        if not views.send_again(connection, number, time.time()):
+            raise Problem(409, f"delivery {number} is being sent right now; look again in a minute")
+        details = {"delivery": number, "channel": row.channel, "kind": row.kind}
+        told(connection, "alert resend", by=who.name, project=row.project or "", instance=row.instance, details=details)
+
+
+def channels(parts: Parts, who: Identity) -> list[ChannelSeen]:
+    """All channels, by name.
+
+    Raises:
+        Problem: 403.
+    """
+    need(who, Role.ADMIN)
+    with parts.database.read() as connection:
+        rows, named = views.channels(connection), views.named(connection)
+    return [ChannelSeen(row, secrets_of(row.options), sorted(named.get(row.name, ()))) for row in rows]
+
+
+def set_channel(
+    parts: Parts, who: Identity, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True
+) -> bool:
+    """Make a channel, or another one of it; whether it is new.
+
+    Raises:
+        Problem: 403; 422 with each option that cannot be used.
+    """
+    need(who, Role.ADMIN)
+    try:
+        checked = checked_channel(name, kind, options)
+    except ChannelInvalid as error:
+        raise Problem(422, str(error), errors=error.problems) from None
+    plain = checked.model_dump(mode="json", exclude_defaults=True)
+    values = {"kind": kind, "options": plain, "enabled": enabled, "changed_at": time.time(), "by": who.name[:200]}
+    with parts.database.write() as connection:
+        is_new = views.put_channel(connection, name, values)
+        told(connection, "channel set", by=who.name, details={"channel": name, "kind": kind, "enabled": enabled})
+    return is_new
+
+
+def remove_channel(parts: Parts, who: Identity, name: str) -> None:
+    """Delete a channel. What is to be told by it waits for another of its name, and is given up at last.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    need(who, Role.ADMIN)
+    with parts.database.write() as connection:
+        if not views.remove_channel(connection, name):
+            raise Problem(404, f"there is no channel {name}")
+        told(connection, "channel removed", by=who.name, details={"channel": name})
+
+
+def test_channel(parts: Parts, who: Identity, name: str) -> int:
+    """Have a test sent by a channel; the id of its alert, whose delivery says how that went.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    need(who, Role.ADMIN)
+    with parts.database.write() as connection:
+        if views.find_channel(connection, name) is None:
+            raise Problem(404, f"there is no channel {name}")
+        details = {"by": who.name}
+        made = put(connection, [name], kind="test", cause=uuid.uuid4().hex, now=time.time(), details=details)
+        told(connection, "channel tested", by=who.name, details={"channel": name})
+    return made or 0

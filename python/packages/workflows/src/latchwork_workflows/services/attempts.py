@@ -1,0 +1,184 @@
+"""Attempts and what they wrote: read by part, whole, or as it grows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, NamedTuple
+
+import anyio
+import sqlalchemy as sa
+from starlette.concurrency import run_in_threadpool
+
+from latchwork.errors import Unavailable
+from latchwork_workflows.db.views import instances
+from latchwork_workflows.logs import LogMissing, LogStore, clean_text
+from latchwork_workflows.services.instances import find_task
+from latchwork_workflows.services.parts import Parts
+from latchwork_workflows.web import Identity, Problem, aside
+
+_PART = 65_536
+_PERIOD_S = 0.5
+#: So many looks that find nothing new are one that asks the database, and one sign of life.
+_OVER_EACH, _PING_EACH = 4, 30
+
+
+class Part(NamedTuple):
+    """A part of a log as text.
+
+    Attributes:
+        text: of it.
+        start: where it begins, in bytes.
+        next: where to go on.
+        ended: nothing will come after it.
+    """
+
+    text: str
+    start: int
+    next: int
+    ended: bool
+
+
+class Found(NamedTuple):
+    """An attempt.
+
+    Attributes:
+        attempt: its row.
+        task: the row of its task.
+    """
+
+    attempt: sa.Row[Any]
+    task: sa.Row[Any]
+
+
+def name_of(row: sa.Row[Any]) -> str:
+    """What an attempt is called in addresses."""
+    return f"{row.task}.{row.n}.{row.claim}"
+
+
+def find(parts: Parts, who: Identity, name: str) -> Found:
+    """An attempt that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    task, n, claim = (int(each) for each in name.split("."))
+    if max(task, claim) >= 2**63 or n >= 2**31:
+        raise Problem(404, f"there is no attempt {name}")
+    row = find_task(parts, who, task)
+    with parts.database.read() as connection:
+        found = instances.find_attempt(connection, task, n, claim)
+    if found is None:
+        raise Problem(404, f"there is no attempt {name}")
+    return Found(found, row)
+
+
+async def find_later(parts: Parts, who: Identity, name: str) -> Found:
+    """The same, for who may not block."""
+    return await run_in_threadpool(find, parts, who, name)
+
+
+def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> Part:
+    """A part of its log; an empty one where there is none yet.
+
+    Raises:
+        Problem: 503, this process cannot read logs.
+    """
+    try:
+        data, after, ended = _logs(parts).read(found.attempt.log_ref, offset, limit)
+    except LogMissing:
+        return Part("", offset, offset, found.attempt.ended_at is not None)
+    except OSError as error:
+        raise Problem(
+            503, f"the log cannot be read now: {error.strerror or error}", headers={"Retry-After": "5"}
+        ) from None
+    kept = _whole_letters(data) if not ended and len(data) > 4 else len(data)
+    after -= len(data) - kept
+    return Part(
+        clean_text(data[:kept]), after - kept, after, ended or (not data and found.attempt.ended_at is not None)
+    )
+
+
+def tail(parts: Parts, found: Found, most: int = _PART) -> Part:
+    """The end of its log, from the start of a line."""
+    try:
+        size = _logs(parts).size(found.attempt.log_ref)
+    except (LogMissing, OSError):
+        return read(parts, found, 0, most)
+    start = max(0, size - most)
+    part = read(parts, found, start, most)
+    if not start or "\n" not in part.text:
+        return part
+    return part._replace(text=part.text.partition("\n")[2])
+
+
+def whole(parts: Parts, found: Found) -> Iterator[bytes]:
+    """All of it, as it was written."""
+    logs, offset = _logs(parts), 0
+
+    def chunks(offset: int) -> Iterator[bytes]:
+        while True:
+            try:
+                data, offset, _ = logs.read(found.attempt.log_ref, offset, _PART * 4)
+            except (LogMissing, OSError):
+                return
+            if not data:
+                return
+            yield data
+
+    return chunks(offset)
+
+
+async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """The log as it grows, as events of a stream. While it cannot be read nothing comes, and then what came since."""
+    idle = 0
+    yield b"retry: 3000\n\n"
+    while not is_closed():
+        # Whether its attempt is over is asked less often, and before the log is read: what it wrote last comes too.
+        part, is_over = await aside(_look, parts, found, offset, idle % _OVER_EACH == 0)
+        if part.text:
+            idle, offset = 1, part.next
+            yield f"id: {offset}\ndata: {json.dumps({'text': part.text, 'next': offset})}\n\n".encode()
+            continue
+        if part.ended or is_over:
+            yield b"event: end\ndata: {}\n\n"
+            return
+        idle += 1
+        if idle % _PING_EACH == 0:
+            yield b": ping\n\n"
+        await anyio.sleep(_PERIOD_S)
+
+
+def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[Part, bool]:
+    """What was written since, and whether the attempt is over: the log of a worker that died never ends by itself."""
+    nothing = Part("", offset, offset, ended=False)
+    try:
+        is_over = is_asked and _is_over(parts, found)
+        return read(parts, found, offset), is_over
+    except (Problem, Unavailable):
+        return nothing, False
+
+
+def _is_over(parts: Parts, found: Found) -> bool:
+    row = found.attempt
+    with parts.database.read() as connection:
+        now = instances.find_attempt(connection, row.task, row.n, row.claim)
+    return now is None or now.ended_at is not None
+
+
+def _logs(parts: Parts) -> LogStore:
+    if parts.logs is None:
+        raise Problem(503, "this server cannot read logs; start it with the --logs of the workers")
+    return parts.logs
+
+
+def _whole_letters(data: bytes) -> int:
+    """How many bytes are whole characters of UTF-8: the rest of the last one comes with the next part."""
+    for back in range(1, 4):
+        lead = data[-back]
+        if lead >= 0xC0:
+            wanted = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return len(data) - back if wanted > back else len(data)
+        if lead < 0x80:
+            break
+    return len(data)

@@ -1,0 +1,296 @@
+"""Backfills: one workflow for many dates, asked for, looked at and stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.commands import Asked, CommandType, ask, draw, was_asked
+from latchwork_workflows.db.definitions import load as load_definition
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.policies.dependents import Behind
+from latchwork_workflows.db.policies.dependents import behind as of_workflow
+from latchwork_workflows.db.views import backfills, catalog
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of
+from latchwork_workflows.services.instances import Start, check_start
+from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
+from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
+from latchwork_workflows.web import Identity, Problem, Role
+
+Row: TypeAlias = Any
+#: Which workflows that wait for runs of a backfill's get one too.
+DEPENDENTS = ("none", "direct", "all")
+
+
+class Backfill(NamedTuple):
+    """What a backfill says.
+
+    Attributes:
+        dates: from one to another, or each by itself.
+        parallel: so many at a time.
+        order: ``asc``, the oldest first, or ``desc``.
+        stop_on_failure: no other date starts while one has failed.
+        params: instead of the definition's values, for all dates.
+        priority: instead of the definition's.
+        dry: every task succeeds without running.
+        no_cache: every task runs, whatever is known of its outputs.
+        dependents: which workflows that wait for runs of this one get a backfill over the same dates: ``none``,
+            ``direct``, or ``all``, with those that wait for these.
+    """
+
+    dates: DateRange | Sequence[date]
+    parallel: int = 1
+    order: str = "asc"
+    stop_on_failure: bool = False
+    params: Mapping[str, Any] = {}
+    priority: str | None = None
+    dry: bool = False
+    no_cache: bool = False
+    dependents: str = "none"
+
+
+class Seen(NamedTuple):
+    """A backfill, and how far it is.
+
+    Attributes:
+        row: of it: ``id``, ``project``, ``name``, ``version``, ``state``, ``parallel``, ``direction``,
+            ``stop_on_failure``, ``dates``, ``created_at``, ``ended_at``, ``by``.
+        counts: how many of its runs are in each state; ``submitted`` has those that were never started.
+    """
+
+    row: Row
+    counts: Mapping[str, int]
+
+
+def start(
+    parts: Parts, who: Identity, project: str, name: str, given: Backfill, *, unique_key: str | None = None
+) -> Asked:
+    """Ask for a backfill.
+
+    Raises:
+        Problem: 403, 404, 422 naming the field.
+        WrongState: the workflow is offline.
+        KeyReused: the key was given before, for another command.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        need(who, Role.OPERATOR, project)
+        body = load_definition(connection, row.code, row.version)
+    check_start(body, Start(given.params, given.priority))
+    _check(given)
+    wanted = _moments(given.dates, body)
+    args = {
+        "code": row.code,
+        "version": row.version,
+        "moments": wanted,
+        "params": dict(given.params),
+        "priority": given.priority,
+        "dry": given.dry,
+        "parallel": given.parallel,
+        "order": given.order,
+        "stop_on_failure": given.stop_on_failure,
+        "dependents": given.dependents,
+        **_fresh(given),
+    }
+    with parts.database.write() as connection:
+        if not row.online and not was_asked(connection, project, unique_key):
+            raise WrongState(f"{body.key} is offline; set it online to start it")
+        kind = CommandType.BACKFILL
+        on = draw(connection)
+        asked = ask(connection, kind, shard_id=on, args=args, project=project, unique_key=unique_key, by=who.name)
+        if asked.is_new:
+            details = {"workflow": name, "command": asked.id, "runs": len(wanted)}
+            told(connection, "backfill", by=who.name, project=project, details=details)
+            for each in _behind(connection, who, body.key, given.dependents):
+                _follow(connection, who, each, given, asked)
+    parts.poke(asked.shard)
+    return asked
+
+
+def behind(parts: Parts, who: Identity, project: str, name: str, dependents: str) -> list[str]:
+    """The workflows that a backfill with ``dependents`` leads to, as ``project.name``.
+
+    Raises:
+        Problem: 403, somebody may not backfill one of them.
+    """
+    with parts.database.read() as connection:
+        return [each.definition.key for each in _behind(connection, who, f"{project}.{name}", dependents)]
+
+
+def _behind(connection: sa.Connection, who: Identity, key: str, dependents: str) -> list[Behind]:
+    if dependents == "none":
+        return []
+    found = of_workflow(connection, key, is_all=dependents == "all")
+    for each in found:
+        _need_behind(who, each.definition.project)
+    return found
+
+
+def _need_behind(who: Identity, project: str) -> None:
+    """As ``need``, for a project that nobody asked for by its name: who may not see it is not told that."""
+    if who.may(Role.VIEWER, project):
+        need(who, Role.OPERATOR, project)
+        return
+    role = Role.OPERATOR.word
+    what = "a workflow that waits for this one is in a project that you may not see"
+    raise Problem(403, f"{what}, and {who.name} is no {role} there; ask an administrator for that role", needs=role)
+
+
+def _follow(connection: sa.Connection, who: Identity, each: Behind, given: Backfill, first: Asked) -> None:
+    """A backfill of a workflow that waits for the one of ``first``, in its shard and after it.
+
+    There it is made after the runs that it waits for: made before, its tasks would find those of another time.
+    """
+    try:
+        moments = moments_of(given.dates, each.definition.schedule, time.time())
+    except ValueError:
+        return  # its schedule fires on none of these dates
+    args: dict[str, Any] = {
+        "code": each.code,
+        "version": each.version,
+        "moments": moments,
+        "params": {},
+        "priority": None,
+        "dry": given.dry,
+        "parallel": given.parallel,
+        "order": given.order,
+        "stop_on_failure": given.stop_on_failure,
+        "cause": first.id,
+        **_fresh(given),
+    }
+    asked = ask(connection, CommandType.BACKFILL, shard_id=first.shard, args=args, by=who.name)
+    details = {"workflow": each.definition.name, "command": asked.id, "runs": len(moments), "cause": first.id}
+    told(connection, "backfill", by=who.name, project=each.definition.project, details=details)
+
+
+def _fresh(given: Backfill) -> dict[str, bool]:
+    """Only where it is asked for: a key that was given before this could be asked is of the same command still."""
+    return {"no_cache": True} if given.no_cache else {}
+
+
+def _check(given: Backfill) -> None:
+    problems = []
+    if not 1 <= given.parallel <= MOST_PARALLEL:
+        problems.append(("parallel", f"{given.parallel} is not from 1 to {MOST_PARALLEL:,}"))
+    if given.order not in {"asc", "desc"}:
+        problems.append(("order", f"{given.order[:40]!r} is neither asc nor desc"))
+    if given.dependents not in DEPENDENTS:
+        problems.append(("dependents", f"{given.dependents[:40]!r} is none of {', '.join(DEPENDENTS)}"))
+    if problems:
+        path, message = problems[0]
+        raise Problem(422, f"{path}: {message}", errors=problems)
+
+
+def find(parts: Parts, who: Identity, number: int) -> Seen:
+    """A backfill that somebody may see.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, backfills.find(connection, number), f"backfill {number}")
+        return Seen(row, backfills.counts(connection, [number])[number])
+
+
+def listed(
+    parts: Parts,
+    who: Identity,
+    *,
+    project: str = "",
+    workflow: str = "",
+    before: int | None = None,
+    most: int = 50,
+) -> list[Seen]:
+    """The newest backfills that somebody may see; of a project, and of a workflow of it.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        if workflow:
+            there = catalog.find(connection, project, workflow)
+            codes: list[int] | None = [seen(who, there, f"workflow {project}.{workflow}").code]
+        else:
+            codes = seen_codes(connection, who, project)
+        rows = backfills.newest(connection, codes=codes, before=before, most=most)
+        counts = backfills.counts(connection, [row.id for row in rows])
+    return [Seen(row, counts[row.id]) for row in rows]
+
+
+def runs(
+    parts: Parts,
+    who: Identity,
+    number: int,
+    *,
+    state: str = "",
+    after: float | None = None,
+    most: int | None = None,
+) -> list[Row]:
+    """The runs of a backfill, the oldest moment first: ``id``, ``schedule_time``, ``state``, when it began and ended.
+
+    Args:
+        parts: of the desk.
+        who: asks.
+        number: of the backfill.
+        state: in this state; empty: in any.
+        after: of moments behind this one.
+        most: so many; None: all.
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        seen(who, backfills.find(connection, number), f"backfill {number}")
+        return backfills.instances(connection, number, state=state, after=after, most=most)
+
+
+def moments(parts: Parts, who: Identity, project: str, name: str, dates: DateRange | Sequence[date]) -> list[float]:
+    """The schedule times that a backfill of these dates would have, the oldest first. Nothing is asked for.
+
+    Raises:
+        Problem: 404, 422.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        body = load_definition(connection, row.code, row.version)
+    return _moments(dates, body)
+
+
+def _moments(dates: DateRange | Sequence[date], body: Definition) -> list[float]:
+    try:
+        return moments_of(dates, body.schedule, time.time())
+    except ValueError as error:
+        raise Problem(422, f"dates: {error}", errors=[("dates", str(error))]) from None
+
+
+def stop(parts: Parts, who: Identity, number: int, *, unique_key: str | None = None) -> Asked:
+    """Ask that a backfill ends: none of its dates starts any more, and those at work are stopped.
+
+    Raises:
+        Problem: 403, 404, 409.
+        KeyReused: the key was given before, for another command.
+    """
+    row = find(parts, who, number).row
+    need(who, Role.OPERATOR, row.project)
+    with parts.database.write() as connection:
+        if not was_asked(connection, row.project, unique_key) and BackfillState(row.state) not in STOPPABLE:
+            raise Problem(409, f"backfill {number} is {row.state}; only one that is running or held can be stopped")
+        asked = ask(
+            connection,
+            CommandType.BACKFILL_STOP,
+            shard_id=row.shard,
+            args={"backfill": number},
+            project=row.project,
+            unique_key=unique_key,
+            by=who.name,
+        )
+        if asked.is_new:
+            details = {"workflow": row.name, "backfill": number}
+            told(connection, "backfill stop", by=who.name, project=row.project, details=details)
+    parts.poke(asked.shard)
+    return asked

@@ -1,0 +1,209 @@
+"""Why tasks and runs are where they are: what the answer needs, read from the database and, as far as it is there, the
+store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db import attempts
+from latchwork_workflows.db.policies import groups, limits, serials
+from latchwork_workflows.db.tables import shard
+from latchwork_workflows.db.views import slots
+from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
+from latchwork_workflows.keys import Item, project_group, slots_of, x_of
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.services import held
+from latchwork_workflows.services.limiting.holding import SlotTask, holders_of
+from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
+from latchwork_workflows.state import InstanceState, TaskState, base_of
+from latchwork_workflows.state.serial import GOING
+from latchwork_workflows.web import Identity
+
+Row: TypeAlias = Any
+#: So many tasks before a queued one are counted, and so many lanes read for one answer.
+MOST_AHEAD, _MOST_LANES = 200, 4
+#: So many cancels are looked for.
+_MOST_CANCELS = 200
+
+
+class _Read(NamedTuple):
+    """What was read for all of the tasks at once."""
+
+    owner: str
+    held: Mapping[str, Held]
+    limits: Mapping[str, int]
+    last: Mapping[int, attempts.Last]
+    workers: Mapping[tuple[int, int], Row]
+    full: Mapping[str, Full]
+    blamed: Mapping[str, str]
+
+
+def reasons(  # noqa: PLR0917 - one run, as it was read
+    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], names: Iterable[str]
+) -> dict[str, str]:
+    """Why each of these tasks is where it is, by name.
+
+    Args:
+        parts: of the desk.
+        who: asks: who holds a slot is told them as far as they may see it.
+        row: of the instance.
+        body: the version that it has.
+        tasks: of its run; elements of maps are needed only if they are asked for.
+        names: which are asked for.
+    """
+    wanted, known = set(names), {each.name for each in body.tasks}
+    asked = [each for each in tasks if each.name in wanted and base_of(each.name) in known]
+    others = {each.name: TaskState(each.state) for each in tasks}
+    read = _read(parts, who, row, body, tasks, asked)
+    workers, now = parts.workers(), time.time()
+    ahead = _ahead(parts, row, asked) if workers else {}
+    cancelled = _cancelled(parts, row, asked)
+    found = {}
+    for task in asked:
+        spec = body.task(base_of(task.name))
+        ended = read.last.get(task.id, attempts.Last(""))
+        claim = read.workers.get((task.id, task.n))
+        around = Known(
+            TaskState(task.state),
+            task.n,
+            task.failures,
+            task.wake_at,
+            InstanceState(row.state),
+            others,
+            read.owner,
+            crew=None
+            if workers is None
+            else _crew(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
+            limits=read.limits,
+            full=[read.full[each] for each in _lane(task) if each in read.full],
+            held=read.held.get(task.name),
+            is_cut=task.cut,
+            last=ended.outcome,
+            error=ended.error,
+            worker="" if claim is None else claim.worker,
+            blamed=read.blamed.get(task.name, ""),
+            cached_from=ended.cached_from,
+            until=task.until,
+            ahead=ahead.get(task.id),
+            cancel_sent_at=cancelled.get(x_of(task.id, task.n)),
+        )
+        found[task.name] = why(task.name, around, body, now)
+    return found
+
+
+def _read(  # noqa: PLR0917 - one caller
+    parts: Parts, who: Identity, row: Row, body: Definition, tasks: Sequence[Row], asked: Sequence[Row]
+) -> _Read:
+    names = {name for each in asked for name in _lane(each)}
+    taken = parts.slots() if names else None
+    with parts.database.read() as connection:
+        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+        sizes = groups.sizes(connection)
+        return _Read(
+            owner or "",
+            held.held(connection, row, body, tasks, [each.name for each in asked]),
+            sizes,
+            attempts.last_outcomes(connection, [each.id for each in asked]),
+            slots.at_work(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
+            {}
+            if taken is None
+            else _full(connection, who, body.project, sizes, {each: taken.get(each, ()) for each in names}),
+            blamed(body, {each.name: TaskState(each.state) for each in tasks}),
+        )
+
+
+def _is_queued(task: Row) -> bool:
+    return task.state == TaskState.SUBMITTED.value and task.queue_key is not None
+
+
+def _lane(task: Row) -> tuple[str, ...]:
+    """What a queued task needs a slot of each."""
+    return slots_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
+
+
+def _ahead(parts: Parts, row: Row, asked: Sequence[Row]) -> dict[int, Ahead]:
+    """Who is before the queued ones of these tasks in their lanes, by the id of the task.
+
+    A lane is read once, and no further than ``MOST_AHEAD`` tasks; of what is not in it, as its item is not there yet
+    or was taken a moment ago, nothing is said.
+    """
+    lanes: dict[str, dict[int, str]] = {}
+    for task in filter(_is_queued, asked):
+        lane, shelf, priority = task.queue_key.split("/")
+        name = f"{shelf}/{Item(task.id, task.n, row.shard, int(priority)).id}"
+        lanes.setdefault(lane, {})[task.id] = name
+    found: dict[int, Ahead] = {}
+    for lane in sorted(lanes)[:_MOST_LANES]:
+        line = parts.line(lane, MOST_AHEAD + 1)
+        if line is not None:
+            found.update(_places(line, lanes[lane]))
+    return found
+
+
+def _places(line: Line, wanted: Mapping[int, str]) -> Iterator[tuple[int, Ahead]]:
+    at = {name: number for number, name in enumerate(line.free)}
+    for task, name in wanted.items():
+        if name in at:
+            yield task, Ahead(at[name])
+        elif not line.is_whole and line.free and name > line.free[-1]:
+            yield task, Ahead(len(line.free) - 1, is_more=True)
+
+
+def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, float]:
+    """Of these tasks the attempts whose cancel was sent: asked for only while their run stops, or has failed."""
+    if row.state != InstanceState.READY_STOP.value and not row.ending:
+        return {}
+    in_hand = {TaskState.SUBMITTED.value, TaskState.RUNNING.value}
+    queued = [each for each in asked if each.state in in_hand and each.queue_key is not None]
+    return parts.cancelled([x_of(each.id, each.n) for each in queued[:_MOST_CANCELS]])
+
+
+def _full(
+    connection: sa.Connection, who: Identity, project: str, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
+) -> dict[str, Full]:
+    """Of these groups those that have no slot free, by name."""
+    found = {}
+    for name, holders in taken.items():
+        what, size = f"task group {name!r}", sizes.get(name)
+        if name == project_group(project):
+            limit = limits.find(connection, project)
+            what, size = f"project {project!r}", None if limit is None else limit.max_running_tasks
+        if size is not None and len(holders) >= size:
+            found[name] = Full(what, size, tuple(map(_said, holders_of(connection, who, holders))))
+    return found
+
+
+def _said(holder: SlotTask) -> str:
+    return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
+
+
+def _crew(workers: Sequence[WorkerSeen], group: str, kind: str, tenant: str | None) -> Crew:
+    mine = [each for each in workers if group in each.groups]
+    knowing = [each for each in mine if not each.types or kind in each.types]
+    refusing = sum(bool(each.tenants) and (tenant or "-") not in each.tenants for each in knowing)
+    slots, busy = sum(each.slots for each in mine), sum(each.busy for each in mine)
+    return Crew(len(mine), len(knowing), slots, busy, refusing)
+
+
+def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str, str]) -> list[Cause]:
+    """Why a run does not go on, or why it failed.
+
+    Args:
+        parts: of the desk.
+        row: of the instance.
+        tasks: of its run.
+        why_tasks: of those tasks of which it is known.
+    """
+    state, ahead = InstanceState(row.state), []
+    with parts.database.read() as connection:
+        if state is InstanceState.SERIAL_WAIT:
+            ahead = [each.id for each in serials.others(connection, row.code, but=row.id) if each.state in GOING]
+        owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
+    is_held = frozenset(each.name for each in tasks if each.queue_key is None)
+    states = {each.name: TaskState(each.state) for each in tasks}
+    return causes(state, states, is_held, why_tasks, Around(ahead, owner or "", row.backfill))

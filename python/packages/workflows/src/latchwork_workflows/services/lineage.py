@@ -1,0 +1,97 @@
+"""Who depends on whom: which workflows start others, and which wait for others' runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.model.lineage import Named
+from latchwork_workflows.services.parts import Parts, seen
+from latchwork_workflows.web import Identity, Role
+
+Row: TypeAlias = Any
+
+
+class Link(NamedTuple):
+    """That a workflow names another.
+
+    Attributes:
+        workflow: ``project.name`` of the one whose task names it.
+        other: what it names.
+    """
+
+    workflow: str
+    other: Named
+
+
+class Lineage(NamedTuple):
+    """Some workflows and what is between them.
+
+    Attributes:
+        workflows: their rows by ``project.name``, sorted; None: there is none of this name.
+        links: between them, by the workflow and the order of its tasks.
+        alone: how many workflows of those that were asked about name nobody and are named by nobody.
+    """
+
+    workflows: dict[str, Row | None]
+    links: list[Link]
+    alone: int
+
+
+def lineage(parts: Parts, who: Identity, *, project: str = "", workflow: str = "") -> Lineage:
+    """Of all workflows that somebody may see, of a project and its neighbours, or of all above and below a workflow.
+
+    What they may not see is left out, whether it is there or not.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        if workflow:
+            seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = catalog.newest_versions(connection, who.projects())
+        names = parts.lineage.of(connection, rows)
+    known: dict[str, Row | None] = {f"{row.project}.{row.name}": row for row in rows}
+    links = [
+        Link(f"{row.project}.{row.name}", each)
+        for row in rows
+        for each in names[row.code]
+        if who.may(Role.VIEWER, each.workflow.partition(".")[0])
+    ]
+    if workflow:
+        return _around(known, links, f"{project}.{workflow}")
+    wanted = {name for name in known if project in {"", name.partition(".")[0]}}
+    kept = [each for each in links if not project or project in _projects(each)]
+    linked = _ends(kept)
+    return Lineage({name: known.get(name) for name in sorted(linked)}, kept, len(wanted - linked))
+
+
+def _projects(link: Link) -> set[str]:
+    return {name.partition(".")[0] for name in (link.workflow, link.other.workflow)}
+
+
+def _ends(links: Iterable[Link]) -> set[str]:
+    return {name for each in links for name in (each.workflow, each.other.workflow)}
+
+
+def _around(known: dict[str, Row | None], links: Sequence[Link], name: str) -> Lineage:
+    """All that it leads to, and all that leads to it."""
+    below: dict[str, list[str]] = {}
+    above: dict[str, list[str]] = {}
+    for each in links:
+        below.setdefault(each.workflow, []).append(each.other.workflow)
+        above.setdefault(each.other.workflow, []).append(each.workflow)
+    wanted = _reached(below, name) | _reached(above, name)
+    kept = [each for each in links if each.workflow in wanted and each.other.workflow in wanted]
+    return Lineage({each: known.get(each) for each in sorted(wanted)}, kept, 0)
+
+
+def _reached(ways: dict[str, list[str]], start: str) -> set[str]:
+    found, open_ = {start}, [start]
+    while open_:
+        for each in ways.get(open_.pop(), ()):
+            if each not in found:
+                found.add(each)
+                open_.append(each)
+    return found

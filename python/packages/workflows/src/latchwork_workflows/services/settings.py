@@ -1,0 +1,223 @@
+"""Connections, environments and parameters: who sees them, who changes them, and how a connection is tried.
+
+Who may see a project sees the names; who may write its workflows sees the values too, which they could print in a task
+anyway, and changes those of the project. What is of all projects is changed by administrators of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from latchwork_workflows.db import settings
+from latchwork_workflows.db.commands import Asked
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.settings import ALL, SettingKind
+from latchwork_workflows.db.views.naming import TRIES, missing
+from latchwork_workflows.errors import Problem as Wrong
+from latchwork_workflows.model.settings.checks import (
+    MOST,
+    connection_problems,
+    environment_problems,
+    parameter_problems,
+)
+from latchwork_workflows.services import definitions
+from latchwork_workflows.services.instances import Start, start
+from latchwork_workflows.services.parts import Parts, need
+from latchwork_workflows.web import Identity, Problem, Role
+
+Row: TypeAlias = Any
+#: Seconds that a try of a connection takes at most.
+TRY_S = 30.0
+
+
+class Seen(NamedTuple):
+    """A connection, an environment or a parameter.
+
+    Attributes:
+        project: of which; empty: of all.
+        name: of it.
+        values: its columns besides; None: this one sees the name alone.
+        may_change: whether this one may change it.
+    """
+
+    project: str
+    name: str
+    values: Mapping[str, Any] | None
+    may_change: bool
+
+
+def listed(parts: Parts, who: Identity, kind: SettingKind, project: str | None = None) -> list[Seen]:
+    """Those that somebody may see, by project and name; None: of every project, else of this and of all."""
+    if not who.may_somewhere(Role.VIEWER):
+        return []
+    mine = who.projects()
+    wanted = mine if project is None else frozenset({project} if mine is None or project in mine else ())
+    with parts.database.read() as connection:
+        return [_seen(who, row) for row in settings.listed(connection, kind, wanted)]
+
+
+def _seen(who: Identity, row: Row) -> Seen:
+    columns = row._mapping  # noqa: SLF001 - public, in spite of its name
+    values = {name: each for name, each in columns.items() if name not in {"project", "name"}}
+    return Seen(row.project, row.name, values if may_read(who, row.project) else None, may_change(who, row.project))
+
+
+def may_read(who: Identity, project: str) -> bool:
+    """Whether somebody sees values of a project, or of all: who may write workflows that have them."""
+    return who.may(Role.EDITOR, project) if project else who.may_somewhere(Role.EDITOR)
+
+
+def may_change(who: Identity, project: str) -> bool:
+    """Whether somebody may change what a project has, or what all have."""
+    return who.may(_needed(project), project)
+
+
+def set_connection(parts: Parts, who: Identity, project: str, name: str, *, url: str, secret: str = "") -> bool:
+    """Store a connection; whether it is new.
+
+    Args:
+        parts: of the desk.
+        who: does it.
+        project: whose it is; empty: of all.
+        name: of it.
+        url: as SQLAlchemy reads it, without a password.
+        secret: the name of the password among the secrets of workers; empty: it has none.
+    Raises:
+        Problem: 403, 409, 422 naming the field; no message repeats the URL.
+    """
+    return _set(parts, who, "connection", project, name, values={"url": url, "secret": secret})
+
+
+def set_environment(
+    parts: Parts,
+    who: Identity,
+    project: str,
+    name: str,
+    variables: Mapping[str, Any],
+    *,
+    drop: Iterable[str] = (),
+    keep: bool = False,
+) -> bool:
+    """Store an environment; whether it is new. Arguments and errors as for ``set_connection``.
+
+    Args:
+        parts: of the desk.
+        who: does it.
+        project: whose it is; empty: of all.
+        name: of it.
+        variables: its variables.
+        drop: of those that it has, these go; with ``keep``.
+        keep: the variables that it has stay, but for those.
+    """
+    return _set(parts, who, "environment", project, name, values={"variables": dict(variables)}, keep=keep, drop=drop)
+
+
+def set_parameter(parts: Parts, who: Identity, project: str, name: str, value: Any) -> bool:
+    """Store a parameter, any JSON; whether it is new. Arguments and errors as for ``set_connection``."""
+    return _set(parts, who, "parameter", project, name, values={"value": value})
+
+
+def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: str) -> list[str]:
+    """Delete one; the workflows that name now what is not there, whose tasks will fail: sorted, each once.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    need(who, _needed(project), project)
+    with parts.database.write() as connection:
+        if not settings.delete(connection, kind, project, name):
+            raise Problem(404, f"there is no {kind} {name} of {_project(project)}")
+        told(connection, f"{kind} delete", by=who.name, project=project, details={kind: name})
+    with parts.database.read() as connection:
+        found = missing(connection, project or None)
+    return sorted({each.workflow for each in found if f"no {kind} {name!r}" in each.message})
+
+
+def try_connection(
+    parts: Parts, who: Identity, project: str, name: str, *, within: str = "", group: str = "default"
+) -> Asked:
+    """Ask a worker to open a connection: as a run of a workflow of one task, which is made for it.
+
+    So it is tried with the network, the drivers and the secrets that tasks have, and its log is kept.
+
+    Args:
+        parts: of the desk.
+        who: does it; an editor of the project that it is tried in.
+        project: of the connection; empty: of all.
+        name: of the connection.
+        within: the project that it is tried in, for one of all; empty: ``default``.
+        group: whose workers try it.
+    Raises:
+        Problem: 403, 404, 422.
+    """
+    at = project or within or "default"
+    if project and within not in {"", project}:
+        raise Problem(422, f"a connection of {project} is tried in {project}, and not in {within}")
+    need(who, Role.EDITOR, at)
+    with parts.database.read() as connection:
+        if settings.find(connection, "connection", project, name) is None:
+            raise Problem(404, f"there is no connection {name} of {_project(project)}")
+        if not project and settings.find(connection, "connection", at, name) is not None:
+            raise Problem(409, f"project {at} has a connection {name} of its own, which is used there; try that")
+    task = {"name": "connect", "type": "connect", "timeout_s": TRY_S, "params": {"connection": name}}
+    what = "Made by the page and the command that try a connection."
+    body = {"name": TRIES + name, "project": at, "description": what, "worker_group": group, "tasks": [task]}
+    definitions.apply(parts, who, body)
+    return start(parts, who, at, TRIES + name, Start())
+
+
+def _set(
+    parts: Parts,
+    who: Identity,
+    kind: SettingKind,
+    project: str,
+    name: str,
+    *,
+    values: dict[str, Any],
+    keep: bool = False,
+    drop: Iterable[str] = (),
+) -> bool:
+    need(who, _needed(project), project)
+    with parts.database.write() as connection:
+        before = settings.find(connection, kind, project, name, lock=True)
+        if keep and before is not None:
+            values["variables"] = {**before.variables, **values["variables"]}
+            values["variables"] = {key: each for key, each in values["variables"].items() if key not in set(drop)}
+        _check(kind, name, values)
+        if before is None and settings.count(connection, kind, project) >= MOST:
+            raise Problem(409, f"{_project(project)} has {MOST} {kind}s, and no more are taken; delete some first")
+        settings.write(connection, kind, project, name, values)
+        told(connection, f"{kind} set", by=who.name, project=project, details=_details(kind, name, before, values))
+    return before is None
+
+
+def _check(kind: SettingKind, name: str, values: Mapping[str, Any]) -> None:
+    if kind == "connection":
+        found: Iterable[Wrong] = connection_problems(name, values["url"], values["secret"])
+    elif kind == "environment":
+        found = environment_problems(name, values["variables"])
+    else:
+        found = parameter_problems(name, values["value"])
+    problems = [(each.path, each.message) for each in found]
+    if problems:
+        raise Problem(422, "; ".join(f"{path}: {message}" for path, message in problems[:5]), errors=problems)
+
+
+def _details(kind: SettingKind, name: str, before: Row | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit says: which, and what of it has changed; never a value."""
+    found: dict[str, Any] = {kind: name, "new": before is None}
+    if kind == "environment":
+        old, new = (before.variables if before is not None else {}), values["variables"]
+        found["variables"] = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))[:100]
+    elif kind == "connection" and before is not None:
+        found["changed"] = [key for key in ("url", "secret") if getattr(before, key) != values[key]]
+    return found
+
+
+def _needed(project: str) -> Role:
+    return Role.EDITOR if project != ALL else Role.ADMIN
+
+
+def _project(project: str) -> str:
+    return f"project {project}" if project else "all projects"
