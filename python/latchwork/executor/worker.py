@@ -1,6 +1,6 @@
 """``ExecutorWorker``: a node that runs the tasks of an executor, in threads or in processes of its own.
 
-docs/design/0022-executor.md has the steps and the races.
+docs/design/executor.md has the steps and the races.
 """
 
 from __future__ import annotations

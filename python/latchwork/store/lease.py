@@ -23,7 +23,7 @@ class Lease:
     """When to renew a lease, and whether it is over: a confirmation that comes after its end is too late. Pure.
 
     A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
-    much later, or a touch, which counts itself once a confirmed renewal was sent so much later (docs/design/0018).
+    much later, or a touch, which counts itself once a confirmed renewal was sent so much later (docs/design/locks.md).
 
     Args:
         opened_at: local clock time at which the request that created it was sent.

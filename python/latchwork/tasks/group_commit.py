@@ -4,7 +4,7 @@ While one transaction is on its way, what comes gathers for the next. Nothing wa
 alone goes alone. A refusal answers the units that it is about, the others go again. After an outcome that is unknown
 each unit is asked whether it landed.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations

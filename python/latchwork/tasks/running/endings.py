@@ -2,7 +2,7 @@
 
 ``DelayQueue`` does later what has to wait: pauses of retries, and ends that have to be tried again.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The placement of an item is a preference, its claim is the truth: whoever has it
 that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
 ``LeaseWatchdog`` tells the runs to stop before the session of their claims can end.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations
