@@ -174,12 +174,17 @@ class Renewer:
     @property
     def is_over(self) -> bool:
         """True once the lease is over, whether or not anybody was told yet."""
-        with self._lock:
+        if not self._lease.is_over(self._clock.now()):
+            return False
+        with self._lock:  # a confirmation that came before the end may be on its way into the lease
             return self._lease.is_over(self._clock.now())
 
     def remaining_s(self) -> float:
         """Seconds left, 0 when it is over."""
-        with self._lock:
+        left_s = self._lease.remaining_s(self._clock.now())
+        if left_s > 0.0:
+            return left_s
+        with self._lock:  # likewise
             return self._lease.remaining_s(self._clock.now())
 
     def silent_s(self) -> float:
