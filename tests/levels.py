@@ -29,7 +29,7 @@ EVERY_DAY = ("conformance/", "backends/", "trials/interrupts/test_signals.py")
 #: Samples of long forms: each play is in a run on one day in so many.
 PLAYS = {"trials/contract/": 5, "trials/primitives/": 5}
 #: What runs a part of itself only, which may change: nobody may rely on one test of it.
-SAMPLES = (*PLAYS, "trials/history/", "trials/chaos/", "trials/interrupts/", "model/")
+SAMPLES = (*PLAYS, "trials/history/", "trials/storms/", "trials/interrupts/", "model/")
 #: Folders whose tests any driver of protocols can run, and the drivers.
 DRIVEN = ("conformance/", "primitives/", "trials/primitives/", "trials/schedules/")
 DRIVERS = ("thread", "loop")

@@ -82,7 +82,7 @@ def test_what_misses_its_moment_twice_has_a_third_try_and_no_fourth(ci, misses, 
         "tests/trials/contract/test_faults.py::test_a[etcd35]",
         "tests/trials/primitives/test_locks.py::test_a",
         "tests/trials/schedules/test_schedules.py::test_a",
-        "tests/trials/chaos/test_chaos.py::test_a",
+        "tests/trials/storms/test_storms.py::test_a",
         "tests/backends/zookeeper/test_versions.py::test_versions_never_lie",
     ],
 )
@@ -94,7 +94,7 @@ def test_a_verdict_on_the_stores_is_final_at_once(ci, name):
 
 
 def test_a_test_whose_server_did_not_start_has_given_no_verdict(ci):
-    broken, judged = (f"tests/trials/chaos/test_chaos.py::test_{name}[etcd35]" for name in "ab")
+    broken, judged = (f"tests/trials/storms/test_storms.py::test_{name}[etcd35]" for name in "ab")
     code, said = ci(broken, no_verdict=[broken])
     assert code == 0
     assert "again on all" in said

@@ -21,10 +21,7 @@ CHECKS = [
     "interrupts",
     "loop",
     "mutants",
-    "chaos",
-    "workers-chaos",
-    "plans-chaos",
-    "workflows-chaos",
+    "storms",
     "fuzz",
     "api-fuzz",
     "core",
@@ -98,7 +95,7 @@ def test_the_help_names_each_target():
     assert set(phony) == TARGETS | {"help", "prerequisites"}
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"^  make (\w+)", shown, re.MULTILINE)) == TARGETS
-    assert [what for what in re.findall(r"WHAT=([\w-]+) ", shown) if what in CHECKS] == [*CHECKS, "chaos"]
+    assert [what for what in re.findall(r"WHAT=([\w-]+) ", shown) if what in CHECKS] == [*CHECKS, "storms"]
     assert f"WHAT={', '.join(BENCHES[:-1])} or {BENCHES[-1]}" in shown
 
 

@@ -23,7 +23,7 @@ def quick(tmp_path, monkeypatch):
         "tests/jobs/test_server.py": "from latchwork_testkit.servers import EtcdServer",
         "tests/store/test_store.py": "import latchwork",
         "tests/cli/test_why.py": "from latchwork.jobs import cron",
-        "tests/trials/chaos/test_storm.py": "from latchwork.jobs import cron",
+        "tests/trials/storms/test_storm.py": "from latchwork.jobs import cron",
     }
     for name, text in files.items():
         path = tmp_path / name

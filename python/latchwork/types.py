@@ -69,10 +69,7 @@ class At:
     @classmethod
     def of(cls, key: str, version: Hashable) -> At:
         """The check for a key and a version read earlier."""
-        check = object.__new__(cls)
-        object.__setattr__(check, "key", key)
-        object.__setattr__(check, "version", version)
-        return check
+        return cls(Entry(key, b"", version, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,7 @@ class Core:
         """
         if self._closed:
             raise Closed(f"the store {self.url} was closed; connect again")
-        if self._home.is_foreign:
-            raise self._home.error()
+        self._home.check()
 
     def reopened(self) -> Core:
         """Another one, connected as this one was."""

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trials.judges.faults import Fault
+
 #: Seconds from the moment at which somebody saw a submitter dead to the last one at which a task of it may begin: a
 #: claim may have been on its way.
 _LATE_S = 1.0
@@ -33,16 +35,6 @@ class Run:
     token: int
     start: float
     end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault that landed: when, and on which process; 0 is the server, and meant is everybody."""
-
-    kind: str
-    since: float
-    until: float
-    pid: int = 0
 
 
 @dataclass(slots=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
+from trials.judges.faults import Fault
+
 #: A fault over at most so long before a run ended, or begun so soon after, may have kept the end from being written
 #: down: connections come back, and calls go on, for as long as that.
 _BEFORE_S, _AFTER_S = 2.0, 1.0
@@ -35,16 +37,6 @@ class Run:
     end: float | None = None
     fire: float | None = None
     died: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault that landed, with the time it began and the time it was over."""
-
-    kind: str
-    since: float
-    until: float
-    pid: int = 0
 
 
 @dataclass(slots=True)

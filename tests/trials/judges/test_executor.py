@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trials.judges.executor import Fault, judge
+from trials.judges.executor import judge
+from trials.judges.faults import Fault
 
 TASK = "7-1"
 

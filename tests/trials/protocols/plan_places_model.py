@@ -4,8 +4,7 @@
     running/<n>     which item; dies with the session of the claim
 
 Workers see which places are free with a delay, lose answers, die and freeze. Judges: no more tasks run at a time than
-there are places; each task is run to its end; in the end no place is left. `MUTANTS` are checks of
-docs/design/plans.md.
+there are places; each task is run to its end; in the end no place is left. `MUTANTS` are what 0024 closes races with.
 """
 
 from __future__ import annotations

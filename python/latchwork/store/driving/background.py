@@ -52,10 +52,7 @@ class Background(Until):
         return self._ended.wait()
 
     def _run(self, protocol: Callable[[], Steps[object]]) -> None:
-        try:
-            run(protocol())
-        finally:
-            self._ended.set()
+        run(self._steps(protocol))
 
     async def _steps(self, protocol: Callable[[], Steps[object]]) -> None:
         try:
