@@ -11,7 +11,7 @@
 - lock: an uncontended acquire and release, as a multiple of the sync one; the raw client's in ``asyncio.to_thread``.
 
 Both sides take turns in one run, in the same thread: calls to etcd of the main thread, where interrupts come, are made
-by another one (docs/design/0015), whoever asks for them. What the sync side does in another thread is told too. Prints
+by another one (docs/design/steps.md), whoever asks for them. What the sync side does in another thread is told too. Prints
 figures and judges none of them.
 """
 

@@ -46,7 +46,7 @@ import sqlalchemy as sa
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import attempt, shard, task
 from latchwork_workflows.installation import initialize, join_store

@@ -2,7 +2,7 @@
 
 It does the least that gives each operation its meaning: no outcome is found out when an answer is lost. ``put+fence``,
 ``delete+fence`` and ``txn+fence`` also compare and overwrite a guard key, which is what makes a lost answer decidable
-(docs/design/0004): the raw cost of the same guarantee.
+(docs/design/etcd-writes.md): the raw cost of the same guarantee.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def pages_of(middle, command_id):
         *("/backfills", f"/backfills/{BACKFILLS}", f"/backfills/{BACKFILLS}?state=submitted"),
         *("/schedules", "/schedules/preview?cron=0+3+*+*+*", "/lineage", "/alerts", "/workers", "/settings"),
         *("/limits", "/limits/default", "/groups/bench", "/audit", "/users", "/account", "/api"),
-        *(f"/api/v1/backfills/{BACKFILLS}/runs?limit=500", "/api/v1/instances?limit=500"),
+        *(f"/api/v1/backfills/{BACKFILLS}/runs?limit=500", "/api/v1/runs?limit=500"),
     ]
 
 

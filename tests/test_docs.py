@@ -183,9 +183,9 @@ def test_no_python_or_command_of_the_readme_is_left_untested():
     assert sum(block.how == "runnable" for block in BLOCKS[README]) >= 5
 
 
-def test_the_readme_begins_with_the_two_commands_and_then_a_job_in_under_15_lines():
+def test_the_readme_begins_with_an_installation_and_a_job_in_under_15_lines():
     text = README.read_text(encoding="utf-8")
-    assert text.index("make demo") < text.index("make test") < text.index("```")
+    assert text.index("pip install") < text.index("```") < text.index("    make demo") < text.index("    make test")
     first = BLOCKS[README][0]
     assert (first.language, first.how) == ("python", "file=jobs.py")
     assert len(first.body.strip().splitlines()) < 15

@@ -1,6 +1,6 @@
 """Layers: which package may import which, that add-ons import public names alone, and that no imports go in a circle.
 
-docs/design/0000-map.md draws the same table for people.
+docs/design/architecture.md draws the same table for people.
 """
 
 from __future__ import annotations

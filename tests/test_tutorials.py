@@ -14,7 +14,7 @@ import pytest
 import latchwork
 from latchwork import executor
 from latchwork.jobs import inspect
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.home import Home
 from patience import eventually
 from test_docs import BLOCKS, REPOSITORY, environment, run_block

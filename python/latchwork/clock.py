@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Protocol
 
 #: What Python can wait at most is 292 years from its own clock's zero; half of that leaves room for any such zero.
@@ -46,9 +47,8 @@ class SystemClock:
     the main thread waits, handlers of signals run within half a second.
     """
 
-    def now(self) -> float:
-        """Seconds since boot, suspend included."""
-        return time.clock_gettime(_BOOTTIME)
+    #: Seconds since boot, suspend included. It is asked often: a call of the system and nothing around it.
+    now = staticmethod(partial(time.clock_gettime, _BOOTTIME))
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait until the event is set or the time has passed; True if it is set."""
@@ -64,6 +64,8 @@ class SystemClock:
 
         The caller checks after each slice: a notification that arrives at the end of one is given to nobody.
         """
+        if timeout_s is None and threading.get_ident() != threading.main_thread().ident:
+            return condition.wait()
         slice_s = _slice_s(timeout_s)
         is_last = timeout_s is not None and slice_s is not None and timeout_s <= slice_s
         return condition.wait(slice_s) or not is_last

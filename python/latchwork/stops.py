@@ -35,6 +35,8 @@ class StopSignal:
         self._mutex = mutex()
         self._listeners: dict[int, StopListener] = {}
         self._next_listener = 0
+        #: Called by each ``signal_stop``, for who runs the work: quick, and raises nothing.
+        self.wake: Callable[[], object] | None = None
 
     @property
     def should_stop(self) -> bool:
@@ -83,6 +85,9 @@ class StopSignal:
             self._is_stopped = True
             if self._event is not None:
                 self._event.set()
+        wake = self.wake
+        if wake is not None:
+            wake()
 
     def call_listeners(self) -> None:
         """Call the listeners that were not called yet; only after ``signal_stop``."""

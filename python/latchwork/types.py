@@ -69,7 +69,10 @@ class At:
     @classmethod
     def of(cls, key: str, version: Hashable) -> At:
         """The check for a key and a version read earlier."""
-        return cls(Entry(key, b"", version, 0, 0))
+        check = object.__new__(cls)
+        object.__setattr__(check, "key", key)
+        object.__setattr__(check, "version", version)
+        return check
 
 
 @dataclass(frozen=True, slots=True)

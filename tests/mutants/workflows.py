@@ -157,7 +157,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "settings are not checked again before the write",
-        "latchwork_workflows/services/definitions.py",
+        "latchwork_workflows/services/workflows.py",
         "        wrong += naming.problems(wanted, settings.of_project(connection, wanted.project))\n",
         "",
         id_of("workflows/settings", "what_was_removed_between_the_check_and_the_write_is_refused_too", on="file"),

@@ -469,6 +469,6 @@ def test_a_rate_limiter_is_refused(store):
 
 def test_the_error_says_who_made_it_and_what_to_do(store):
     lock = Lock(store, "a")
-    lock._home._forks -= 1
+    lock._home.is_foreign = True
     with pytest.raises(ForkedProcess, match=r"lock 'a' was made by process \d+ before a fork; connect again"):
         lock.acquire()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
@@ -158,3 +160,41 @@ def test_an_item_that_is_gone_is_ours_no_more():
     look([entry_of("a", 2, is_taken=True)])
     look([Change(NAMES.item("any", "s", "a"), None)])
     assert look.ours == {}
+
+
+def claim_of(item_id, version):
+    key = NAMES.claim_of(QueueItem(item_id, partition="any", sort_key="s"))
+    return Change(key, None if version is None else Entry(key, b"", version, 1, version, "s1"))
+
+
+def item_of(item_id, version):
+    return entry_of(item_id, version) if version else Change(NAMES.item("any", "s", item_id), None)
+
+
+def test_a_take_and_the_end_of_an_item_wake_nobody():
+    look = IsFree(NAMES, "any", lambda _: True)
+    assert not look.matters([entry_of("a", 2, is_taken=True), claim_of("a", 2)])
+    assert not look.matters([claim_of("a", None), item_of("a", None)])
+    assert look.matters([claim_of("a", None)])
+    assert look.matters([claim_of("a", None), entry_of("a", 3)])
+
+
+#: Batches of a watch: items and claims that are there, by a version of their own, or gone.
+batches = st.lists(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from((item_of, claim_of)), st.booleans()), max_size=3),
+    max_size=12,
+)
+
+
+@given(batches)
+def test_whatever_makes_an_item_free_wakes(history):
+    look = IsFree(NAMES, "any", lambda item: item.id == "a")
+    for number, events in enumerate(history, start=1):
+        batch = list(
+            {
+                change.key: change for change in (of(name, number * is_there or None) for name, of, is_there in events)
+            }.values()
+        )
+        before = look._good | look._bad
+        look(batch)
+        assert not (look._good | look._bad) - before or look.matters(batch)

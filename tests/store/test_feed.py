@@ -72,6 +72,20 @@ def test_changes_that_wait_are_merged_per_key_in_order_of_the_last_change():
     assert [change.key for change in inbox.take()] == ["b", "a"]
 
 
+def test_changes_that_do_not_matter_wait_for_one_that_does():
+    inbox = Inbox()
+    inbox.add([], ready=True)
+    inbox.take()
+
+    def matters(changes):
+        return any(change.entry is not None for change in changes)
+
+    assert not inbox.add([Change("a", None)], ready=True, matters=matters)
+    assert inbox.add([Change("b", entry("b", 1))], ready=True, matters=matters)
+    assert inbox.add([Change("c", None)], ready=True, matters=matters)
+    assert [change.key for change in inbox.take()] == ["a", "b", "c"]
+
+
 events = st.lists(
     st.tuples(st.sampled_from("abc"), st.booleans()),
     max_size=30,

@@ -335,7 +335,7 @@ def test_nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet(store)
 
 
 def test_a_lost_claim_tells_its_run_to_stop():
-    task = Taken(claim=None, context=TaskContext("t"))
+    task = Taken(claim=None, path="", context=TaskContext("t"))
     task.lose()
     assert (task.is_lost, task.context.should_stop, task.runs) == (True, True, False)
 

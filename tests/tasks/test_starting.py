@@ -48,7 +48,7 @@ def test_a_node_takes_one_item_at_a_time_that_came_back_from_nodes_that_died():
     chosen.begin()
     assert not chosen.accept(second)
     assert chosen.accept(item("fresh", 0))
-    assert chosen.over(item("a", SUSPECT + 1))
+    assert chosen.over(item("a", SUSPECT + 1).path)
     assert chosen.accept(second)
 
 

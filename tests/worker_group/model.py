@@ -2,7 +2,7 @@
 
 A process is a generator that yields calls; one call at a time is made. Every commit is judged by what it may do to the
 state it finds, so that each check that is left out (``Job.without``) is seen, not only what it leads to in the end.
-The store and its trouble are below; the protocol is that of docs/design/0018, small.
+The store and its trouble are below; the protocol is that of docs/design/locks.md, small.
 """
 
 from __future__ import annotations

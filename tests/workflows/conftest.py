@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_testkit.postgres import PostgresServer, find_postgres
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import upgrade
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.secrets import Secrets
 from missing import found_or_skipped

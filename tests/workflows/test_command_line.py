@@ -13,7 +13,7 @@ import typer
 import latchwork
 from latchwork.cli.main import application
 from latchwork.words import counted
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.keys import Item, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions

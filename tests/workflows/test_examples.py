@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.model.forms import read

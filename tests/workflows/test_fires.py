@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import schedules
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import fire, instance, schedule
-from latchwork_workflows.services.definitions import next_fire, next_fires
+from latchwork_workflows.services.workflows import next_fire, next_fires
 from patience import eventually
 from workflows.hands import a_workflow
 

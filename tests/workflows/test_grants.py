@@ -6,11 +6,11 @@ import uuid
 import pytest
 
 import latchwork
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import of_people
 from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.policies.grants import Grant
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.maintenance import document_of, import_document
 from latchwork_workflows.state import Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions

@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import definitions
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.maintenance import document_of, import_document
 from workflows.hands import a_workflow, stage_in_memory

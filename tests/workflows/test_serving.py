@@ -14,7 +14,7 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError
 from latchwork_workflows import Serve, ServeOptions
-from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys

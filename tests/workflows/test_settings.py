@@ -7,17 +7,17 @@ import sqlalchemy as sa
 from alembic import command as alembic
 from alembic.config import Config
 
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database, settings
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import attempt, event, task
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.maintenance import Doctor, import_document
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.checks import url_problem
 from latchwork_workflows.model.values import Run, values_of
-from latchwork_workflows.services import definitions
+from latchwork_workflows.services import workflows
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
 from latchwork_workflows.worker.preparing import with_password
@@ -365,14 +365,14 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
 @FILE
 def test_what_was_removed_between_the_check_and_the_write_is_refused_too(client, stage, monkeypatch):
     client.set_connection("shop", "sqlite://")
-    check = definitions.check
+    check = workflows.check
 
     def checked(*args):
         found = check(*args)
         client.remove_setting("connection", "shop")
         return found
 
-    monkeypatch.setattr(definitions, "check", checked)
+    monkeypatch.setattr(workflows, "check", checked)
     with pytest.raises(DefinitionInvalid, match="no connection 'shop'"):
         client.apply(flow({"a": of("sql", connection="shop", statement="SELECT 1")}))
 

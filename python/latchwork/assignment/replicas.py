@@ -83,7 +83,7 @@ def place_replicas(problem: ReplicaProblem) -> ReplicaPlan:
     Returns:
         The plan; of several equally good ones always the same, but perhaps not in another version.
     Source:
-        docs/design/0003-balanced-as-flow.md.
+        docs/design/assignment.md.
     """
     workers, items = sorted(problem.workers), sorted(problem.items)
     number = {worker: n for n, worker in enumerate(workers)}

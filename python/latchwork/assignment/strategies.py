@@ -193,7 +193,7 @@ class Balanced(_Placing):
     With weights, a worker's squared load counts inversely to its weight, which is the largest it has in any job.
 
     Source:
-        docs/design/0003-balanced-as-flow.md.
+        docs/design/assignment.md.
     """
 
     name = "balanced"

@@ -2,7 +2,7 @@
 
 Keys: see ``keys``. Who submits need not run anything, and who runs need not be there yet.
 
-docs/design/0022-executor.md has the steps and the races.
+docs/design/executor.md has the steps and the races.
 """
 
 from __future__ import annotations

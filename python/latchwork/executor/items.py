@@ -60,7 +60,7 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
     @property
     def id(self) -> str:
         """The id of the task."""
-        return self.own_id if self.is_detached else task_id_of(self.sid, self.number)
+        return self.own_id if self.sid == DETACHED else task_id_of(self.sid, self.number)
 
     @property
     def target(self) -> Target | None:
@@ -75,15 +75,16 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
     @property
     def item_ids(self) -> list[str]:
         """The names of its copies in the backlog."""
-        return [item_id_of(self.id, copy) for copy in range(len(self.lanes))]
+        task_id = self.id
+        return [item_id_of(task_id, copy) for copy in range(len(self.lanes))]
 
     def result_key(self, keys: Keys) -> str:
         """Where its outcome goes."""
-        return keys.outcome(self.id) if self.is_detached else keys.result(self.sid, self.number)
+        return keys.outcome(self.own_id) if self.sid == DETACHED else keys.result(self.sid, self.number)
 
     def to_bytes(self) -> bytes:
         """Return the value of an item: a line of JSON without defaults, then the payload."""
-        return encode(self.without_payload()) + b"\n" + self.payload
+        return encode(replace(self, payload=b"")) + b"\n" + self.payload
 
     @classmethod
     def of(cls, value: bytes) -> TaskItem:
@@ -97,10 +98,6 @@ class TaskItem(Struct, frozen=True, omit_defaults=True):
         if not newline or (item.is_detached and not item.own_id):
             raise BadRecord(f"value {short(value)} is not a task")
         return replace(item, payload=payload)
-
-    def without_payload(self) -> TaskItem:
-        """Return the same task without its payload."""
-        return replace(self, payload=b"") if self.payload else self
 
 
 _ITEM: Decoder[TaskItem] = Decoder(TaskItem, "a task")
@@ -118,6 +115,8 @@ def task_of(value: bytes) -> TaskItem:
 
 def may_run(item: TaskItem, member_id: str, labels: Mapping[str, object]) -> bool:
     """Whether a member that has these labels may run a task."""
+    if item.stored_target is None:
+        return True
     match item.target:
         case Member(wanted, otherwise):
             return wanted == member_id or otherwise == "any"
@@ -142,6 +141,8 @@ def other_copies(backlog: WorkQueue, item: TaskItem, keep: str) -> list[Delete]:
         item: the task.
         keep: the name of the copy that stays.
     """
-    names = [(lane, item_id_of(item.id, copy)) for copy, lane in enumerate(item.lanes)]
+    if len(item.lanes) == 1:
+        return []
+    names = zip(item.lanes, item.item_ids, strict=True)
     places = [(place, name) for lane, name in names if name != keep for place in dict.fromkeys((lane, ANY))]
     return [Delete(backlog.key(place, item.shelf, name)) for place, name in places]

@@ -94,7 +94,7 @@ class WorkerProfile:
         Args:
             item: the task.
             lane: where it is.
-            members: who is there; None while that is not known.
+            members: who is there; None while that is not known. It matters in the lanes of others alone.
         """
         if not self.knows(item.function):  # in our lane nobody else would look at it
             return lane == self.lane and not _waits_for(item, self.member_id)
@@ -190,12 +190,12 @@ class Lanes(WorkerHooks):
 
     def accept(self, item: QueueItem) -> bool:
         """Whether it is for us; what is no task is, so that it gets out of the way."""
-        lane = item.path.partition("/")[0]
+        lane = item.partition
         try:
             found = task_of(item.value)
         except BadRecord:
             return True
-        return self._node.suits(found, lane, self._members())
+        return self._node.suits(found, lane, None if lane in (ANY, self._node.lane) else self._members())
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Its submitter has to be there."""
@@ -309,9 +309,11 @@ class Lanes(WorkerHooks):
         """Another try, or the outcome for who waits for it."""
         item = task_of(claim.value)
         self.over(claim.item.path, claim.item.id)
+        if outcome.failure is None:
+            return self._done(item, outcome, claim)
         attempt = tries_of(_why(claim)) + 1
         pause_s = after_failure(self._retry(item), attempt, outcome) if is_retried(item, outcome) else None
-        if pause_s is not None and outcome.failure is not None:
+        if pause_s is not None:
             why = f"try {attempt} failed on {self._node.member_id}: {outcome.failure.summary}"
             return Release(why[:300], after_s=pause_s, count=False, lane=self._home_of(claim))
         return self._done(item, outcome, claim)
@@ -349,15 +351,16 @@ class Lanes(WorkerHooks):
 
     def _done(self, item: TaskItem, outcome: Outcome, claim: QueueClaim) -> Done:
         stored = outcome.to_bytes()
+        landed: Callable[..., object] = bool
         if len(stored) > INLINE_BYTES:
             ref = self._large.write(claim, item.sid, item.result_key(self._keys), stored)
-            stored = ref.to_bytes()
+            stored, landed = ref.to_bytes(), partial(self._large.named, claim)
         ops = self._ended(item, stored, keep=claim.item.id)
-        return Done(tuple(self._wanted(item)), tuple(ops), partial(self._large.named, claim))
+        return Done(tuple(self._wanted(item)), tuple(ops), landed)
 
     def _wanted(self, item: TaskItem) -> list[Check]:
         """That somebody waits for it."""
-        return [] if item.is_detached else [_is_there(self._keys, item.sid)]
+        return [] if item.sid == DETACHED else [Exists(self._keys.sub(item.sid))]
 
     def _over(self, item: TaskItem, outcome: Outcome, *, keep: str) -> list[Op]:
         """A short outcome, and the end of the other copies; that of the copy itself is its claim's."""
@@ -374,10 +377,6 @@ def _waits_for(item: TaskItem, member_id: str) -> bool:
     """Whether a task waits until a member of this id can run it."""
     target = item.target
     return isinstance(target, Member) and target.id == member_id and target.otherwise == "wait"
-
-
-def _is_there(keys: Keys, sid: str) -> Check:
-    return Exists(keys.sub(sid))
 
 
 def _died(item: TaskItem, attempts: int, why: str) -> TaskDied:
@@ -447,6 +446,8 @@ class LargeOutcomes:
 
     def over(self, claim: QueueClaim) -> None:
         """The claim is over: what no result names is deleted, in the background. Asks no store."""
+        if not self._written:
+            return
         with self._lock:
             found = self._written.pop(claim, None)
         if found is not None:

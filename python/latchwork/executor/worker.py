@@ -1,6 +1,6 @@
 """``ExecutorWorker``: a node that runs the tasks of an executor, in threads or in processes of its own.
 
-docs/design/0022-executor.md has the steps and the races.
+docs/design/executor.md has the steps and the races.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from latchwork._base.decoding import encode
 from latchwork.checks import is_number
@@ -22,7 +21,7 @@ from latchwork.executor.lanes import Lanes, WorkerProfile
 from latchwork.executor.pickers import Load
 from latchwork.executor.placing import Offer, read_load
 from latchwork.executor.sweeping import ExecutorSweeper
-from latchwork.primitives import Group, QueueClaim, View, ViewChange, WorkQueue
+from latchwork.primitives import Group, View, ViewChange, WorkQueue
 from latchwork.store import Backoff, Session, Store, Watch
 from latchwork.store import session_ttl_s as ttl_s
 from latchwork.store.driving.background import Background
@@ -76,16 +75,6 @@ class ExecutorWorkerOptions:
     run_loop: RunAsync | None = None
 
 
-class TaskQueue(WorkQueue):
-    """The backlog of an executor: with each dead letter comes an outcome for who waits."""
-
-    extra_dead: Any = None
-
-    def try_take(self, partitions: Sequence[str], **options: Any) -> list[QueueClaim]:
-        """See ``WorkQueue``."""
-        return super().try_take(partitions, **{"extra_dead": self.extra_dead, **options})
-
-
 class ExecutorWorkerSession:
     """Runs tasks as long as one session lasts. Safe to share between threads.
 
@@ -119,11 +108,10 @@ class ExecutorWorkerSession:
         self.group = Group(
             store, keys.group, member_id=node.member_id, weight=plan.weight, labels=node.labels, session=session
         )
-        self._backlog = TaskQueue(
+        self._backlog = WorkQueue(
             store, keys.backlog, max_attempts=plan.max_attempts, session=session, label=node.member_id
         )
         self.lanes = Lanes(store, keys, self._backlog, node, self._members)
-        self._backlog.extra_dead = self.lanes.extra_dead
         self._leash = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
             plan.slots,

@@ -8,7 +8,7 @@ item has a greater token, so of two cells with one item that with the greater to
 
 A write is fenced by the owner of the items' locks: a node that takes one of them over deletes that owner first, so from
 then on nothing of the former node lands. Runs that start together share one write: the first thread writes for
-all that wait meanwhile. docs/design/0007 has the races.
+all that wait meanwhile. docs/design/jobs.md has the races.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ because its worker died, begins again: each step looks at what is there.
 
 A task may wait for a plan of its own. It is ``child`` meanwhile: it has no item, so no worker has it. Its record names
 the plan, and the plan's record it. Whatever ends the plan makes the task's item again, in the same transaction and with
-a check of the task; the worker that takes that item finishes the task. docs/design/0024 has the races.
+a check of the task; the worker that takes that item finishes the task. docs/design/plans.md has the races.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Each edge of a plan's and a task's life: from what was read to one transaction. Pure; nothing here does I/O.
 
-Who may call an edge, what may have happened meanwhile, and which check notices it: docs/design/0024.
+Who may call an edge, what may have happened meanwhile, and which check notices it: docs/design/plans.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A shift is its work during one session. The claims of a shift are bound to its session, so all of them end together.
 
-docs/design/0024-plans.md has the steps and the races.
+docs/design/plans.md has the steps and the races.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from latchwork.types import (
     Entry,
     Exists,
     Fence,
+    HasId,
     Op,
     Ordered,
     Put,
@@ -152,13 +153,10 @@ class Calls:
         parts = self._scope.checks(checks)
         sent = [op.sent if isinstance(op, Resolved) else self._scope.op(op) for op in ops]
         simple = list(parts)
-        check_transaction(simple, sent, self._unlimited.capabilities)
-        for op in sent:
-            if not isinstance(op, Delete):
-                self._usable(op.session)
+        self._usable(check_transaction(simple, sent, self._unlimited.capabilities))
         backend = self._backend
         future = backend.commit(simple, sent) if by is None else by.carry(backend, simple, sent)
-        return mapped(future, self._committed, lambda error: self._conflict(error, parts, sent, ops))
+        return mapped(future, self._scope.committed, lambda error: self._conflict(error, parts, sent, ops))
 
     def _write(self, op: Op) -> Future[Committed]:
         """Commit one operation without checks: refuses what ``commit`` refuses, with less work."""
@@ -171,12 +169,6 @@ class Calls:
 
     def _only_entry(self, done: Committed) -> Entry:
         return self._scope.entry(done.entries[0])
-
-    def _committed(self, done: Committed) -> Committed:
-        if not self._scope.prefix:
-            return done
-        entries = tuple(self._scope.entry(entry) for entry in done.entries)
-        return Committed(done.token, entries, tuple(self._scope.relative(key) for key in done.deleted))
 
     def _conflict(
         self, error: BaseException, parts: dict[SimpleCheck, Check], sent: Sequence[Op], ops: Sequence[Op | Resolved]
@@ -248,16 +240,17 @@ def check_value(key: str, value: bytes) -> None:
         raise ValueTooLarge(msg)
 
 
-def _size_of_check(check: SimpleCheck) -> int:
+def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
     """An absent key counts twice: a server may look by writing and deleting it."""
-    if isinstance(check, SessionAlive):
-        return 0
-    return len(check.key) * (2 if isinstance(check, Absent) else 1)
+    keys = [check for check in checks if not isinstance(check, SessionAlive)]
+    return sum([len(check.key) * (2 if isinstance(check, Absent) else 1) for check in keys])
 
 
-def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> None:
+def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> HasId | None:
     """Refuse a transaction that is contradictory or beyond the backend's limits.
 
+    Returns:
+        The session that it binds keys to.
     Raises:
         ValueError: a key is written twice, or two sessions are used.
         InvalidKey: a key is written below one that the transaction binds to a session.
@@ -265,22 +258,24 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
         TransactionTooLarge: too many checks, operations or bytes.
     """
     keys: set[str] = set()
-    sessions: set[str] = set()
-    size = sum(map(_size_of_check, checks))
+    session: HasId | None = None
+    size = _size_of_checks(checks)
     for op in ops:
-        if op.key in keys:
-            raise ValueError(f"key {op.key!r} is written twice in one transaction; write it once")
-        keys.add(op.key)
-        size += len(op.key)
-        if not isinstance(op, Delete):
-            check_value(op.key, op.value)
-            size += len(op.value)
-            if op.session is not None:
-                sessions.add(op.session.id)
-    if len(sessions) > 1:
-        msg = f"two sessions in one transaction ({', '.join(sorted(sessions))}); use one transaction for each"
-        raise ValueError(msg)
-    if sessions:
+        key = op.key
+        if key in keys:
+            raise ValueError(f"key {key!r} is written twice in one transaction; write it once")
+        keys.add(key)
+        size += len(key)
+        if isinstance(op, Delete):
+            continue
+        check_value(key, op.value)
+        size += len(op.value)
+        if op.session is not None:
+            if session is not None and op.session.id != session.id:
+                both = ", ".join(sorted((session.id, op.session.id)))
+                raise ValueError(f"two sessions in one transaction ({both}); use one transaction for each")
+            session = op.session
+    if session is not None and len(ops) > 1:
         _check_leaves(ops)
     for count, limit, what in (
         (len(checks), capability.max_txn_checks, "checks"),
@@ -290,12 +285,13 @@ def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capabili
         if count > limit:
             msg = f"the transaction has {count:,} {what}, the limit of {capability.name} is {limit:,}; split it"
             raise TransactionTooLarge(msg)
+    return session
 
 
 def _check_leaves(ops: Sequence[Op]) -> None:
     """Refuse a key below a session-bound one; what the store has of either is up to the backend."""
     written = [op for op in ops if not isinstance(op, Delete)]
-    leaves = tuple(f"{op.key}/" for op in written if op.session is not None)
+    leaves = tuple([f"{op.key}/" for op in written if op.session is not None])
     for op in written:
         if op.key.startswith(leaves):
             leaf = next(leaf for leaf in leaves if op.key.startswith(leaf))[:-1]

@@ -91,7 +91,8 @@ class Core:
         """
         if self._closed:
             raise Closed(f"the store {self.url} was closed; connect again")
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
 
     def reopened(self) -> Core:
         """Another one, connected as this one was."""

@@ -6,21 +6,23 @@ Nothing here touches the network.
 from __future__ import annotations
 
 import os
+from weakref import WeakSet
 
 from latchwork.errors import ForkedProcess
 from latchwork.store.steps import Signal
 
-#: Forks between the first process and this one: to ask the system each time for the process takes longer.
-_forks = 0
+_guards: WeakSet[ForkGuard] = WeakSet()
 
 
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - of the process, as is what it counts
-    _forks += 1
+def _mark_foreign() -> None:
+    """Mark all guards, in a child of a fork."""
+    for guard in list(_guards):
+        guard.is_foreign = True
+    _guards.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_count_fork)
+    os.register_at_fork(after_in_child=_mark_foreign)
 
 
 def lost_by_fork() -> Signal:
@@ -31,7 +33,10 @@ def lost_by_fork() -> Signal:
 
 
 class ForkGuard:
-    """The process that made an object; a child of it must not use the object. Safe to share, also with children.
+    """The process that made an object; a child of it must not use the object. Thread-safe, also with children.
+
+    Attributes:
+        is_foreign: True in a child. It costs nothing to ask in the process that made the object.
 
     Args:
         what: the object, as the error's message begins.
@@ -39,24 +44,22 @@ class ForkGuard:
         remedy: what to do in the child.
     """
 
+    __slots__ = ("__weakref__", "_pid", "_remedy", "_what", "is_foreign")
+
     def __init__(
         self, what: str, *, made: str = "made", remedy: str = "connect again in the child, make another"
     ) -> None:
         self._what = f"{what} was {made}"
         self._remedy = remedy
         self._pid = os.getpid()
-        self._forks = _forks
-
-    @property
-    def is_foreign(self) -> bool:
-        """True in a child."""
-        return self._forks != _forks
+        self.is_foreign = False
+        _guards.add(self)
 
     def check(self) -> None:
-        """Let a call pass.
+        """Raise ``ForkedProcess`` in a child of the process that made the object."""
+        if self.is_foreign:
+            raise self.error()
 
-        Raises:
-            ForkedProcess: this process is a child of the one that made the object.
-        """
-        if self._forks != _forks:
-            raise ForkedProcess(f"{self._what} by process {self._pid} before a fork; {self._remedy}")
+    def error(self) -> ForkedProcess:
+        """Return the error for a use in a child."""
+        return ForkedProcess(f"{self._what} by process {self._pid} before a fork; {self._remedy}")

@@ -23,7 +23,7 @@ class Lease:
     """When to renew a lease, and whether it is over: a confirmation that comes after its end is too late. Pure.
 
     A renewal counts from its send. With a gap, it counts only once another confirmed renewal was sent at least so
-    much later, or a touch, which counts itself once a confirmed renewal was sent so much later (docs/design/0018).
+    much later, or a touch, which counts itself once a confirmed renewal was sent so much later (docs/design/locks.md).
 
     Args:
         opened_at: local clock time at which the request that created it was sent.
@@ -174,12 +174,17 @@ class Renewer:
     @property
     def is_over(self) -> bool:
         """True once the lease is over, whether or not anybody was told yet."""
-        with self._lock:
+        if not self._lease.is_over(self._clock.now()):
+            return False
+        with self._lock:  # a confirmation that came before the end may be on its way into the lease
             return self._lease.is_over(self._clock.now())
 
     def remaining_s(self) -> float:
         """Seconds left, 0 when it is over."""
-        with self._lock:
+        left_s = self._lease.remaining_s(self._clock.now())
+        if left_s > 0.0:
+            return left_s
+        with self._lock:  # likewise
             return self._lease.remaining_s(self._clock.now())
 
     def silent_s(self) -> float:

@@ -125,7 +125,7 @@ class Mirror(Feed, Mapping[str, Entry]):
 
         lane = self._dispatcher.lane(drain, f"the mirror of {self.prefix!r}")
         with self._changed.mutex:
-            state = [self._scope.change(Change(key, entry)) for key, entry in self._tracker.known.items()]
+            state = self._scope.changes([Change(key, entry) for key, entry in self._tracker.known.items()])
             inbox.add(state, ready=self._tracker.ready)
             self._listeners = {**self._listeners, lane: inbox}
         lane.signal()
@@ -137,12 +137,13 @@ class Mirror(Feed, Mapping[str, Entry]):
         for lane in self._listeners if not self._home.is_foreign else ():
             self._remove(lane)
 
-    def _deliver(self, changes: list[Change]) -> None:
+    def _deliver(self, changes: list[Change]) -> bool:
         if changes or not self._announced:
             self._announced = self._tracker.ready
             self._version += 1
         for inbox in self._listeners.values():
             inbox.add(changes, ready=self._tracker.ready)
+        return True
 
     def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inboxes know
         for lane, inbox in self._listeners.items():

@@ -138,7 +138,8 @@ class Session:
         Raises:
             ForkedProcess: it was opened before a fork, by the parent.
         """
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         return Fence(self.token, (SessionAlive(self.id),))
 
     def on_lost(self, fn: Callable[[], None], *, or_closed: bool = False) -> Callable[[], None]:
@@ -155,7 +156,8 @@ class Session:
             TypeError: it is no plain function.
             ForkedProcess: the session was opened before a fork, by the parent.
         """
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
@@ -185,7 +187,8 @@ class Session:
             TypeError: it is no plain function.
             ForkedProcess: the session was opened before a fork, by the parent.
         """
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
@@ -201,13 +204,13 @@ class Session:
             Closed: it was closed here.
             ForkedProcess: it was opened before a fork, by the parent.
         """
-        self._home.check()
-        with self._lock:
-            if self._closed:
-                raise Closed(f"session {self.id} was closed; open another with store.open_session()")
-            if self._is_over():
-                msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
-                raise SessionLost(msg)
+        if self._home.is_foreign:
+            raise self._home.error()
+        if self._closed:
+            raise Closed(f"session {self.id} was closed; open another with store.open_session()")
+        if self._is_over():
+            msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
+            raise SessionLost(msg)
 
     def carry(self, backend: Backend, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
         """As ``Backend.commit``; where its own backend can, in a transaction that renews this session, too."""

@@ -22,7 +22,7 @@ from latchwork.backends.futures import Outcome, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import call_outside, entrance
+from latchwork.interrupts import call_outside, entrance, here
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -217,14 +217,18 @@ class Ask(Step[T]):
     __slots__ = ("_args", "_at", "_call", "_options")
 
     def __init__(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
-        super().__init__()
+        self.timeout_s = None
         self._call: Callable[..., T] = call
         self._args = args
         self._options = options
 
     def block(self) -> T:
-        """Make the call in this thread."""
-        return call_outside(self._call, *self._args, **self._options)
+        """Make the call in this thread, as ``interrupts.call_outside`` does."""
+        before, here.is_inside = here.is_inside, False
+        try:
+            return self._call(*self._args, **self._options)
+        finally:
+            here.is_inside = before
 
     @property
     def asked(self) -> Asked:
@@ -357,7 +361,7 @@ class Until(Step[bool]):
     def __init__(
         self, timeout_s: float | None, block: Callable[[], bool], listen: Listen, is_so: Callable[[], bool]
     ) -> None:
-        super().__init__(timeout_s)
+        self.timeout_s = timeout_s
         self._wait = block
         self._listen = listen
         self._is_so = is_so
@@ -368,7 +372,7 @@ class Until(Step[bool]):
 
     def begin(self) -> Future[bool]:
         """Wait without blocking."""
-        return _when(self._listen)
+        return when(self._listen)
 
     def late(self) -> bool:
         """Whether it is so."""
@@ -384,7 +388,7 @@ class Pause(Until):
         super().__init__(timeout_s, partial(clock.wait, signal, timeout_s), signal.call_when_set, signal.is_set)
 
 
-def _when(listen: Listen) -> Future[bool]:
+def when(listen: Listen) -> Future[bool]:
     """A future that ends with True when the call is made that is given to ``listen``; its end takes the call back."""
     future: Outcome[bool] = Outcome()
     take_back = listen(lambda: resolve(future, True))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from latchwork.backends.base import BackendWatch, Broken, Current, Delta, Snapshot, WatchEvent
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Batch = tuple[Change, ...]
+#: Whether to wake the reader of a watch for new changes.
+Matters = Callable[[Sequence[Change]], bool]
 
 
 class Inbox:
@@ -39,12 +41,21 @@ class Inbox:
         self._first = True
         self.filled = False
 
-    def add(self, changes: list[Change], *, ready: bool) -> None:
-        """Take changes in. The first batch waits for the first snapshot, and may be empty."""
+    def is_filled(self) -> bool:
+        """Whether a batch waits."""
+        return self.filled
+
+    def add(self, changes: list[Change], *, ready: bool, matters: Matters | None = None) -> bool:
+        """Take changes in, and return whether a batch waits. The first waits for the first snapshot, and may be empty.
+
+        With ``matters`` a later batch waits once there was a change in it that matters.
+        """
         for change in changes:
             self._pending.pop(change.key, None)
             self._pending[change.key] = change
-        self.filled = ready and (self._first or bool(self._pending))
+        if not self.filled and ready:
+            self.filled = self._first or (bool(changes) and (matters is None or matters(changes)))
+        return self.filled
 
     def take(self) -> Batch:
         """Everything that waits, sorted by key in the first batch, in order of change later."""
@@ -100,11 +111,9 @@ class Feed:
                 self._error = event.error
             elif isinstance(event, Delta) and event.beside is not None:
                 self._beside = event.beside
-            changes = self._tracker.fold(event)
-            if self._scope.prefix:
-                changes = [self._scope.change(change) for change in changes]
-            self._deliver(changes)
-            self._changed.ring()
+            changes = self._scope.changes(self._tracker.fold(event))
+            if self._deliver(changes) or isinstance(event, Broken):
+                self._changed.ring()
         self._after(changes)
         if isinstance(event, Broken):
             _log.error("the watch of %r has ended: %s", self.prefix, event.error)
@@ -123,8 +132,9 @@ class Feed:
         self._on_close(self)
         self._is_shut = True  # last: after an interrupt before this the next close does all of it again
 
-    def _deliver(self, changes: list[Change]) -> None:
-        """Hand the changes to readers; called with the mutex held."""
+    def _deliver(self, changes: list[Change]) -> bool:
+        """Hand the changes to readers, with the mutex held; return whether to wake who waits."""
+        raise NotImplementedError
 
     def _after(self, changes: list[Change]) -> None:
         """Signal listeners; called without the mutex."""
@@ -133,24 +143,20 @@ class Feed:
         """Wait until the condition is true, then take what was waited for; both are called with the mutex held."""
         if timeout_s is not None and math.isnan(timeout_s):
             raise ValueError(f"timeout_s must be None or a number of seconds, not {timeout_s!r}")
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         deadline = None if timeout_s is None else self._clock.now() + timeout_s
         while True:
             with self._changed.mutex:
                 if is_true():
                     return take()
-                self._refuse_ended()
+                if self._error is not None or self._closed:
+                    raise self._error or Closed(f"the watch of {self.prefix!r} was closed")
                 rings = self._changed.rings
             left = None if deadline is None else deadline - self._clock.now()
             if left is not None and left <= 0:
                 raise WaitTimeout(f"{what} of {self.prefix!r} did not come within {timeout_s:.3g} s")
             await self._changed.rung(rings, self._clock, left)
-
-    def _refuse_ended(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise Closed(f"the watch of {self.prefix!r} was closed")
 
 
 class Watch(Feed):
@@ -159,10 +165,18 @@ class Watch(Feed):
     The first batch is the current state, sorted by key, possibly empty. After that, every change that commits is
     reported, at most one per key in a batch: states in between may be merged. Batches are not atomic across keys. The
     watch resumes by itself after any trouble. Iteration ends after ``close()``; a permission found lost raises.
+
+    Attributes:
+        matters: called with new changes: whether to wake the reader for them. If not, they come with the next that do.
+            It is called in a thread of the client library: it is quick, takes no locks, and raises nothing. None wakes
+            the reader each time.
     """
+
+    matters: Matters | None
 
     def __init__(self, prefix: str, scope: Scope, clock: Clock, dispatcher: Dispatcher) -> None:
         super().__init__(prefix, scope, clock, keep_values=False)
+        self.matters = None
         self._dispatcher = dispatcher
         self._inbox = Inbox()
         self._lane: Lane | None = None
@@ -195,7 +209,7 @@ class Watch(Feed):
             ForkedProcess: it was opened by the parent of this process.
             PermissionDenied: the account may not read here any more.
         """
-        return await self._await(lambda: self._inbox.filled, self._inbox.take, timeout_s, "a change")
+        return await self._await(self._inbox.is_filled, self._inbox.take, timeout_s, "a change")
 
     def subscribe(self, fn: Callable[[Batch], None], on_error: Callable[[LatchworkError], None] | None = None) -> None:
         """Instead of iterating: call ``fn`` with each batch, in order, on the store's callback pool.
@@ -222,8 +236,8 @@ class Watch(Feed):
         if self._lane is not None and not self._home.is_foreign:
             self._lane.close()
 
-    def _deliver(self, changes: list[Change]) -> None:
-        self._inbox.add(changes, ready=self._tracker.ready)
+    def _deliver(self, changes: list[Change]) -> bool:
+        return self._inbox.add(changes, ready=self._tracker.ready, matters=self.matters)
 
     def _after(self, changes: list[Change]) -> None:  # noqa: ARG002 - the inbox knows
         if self._lane is not None:
@@ -274,17 +288,22 @@ class Tracker:
         return self._apply(event.changes)
 
     def _apply(self, changes: Iterable[Change]) -> list[Change]:
-        return [change for change in changes if self._take(change)]
-
-    def _take(self, change: Change) -> bool:
-        before = self.known.get(change.key)
-        entry = change.entry
-        if entry is None:
-            return self.known.pop(change.key, None) is not None
-        if before is not None and (before.version == entry.version or entry.token < before.token):
-            return False
-        self.known[change.key] = entry if self.keep_values else replace(entry, value=b"")
-        return True
+        new: list[Change] = []
+        for change in changes:
+            key, entry = change.key, change.entry
+            before = self.known.get(key)
+            if entry is None:
+                if before is None:
+                    continue
+                del self.known[key]
+            else:
+                if before is not None and (before.version == entry.version or entry.token < before.token):
+                    continue
+                if not self.keep_values:
+                    entry = Entry(key, b"", entry.version, entry.token, entry.created, entry.owner)
+                self.known[key] = entry
+            new.append(change)
+        return new
 
 
 def _missing(known: dict[str, Entry], entries: Iterable[Entry]) -> list[Change]:

@@ -4,14 +4,14 @@ While one transaction is on its way, what comes gathers for the next. Nothing wa
 alone goes alone. A refusal answers the units that it is about, the others go again. After an outcome that is unknown
 each unit is asked whether it landed.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,8 +98,9 @@ class GroupCommit:
             Closed: this was closed.
             ForkedProcess: it was made by the parent of this process.
         """
-        self._home.check()
-        unit = Unit(tuple(checks), tuple(ops), landed, self._clock.now() + timeout_s, self._prefix)
+        if self._home.is_foreign:
+            raise self._home.error()
+        unit = Unit(checks, ops, landed, self._clock.now() + timeout_s, self._prefix)
         with self._changed.mutex:
             if self._is_closed:
                 raise Closed("this group commit was closed; make another one")
@@ -141,7 +142,9 @@ class GroupCommit:
 
     def _taken(self) -> list[Unit]:
         """The next units, without those that were cancelled."""
-        units = gather(self._waiting, self._most) if self._waiting else []
+        if not self._waiting:
+            return []
+        units = gather(self._waiting, self._most)
         chosen = set(map(id, units))
         self._waiting = [unit for unit in self._waiting if id(unit) not in chosen]
         return [unit for unit in units if unit.future.running() or unit.future.set_running_or_notify_cancel()]
@@ -243,7 +246,6 @@ def _fail(unit: Unit, error: BaseException) -> None:
         _log.exception("a callback of a group commit failed")
 
 
-@dataclass(eq=False, slots=True)
 class Unit:
     """Checks and writes that belong together: all of them hold and land, or none.
 
@@ -261,27 +263,43 @@ class Unit:
         weight: its checks, those in fences counted.
     """
 
-    checks: tuple[Check, ...]
-    ops: tuple[Op, ...]
-    landed: Landed
-    until: float = math.inf
-    prefix: str = ""
-    future: Future[Committed | None] = field(default_factory=Future)
-    is_doubtful: bool = False
-    written: dict[str, bytes | None] = field(init=False)
-    asked: dict[str, Check] = field(init=False)
-    sessions: frozenset[str] = field(init=False)
-    size: int = field(init=False)
-    weight: int = field(init=False)
+    def __init__(
+        self, checks: Sequence[Check], ops: Sequence[Op], landed: Landed, until: float = math.inf, prefix: str = ""
+    ) -> None:
+        self.checks = tuple(checks)
+        self.ops = tuple(ops)
+        self.landed = landed
+        self.until = until
+        self.prefix = prefix
+        self.future: Future[Committed | None] = Future()
+        self.is_doubtful = False
+        self.written: dict[str, bytes | None] = {}
+        self.asked: dict[str, Check] = {}
+        self.sessions: set[str] = set()
+        self.size = self.weight = 0
+        self._note_ops()
+        self._note_checks()
 
-    def __post_init__(self) -> None:
-        self.written = {f"{self.prefix}{op.key}": _shared_bytes(op) for op in self.ops}
-        self.asked = dict(_keyed(self.checks, self.prefix))
-        bound = (op.session for op in self.ops if not isinstance(op, Delete))
-        self.sessions = frozenset(session.id for session in bound if session is not None)
-        values = sum(len(op.key) + (0 if isinstance(op, Delete) else len(op.value)) for op in self.ops)
-        self.size = values + sum(2 * len(key) for key in self.asked)
-        self.weight = sum(len(check.checks) if isinstance(check, Fence) else 1 for check in self.checks)
+    def _note_ops(self) -> None:
+        for op in self.ops:
+            self.size += len(op.key)
+            shared = None
+            if not isinstance(op, Delete):
+                self.size += len(op.value)
+                if op.session is not None:
+                    self.sessions.add(op.session.id)
+                elif isinstance(op, Put):
+                    shared = op.value
+            self.written[f"{self.prefix}{op.key}"] = shared
+
+    def _note_checks(self) -> None:
+        for check in self.checks:
+            parts, prefix = (check.checks, "") if isinstance(check, Fence) else ((check,), self.prefix)
+            self.weight += len(parts)
+            for part in parts:
+                if not isinstance(part, SessionAlive):
+                    self.asked[f"{prefix}{part.key}"] = part
+        self.size += 2 * sum(map(len, self.asked))
 
 
 @dataclass(slots=True)
@@ -303,13 +321,15 @@ class _Batch:
 
     def touches(self, unit: Unit) -> bool:
         """Whether one of the two writes what the other writes or asks about, or they contradict each other."""
-        if any(self.written[key] is None or self.written[key] != unit.written[key] for key in self._both_write(unit)):
-            return True
+        for key in self._both_write(unit):
+            if self.written[key] is None or self.written[key] != unit.written[key]:
+                return True
         if not self.asked.keys().isdisjoint(unit.written):
             return True
         if not self.written.keys().isdisjoint(unit.asked):
             return True
-        return any(self.asked.get(key, check) != check for key, check in unit.asked.items())
+        both_ask = self.asked.keys() & unit.asked.keys()
+        return bool(both_ask) and any(self.asked[key] != unit.asked[key] for key in both_ask)
 
     def _both_write(self, unit: Unit) -> set[str]:
         return self.written.keys() & unit.written.keys()
@@ -338,6 +358,8 @@ def gather(waiting: Sequence[Unit], most: int = MOST_OPS) -> list[Unit]:
         waiting: units in the order in which they came; not empty.
         most: no more units than this.
     """
+    if len(waiting) == 1:
+        return list(waiting)
     batch, behind = _Batch(), _Batch()
     for unit in waiting:
         if len(batch.units) < most and batch.has_room(unit) and not batch.touches(unit) and not behind.touches(unit):
@@ -360,7 +382,7 @@ def blamed(units: Sequence[Unit], error: Conflict) -> list[Unit]:
 
 def checks_of(units: Iterable[Unit]) -> list[Check]:
     """The checks of all, each once, in order."""
-    return list(dict.fromkeys(check for unit in units for check in unit.checks))
+    return list(dict.fromkeys([check for unit in units for check in unit.checks]))
 
 
 def ops_of(units: Iterable[Unit]) -> list[Op]:
@@ -371,16 +393,3 @@ def ops_of(units: Iterable[Unit]) -> list[Op]:
         found += [op for op in unit.ops if f"{unit.prefix}{op.key}" not in written]
         written.update(unit.written)
     return found
-
-
-def _shared_bytes(op: Op) -> bytes | None:
-    """What a write leaves, if a second one leaves the same; None for all others."""
-    return op.value if isinstance(op, Put) and op.session is None else None
-
-
-def _keyed(checks: Iterable[Check], prefix: str) -> Iterator[tuple[str, Check]]:
-    for check in checks:
-        if isinstance(check, Fence):
-            yield from _keyed(check.checks, "")
-        elif not isinstance(check, SessionAlive):
-            yield f"{prefix}{check.key}", check

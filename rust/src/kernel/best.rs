@@ -41,7 +41,7 @@ impl Task for Best<'_> {
 
 /// Up to so many workers a plain loop is faster for one key than vectors that are mostly padding.
 const FEW: usize = 8;
-/// Up to so many workers a key in each lane is faster than workers in lanes; measured on Zen 4, see docs/design/0009.
+/// Up to so many workers a key in each lane is faster than workers in lanes; measured on Zen 4, see docs/design/assignment.md.
 const IN_LANES: usize = 1024;
 const IN_FOUR_LANES: usize = 200;
 /// Vectors of keys that meet one worker: more would not fit into sixteen registers.

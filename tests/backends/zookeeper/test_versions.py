@@ -1,4 +1,4 @@
-"""No stale ``At`` ever passes: each test loses one of the races that docs/design/0005 lists, on purpose."""
+"""No stale ``At`` ever passes: each test loses one of the races that docs/design/zookeeper.md lists, on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task is cancelled at each of its awaits: what was asked for is held and known, or gone; see docs/design/0021.
+"""A task is cancelled at each of its awaits: what was asked for is held and known, or gone; see docs/design/steps.md.
 
 The plays are those of interrupts, through the twins: each call is a task. A cancellation comes before a wait, or when
 what was waited for has come and the task has not been told yet. `make check WHAT=interrupts` has every await of every

@@ -6,7 +6,7 @@
 Workers build and start children, end the task, cancel and recover the plan. A child ends as it likes, some times badly;
 somebody cancels and recovers plan and child, each by itself. In the end the plan has to complete.
 
-`MUTANTS` are the fences of 0024's table of child plans, each left out. That of the claim in a hand-over is kept, though
+`MUTANTS` are the fences of docs/design/plans.md, each left out. That of the claim in a hand-over is kept, though
 no run was seen to need it besides the check of the task.
 """
 

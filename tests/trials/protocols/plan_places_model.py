@@ -4,7 +4,8 @@
     running/<n>     which item; dies with the session of the claim
 
 Workers see which places are free with a delay, lose answers, die and freeze. Judges: no more tasks run at a time than
-there are places; each task is run to its end; in the end no place is left. `MUTANTS` are what 0024 closes races with.
+there are places; each task is run to its end; in the end no place is left. `MUTANTS` are checks of
+docs/design/plans.md.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import Any
 
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.policies import groups
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.logs import open_logs

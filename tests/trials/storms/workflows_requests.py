@@ -15,9 +15,9 @@ from datetime import date, timedelta
 import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import backfill, command, definition, instance
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import WrongState
 from trials.storms.workflows_work import PERIODS_S
 

@@ -52,12 +52,12 @@ def test_a_repeated_key_starts_nothing_more_also_after_the_run(ask, seeds):
 
 def test_a_repeated_stop_is_answered_as_the_first_although_the_run_has_ended_since(ask, seeds):
     run, key = seeds.run(HALF), {"Idempotency-Key": "stop-it"}
-    first = ask("admin").post(f"/api/v1/instances/{run}:stop", headers=key)
+    first = ask("admin").post(f"/api/v1/runs/{run}:stop", headers=key)
     with seeds.database.write() as connection:
         connection.execute(sa.update(instance).where(instance.c.id == run).values(state="stopped", active=False))
-    again = ask("admin").post(f"/api/v1/instances/{run}:stop", headers=key)
+    again = ask("admin").post(f"/api/v1/runs/{run}:stop", headers=key)
     assert (again.status_code, again.json()["command"]) == (202, first.json()["command"])
-    assert ask("admin").post(f"/api/v1/instances/{run}:stop").status_code == 409
+    assert ask("admin").post(f"/api/v1/runs/{run}:stop").status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_repeated_stop_is_answered_as_the_first_although_the_run_has_ended_sin
 def test_a_command_that_the_state_does_not_take_is_a_conflict_that_names_what_is_possible(
     ask, made, which, action, possible
 ):
-    answer = ask("admin").post(f"/api/v1/instances/{made[which]}:{action}")
+    answer = ask("admin").post(f"/api/v1/runs/{made[which]}:{action}")
     assert answer.status_code == 409
     assert answer.json()["possible"] == possible
     assert answer.json()["state"] in answer.json()["detail"]
@@ -80,14 +80,14 @@ def test_a_command_that_the_state_does_not_take_is_a_conflict_that_names_what_is
 
 def test_what_is_told_to_be_possible_is_taken(ask, seeds, made):
     for run in made.values():
-        for action in ask("admin").get(f"/api/v1/instances/{run}").json()["possible"]:
-            assert ask("admin").post(f"/api/v1/instances/{run}:{action}").status_code == 202
+        for action in ask("admin").get(f"/api/v1/runs/{run}").json()["possible"]:
+            assert ask("admin").post(f"/api/v1/runs/{run}:{action}").status_code == 202
 
 
 @pytest.mark.parametrize("action", ["wake", "failover", "waiting-thread", "timer"])
 def test_what_masters_tell_each_other_is_refused(ask, made, seeds, action):
     before = len(rows(seeds, sa.select(command.c.id)))
-    answer = ask("admin").post(f"/api/v1/instances/{made['half']}:{action}")
+    answer = ask("admin").post(f"/api/v1/runs/{made['half']}:{action}")
     assert answer.status_code == 403
     assert "masters" in answer.json()["detail"]
     assert len(rows(seeds, sa.select(command.c.id))) == before
@@ -151,12 +151,12 @@ def test_lists_go_by_key_and_miss_nothing(ask, seeds):
     for query in ("", "&project=billing", "&state=running", "&project=billing&workflow=close&state=running"):
         seen, before = [], ""
         while True:
-            part = ask("admin").get(f"/api/v1/instances?limit=2{query}{before}").json()
+            part = ask("admin").get(f"/api/v1/runs?limit=2{query}{before}").json()
             if not part:
                 break
             seen += [each["id"] for each in part]
             before = f"&before={seen[-1]}"
-        whole = [each["id"] for each in ask("admin").get(f"/api/v1/instances?limit=500{query}").json()]
+        whole = [each["id"] for each in ask("admin").get(f"/api/v1/runs?limit=500{query}").json()]
         assert seen == whole == sorted(whole, reverse=True)
         assert len(whole) >= 5
     names, after = [], ""
@@ -170,7 +170,7 @@ def test_lists_go_by_key_and_miss_nothing(ask, seeds):
 def test_nobody_sees_runs_of_a_project_that_is_not_theirs(ask, seeds):
     seeds.run([])
     seeds.run([], name="close", given=BILLING)
-    for path in ("/api/v1/instances?limit=500", "/api/v1/workflows?limit=500"):
+    for path in ("/api/v1/runs?limit=500", "/api/v1/workflows?limit=500"):
         assert {each["project"] for each in ask("viewer-of-default").get(path).json()} == {"default"}
         assert {each["project"] for each in ask("stranger").get(path).json()} == {"billing"}
         assert ask("nobody").get(path).json() == []
@@ -178,7 +178,7 @@ def test_nobody_sees_runs_of_a_project_that_is_not_theirs(ask, seeds):
 
 def test_a_log_is_read_by_part_and_whole_and_not_in_the_middle_of_a_letter(ask, seeds):
     run = seeds.run([])
-    task = ask("admin").get(f"/api/v1/instances/{run}").json()["tasks"][0]
+    task = ask("admin").get(f"/api/v1/runs/{run}").json()["tasks"][0]
     letters = "é" * 40_000 + "\x1b[2Jend\n"
     log = attempt_with(seeds, run, task, letters.encode())
     text, offset = "", 0
@@ -218,7 +218,7 @@ def attempt_with(seeds, run, task, data, n=1):
 
 def test_a_log_that_is_not_there_yet_is_empty_and_one_without_a_store_is_said_so(ask, seeds, site):
     run = seeds.run(HALF)
-    task = ask("admin").get(f"/api/v1/instances/{run}").json()["tasks"][0]
+    task = ask("admin").get(f"/api/v1/runs/{run}").json()["tasks"][0]
     with seeds.database.write() as connection:
         row = {"task": task["id"], "n": 9, "claim": 99_999, "kind": "retry", "worker": "w", "started_at": 1.0}
         connection.execute(sa.insert(attempt).values(**row, log_ref=f"1/{run}/{task['id']}/9.99999.log"))
@@ -233,10 +233,10 @@ def test_a_log_that_is_not_there_yet_is_empty_and_one_without_a_store_is_said_so
 
 def test_a_task_says_why_it_is_where_it_is(ask, seeds):
     half, bad = seeds.run(HALF), seeds.run(BAD)
-    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/instances/{half}").json()["tasks"]}
+    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/runs/{half}").json()["tasks"]}
     assert "waits for 'load'" in ask("admin").get(f"/api/v1/tasks/{by_name['report']}").json()["why"]
     assert "queued" in ask("admin").get(f"/api/v1/tasks/{by_name['archive']}").json()["why"]
-    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/instances/{bad}").json()["tasks"]}
+    by_name = {each["name"]: each["id"] for each in ask("admin").get(f"/api/v1/runs/{bad}").json()["tasks"]}
     failed = ask("admin").get(f"/api/v1/tasks/{by_name['extract-orders']}").json()
     assert "3 attempts of 3" in failed["why"]
     assert [each["n"] for each in failed["attempts"]] == [3, 2, 1]
@@ -245,7 +245,7 @@ def test_a_task_says_why_it_is_where_it_is(ask, seeds):
 
 def test_every_change_is_told_with_who_made_it(ask, seeds):
     run = seeds.run(HALF)
-    ask("operator-of-default").post(f"/api/v1/instances/{run}:pause")
+    ask("operator-of-default").post(f"/api/v1/runs/{run}:pause")
     newest = ask("admin-of-default").get("/api/v1/audit?limit=1").json()[0]
     assert (newest["by"], newest["kind"], newest["instance"], newest["project"]) == (
         "operator-of-default",
@@ -283,8 +283,8 @@ def test_a_database_that_is_away_is_said_so_and_says_when_to_come_back(ask, site
 
 def test_states_that_the_api_takes_are_those_that_there_are(ask):
     for each in InstanceState:
-        assert ask("admin").get(f"/api/v1/instances?state={each.value}").status_code == 200
-    assert ask("admin").get("/api/v1/instances?state=gone").status_code == 422
+        assert ask("admin").get(f"/api/v1/runs?state={each.value}").status_code == 200
+    assert ask("admin").get("/api/v1/runs?state=gone").status_code == 422
 
 
 def test_a_large_workflow_is_taken_and_one_that_is_too_large_is_refused(ask):

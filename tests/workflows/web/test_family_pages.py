@@ -63,15 +63,15 @@ def test_who_may_not_see_the_other_project_sees_nothing_of_the_child_or_the_pare
     assert "Part of" not in browser("stranger").get(f"/runs/{family.child}").text
     found = ask("viewer-of-default").get(f"/api/v1/tasks/{family.task('load')}").json()
     assert found["child"] is None
-    assert ask("viewer-of-default").get(f"/api/v1/instances/{family.id}/children").json() == []
+    assert ask("viewer-of-default").get(f"/api/v1/runs/{family.id}/children").json() == []
 
 
 def test_children_are_listed_with_their_tasks(ask, family):
-    (found,) = ask("admin").get(f"/api/v1/instances/{family.id}/children").json()
+    (found,) = ask("admin").get(f"/api/v1/runs/{family.id}/children").json()
     assert (found["id"], found["task"], found["map_index"], found["name"]) == (family.child, "load", -1, "close")
-    assert ask("admin").get(f"/api/v1/instances/{family.id}/children?before={family.child}").json() == []
+    assert ask("admin").get(f"/api/v1/runs/{family.id}/children?before={family.child}").json() == []
     assert ask("admin").get(f"/api/v1/tasks/{family.task('load')}").json()["child"] == family.child
-    assert ask("admin").get(f"/api/v1/instances/{family.child}").json()["parent_task"] == family.task("load")
+    assert ask("admin").get(f"/api/v1/runs/{family.child}").json()["parent_task"] == family.task("load")
 
 
 def test_what_a_dependent_waits_for_is_told_one_by_one(browser, family, ask):

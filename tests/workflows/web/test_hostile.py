@@ -122,9 +122,9 @@ def test_a_log_reference_that_leads_out_is_not_followed(ask, seeds, evil, tmp_pa
 
 @pytest.mark.parametrize("number", [0, -1, 2**63, 2**64, 10**30, "x", "1e3", "٣"])
 def test_numbers_that_no_database_has_are_refused_and_not_tried(ask, number):
-    for path in ("/api/v1/instances/{}", "/api/v1/tasks/{}", "/api/v1/commands/{}", "/runs/{}", "/tasks/{}"):
+    for path in ("/api/v1/runs/{}", "/api/v1/tasks/{}", "/api/v1/commands/{}", "/runs/{}", "/tasks/{}"):
         assert ask("admin").get(path.format(number)).status_code in {404, 422}, path
-    assert ask("admin").get(f"/api/v1/instances?before={number}").status_code == 422
+    assert ask("admin").get(f"/api/v1/runs?before={number}").status_code == 422
 
 
 def test_no_secret_is_in_any_answer(ask, browser, seeds):

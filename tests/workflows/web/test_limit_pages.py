@@ -104,7 +104,7 @@ def test_why_names_who_has_the_slots_as_far_as_one_may_see_them(browser, held, a
     run, found = held
     here = f"/tasks/{found[run, 'g1']}"
     assert "has no worker" in browser().get(here).text
-    why = ask("viewer-of-default").get(f"/api/v1/instances/{run}/why").json()
+    why = ask("viewer-of-default").get(f"/api/v1/runs/{run}/why").json()
     assert set(why["tasks"]) == {"g0", "g1", "g2", "g3"}
     assert why["cause"] == []  # something of it is at work
     assert 'href="/groups/few"' in browser().get(here).text
@@ -180,7 +180,7 @@ def test_a_run_that_failed_says_by_what_at_the_top_and_links_to_it(seeds, browse
     assert "behind &#39;extract-orders&#39;" in text
     good = seeds.run(GOOD)
     assert 'class="cause problem"' not in browser().get(f"/runs/{good}").text
-    document = ask("viewer-of-default").get(f"/api/v1/instances/{bad}/why").json()
+    document = ask("viewer-of-default").get(f"/api/v1/runs/{bad}/why").json()
     assert [each["task"] for each in document["cause"]] == ["extract-orders"]
 
 

@@ -30,8 +30,8 @@ def test_pages_and_commands_on_postgresql(database, tmp_path):
     paths += [f"/workflows/default/nightly{part}" for part in ("", "/runs", "/versions", "/start", "/edit")]
     paths += ["/schedules", "/workers", "/audit", "/users", "/account", "/healthz", "/metrics", "/tasks/1"]
     paths += [
-        "/api/v1/instances",
-        "/api/v1/instances?project=default&state=running",
+        "/api/v1/runs",
+        "/api/v1/runs?project=default&state=running",
         "/api/v1/tasks/1",
         "/api/v1/audit",
     ]
@@ -44,9 +44,9 @@ def test_pages_and_commands_on_postgresql(database, tmp_path):
                 answer.text[:300],
             )
         key = {"Idempotency-Key": f"stop-{name}"}
-        first, again = (client.post(f"/api/v1/instances/{runs[2]}:stop", headers=key).json() for _ in range(2))
+        first, again = (client.post(f"/api/v1/runs/{runs[2]}:stop", headers=key).json() for _ in range(2))
         assert (first["is_new"], again["is_new"], first["command"]) == (True, False, again["command"])
-        assert client.post(f"/api/v1/instances/{runs[0]}:pause", headers=key).status_code == 409
+        assert client.post(f"/api/v1/runs/{runs[0]}:pause", headers=key).status_code == 409
         for nasty in ("\x00", "\ud800", "%", "'"):
             body = {"definition": {"name": "x", "description": nasty, "tasks": [{"name": "a", "type": "noop"}]}}
             status = client.post("/api/v1/workflows", content=json.dumps(body)).status_code

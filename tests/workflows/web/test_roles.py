@@ -85,13 +85,13 @@ API = {
     "GET /api/v1/task-types": (401, 403, *(200,) * 6),
     "GET /api/v1/commands/{command_id}": VIEW,
     "POST /api/v1/commands/{command_id}:stop": of("operator", 204),
-    "GET /api/v1/instances": IN,
-    "GET /api/v1/instances/{instance_id}": VIEW,
-    "GET /api/v1/instances/{instance_id}/why": VIEW,
-    "POST /api/v1/instances/{instance_id}:{action}": of("operator", 202),
+    "GET /api/v1/runs": IN,
+    "GET /api/v1/runs/{run_id}": VIEW,
+    "GET /api/v1/runs/{run_id}/why": VIEW,
+    "POST /api/v1/runs/{run_id}:{action}": of("operator", 202),
     "GET /api/v1/tasks/{task_id}": VIEW,
     "GET /api/v1/tasks/{task_id}/elements": VIEW,
-    "GET /api/v1/instances/{instance_id}/children": VIEW,
+    "GET /api/v1/runs/{run_id}/children": VIEW,
     "POST /api/v1/tasks/{task_id}:{action}": of("operator", 202),
     "GET /api/v1/attempts/{attempt_id}/log": VIEW,
     "GET /api/v1/attempts/{attempt_id}/log/download": VIEW,
@@ -117,7 +117,7 @@ API = {
 PAGES = {
     "GET /": IN,
     "GET /runs": IN,
-    "GET /runs/{instance_id}": VIEW,
+    "GET /runs/{run_id}": VIEW,
     "GET /tasks/{task_id}": VIEW,
     "GET /attempts/{attempt_id}": VIEW,
     "GET /commands/{command_id}": VIEW,
@@ -149,7 +149,7 @@ PAGES = {
 }
 #: Changes by forms; they stand on what the API does, so the roles are told above, and here that they are the same.
 FORMS = {
-    "POST /runs/{instance_id}/ask": of("operator", 303),
+    "POST /runs/{run_id}/ask": of("operator", 303),
     "POST /tasks/{task_id}/ask": of("operator", 303),
     "POST /workflows/{project}/{name}/start": of("operator", 303),
     "POST /workflows/{project}/{name}/online": of("editor", 303),
@@ -264,7 +264,7 @@ def filled(route, world, seeds, name):
     """The address of a route, about things of `default`; actions so that they can be asked again and again."""
     method, path = route.split(" ")
     path = path.replace("/tasks/{task_id}:{action}", f"/tasks/{world['tasks']['archive']}:force-start")
-    path = path.replace("{instance_id}:{action}", f"{world['half']}:pause").replace("{instance_id}", str(world["half"]))
+    path = path.replace("{run_id}:{action}", f"{world['half']}:pause").replace("{run_id}", str(world["half"]))
     path = path.replace("{backfill_id}", str(world["backfill"])).replace("{delivery_id}", str(world["delivery"]))
     path = path.replace("{alert_id}", str(world["alert"]))
     if "/channels/{name}" in path:
@@ -375,7 +375,7 @@ FIELDS = {
     "POST /grants": {"project": "default", "grantee": "billing", "role": "viewer"},
     "POST /groups": {"name": "made", "size": "3"},
     "POST /limits": {"project": "made", "max_running_tasks": "3", "admission": "fail"},
-    "POST /runs/{instance_id}/ask": {"action": "pause"},
+    "POST /runs/{run_id}/ask": {"action": "pause"},
     "POST /tasks/{task_id}/ask": {"action": "force-start"},
     "POST /workflows/{project}/{name}/online": {"online": "yes"},
     "POST /workflows/{project}/{name}/schedule": {"enabled": "yes"},

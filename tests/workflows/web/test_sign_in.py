@@ -207,9 +207,9 @@ def test_the_proof_is_in_each_form_of_our_pages(browser, seeds):
 
 def test_the_api_asks_a_browser_for_the_same_proof(browser, seeds):
     run, client = seeds.run(HALF), browser()
-    assert client.post(f"/api/v1/instances/{run}:pause").status_code == 403
-    assert client.post(f"/api/v1/instances/{run}:pause", headers={"X-CSRF-Token": client.csrf}).status_code == 202
-    assert client.get(f"/api/v1/instances/{run}").status_code == 200
+    assert client.post(f"/api/v1/runs/{run}:pause").status_code == 403
+    assert client.post(f"/api/v1/runs/{run}:pause", headers={"X-CSRF-Token": client.csrf}).status_code == 202
+    assert client.get(f"/api/v1/runs/{run}").status_code == 200
 
 
 def test_who_comes_by_another_name_is_not_looked_at(site):

@@ -9,7 +9,7 @@ connection sent is now either applied or refused) and a read of the evidence:
     evidence <  number   it was not, and cannot be any more: it is sent again, in its old order
     evidence >  number   a later one was applied; this one is left unknown
 
-docs/design/0005 has the whole protocol.
+docs/design/zookeeper.md has the whole protocol.
 """
 
 from __future__ import annotations

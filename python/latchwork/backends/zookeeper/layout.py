@@ -11,7 +11,7 @@
     /<root>/@w/<uuid>        ephemeral: data: the number of the last write of a store's own connection
 
 Keys have no "#", so that the names with one are ours on every level. An implied parent is created and set once in the
-same multi: **a znode of version 0 is a key**. docs/design/0005 has the protocol built on this.
+same multi: **a znode of version 0 is a key**. docs/design/zookeeper.md has the protocol built on this.
 
 Nothing here touches the network.
 """

@@ -1,7 +1,7 @@
 """Writes down which runs are going on at this node, those that have lasted ``AFTER_S``, and how runs went.
 
 Short runs cost no write, however many there are. A node writes values of bounded size, at most once in ``EVERY_S``,
-and nothing while nothing changes. See docs/design/0012 for the runs that go on, and 0016 for how they went.
+and nothing while nothing changes. See docs/design/jobs.md.
 
 It looks at outcomes once in a period. When a job turned, to failing or back to well, it looks at once; but each turn of
 a job counts once in a period only, so that a job which fails every other time costs a few writes in a period.

@@ -1,7 +1,7 @@
 """What a node writes down about runs for people and programs outside: those that are going on, and how others went.
 
 Keys:   runs/<worker>      session-bound; JSON, absent while no run has lasted long enough
-        outcomes/<node>    JSON, bound to no session; rewritten now and then; see docs/design/0016
+        outcomes/<node>    JSON, bound to no session; rewritten now and then; see docs/design/jobs.md
 
 Only ``trim_outcomes`` touches the network.
 """

@@ -7,7 +7,7 @@ Keys:  <name>/board             the open phase, who is expected, how the last ph
 An arrival is written on condition that the board is unchanged, so it counts for the open phase. While a phase is open
 its arrivals only become more, so a member that has seen enough of them may end it, again on condition that the board is
 unchanged. Where each phase has its own number of parties, the first arrival writes that to the board in one transaction
-with itself. docs/design/0011 has the races.
+with itself. docs/design/groups-and-queues.md has the races.
 
 With few members all follow the arrivals, and the last to arrive ends the phase. With more than ``MANY`` each member
 would learn of each arrival, n x n events: there each draws, before it arrives, whether it follows, so that about

@@ -138,7 +138,7 @@ class SessionLock(GuardsWork):
             Closed: it, its session or its store was closed.
             ForkedProcess: it was made by the parent of this process.
         Source:
-            docs/design/0008.
+            docs/design/locks.md.
         """
         return (await self._acquire(timeout_s)).hold.place.fence
 

@@ -5,7 +5,7 @@ Keys:   <name>/t-<nonce>  one ticket per candidate, dies with the candidate's se
 Leader: the oldest ticket. Each other candidate watches exactly the ticket before its own. ``Observer`` follows the
         leader without being a candidate.
 
-docs/design/0006 and 0008 have the states, and which fence closes which race.
+docs/design/locks.md has the states, and which fence closes which race.
 """
 
 from __future__ import annotations

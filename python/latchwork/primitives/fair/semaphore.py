@@ -6,7 +6,7 @@ Keys:   <name>/leases/size       how many leases there are, as JSON
 Holder: the owner of a lease. Only the first in the queue may take one, in the transaction that deletes its ticket and
         checks the size; the others watch the ticket before their own, the first watches the leases.
 
-docs/design/0008 says why more than n can never be held.
+docs/design/locks.md says why more than n can never be held.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Order: by the token of the creation, which grows with every write: nothing can e
        ahead when it was created is all that ever will be, and a ticket that is gone from ahead never returns.
 Turn:  each waiter watches exactly one ticket ahead of its own.
 
-docs/design/0008 has the states, and which fence closes which race.
+docs/design/locks.md has the states, and which fence closes which race.
 """
 
 from __future__ import annotations

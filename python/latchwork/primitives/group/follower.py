@@ -5,7 +5,7 @@ Keys:  <name>/followers/t-<nonce>   one ticket for each that follows; dies with 
 The first of the followers writes the views. The second, its deputy, sees the members too, and writes what the first has
 left for a moment. All others see the head of the log, and the ticket before their own: it is gone, or begins to write.
 
-docs/design/0017 has the races.
+docs/design/groups-and-queues.md has the races.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Keys:  <name>/members/<id>   one per member, dies with its session: weight, labe
 A member is in once its key is there. It follows the views from the first call that asks for one: a member that nobody
 asks keeps no thread and no watch, and those of one process that are asked share one.
 
-docs/design/0017 has the races.
+docs/design/groups-and-queues.md has the races.
 """
 
 from __future__ import annotations

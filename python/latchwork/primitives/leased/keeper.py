@@ -6,7 +6,7 @@ Holder: the owner that the lock names, until its own deadline: the send of its l
 
 A keeper of another system, such as that of a job cluster, has ``owners/`` and ``locks/`` in the tree of that system.
 
-The decisions are in ``protocol``, their race analysis in docs/design/0006.
+The decisions are in ``protocol``, their race analysis in docs/design/locks.md.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class LockKeeper(Starts):
             ForkedProcess: it was made by the parent of this process.
             InvalidKey: the name cannot be a key.
         Source:
-            docs/design/0006.
+            docs/design/locks.md.
         """
         return await self._taking.acquire(name, timeout_s, Signal())
 
@@ -185,7 +185,7 @@ class LockKeeper(Starts):
                 ``held()``, call again for the rest.
             Closed, ForkedProcess, LatchworkError: as for ``acquire``.
         Source:
-            docs/design/0006.
+            docs/design/locks.md.
         """
         self._home.check()
         refuse_in_callback("locks of an earlier owner", timeout_s)

@@ -121,7 +121,7 @@ class PersistentLock(GuardsWork):
             Unavailable, OutcomeUnknown: the server could not be reached in that time; nothing is left behind.
             Closed: the lock, its keeper or its store was closed.
         Source:
-            docs/design/0006.
+            docs/design/locks.md.
         """
         return (await self._acquire(timeout_s)).fence
 

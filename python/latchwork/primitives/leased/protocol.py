@@ -7,7 +7,7 @@ Owner:  stops at the *send* of its last confirmed renewal plus the TTL (``store.
         session, a moment after the end of that (``grace_s``).
 Others: take over once they saw O unchanged for 1.05 TTL since the *response* that showed it, or without its sign for
         ``grace_s`` (``Sightings``), in a transaction that checks exactly that O and that L (``plan``).
-docs/design/0006 has the race each check closes, 0018 those of the sign.
+docs/design/locks.md has the race that each check closes.
 """
 
 from __future__ import annotations

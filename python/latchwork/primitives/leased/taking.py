@@ -1,6 +1,6 @@
 """How a lock keeper takes locks: what it has taken is held, also when an error ends the call.
 
-docs/design/0006 has the race analysis.
+docs/design/locks.md has the race analysis.
 """
 
 from __future__ import annotations

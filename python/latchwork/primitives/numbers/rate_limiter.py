@@ -7,7 +7,8 @@ Rule:  who takes permits knows, by its own clock, that the permits as many befor
        if the answer comes within the slack.
 
 From this follows what is promised: a permit is used, at the latest, the slack after it was written, and the one that
-follows it by the limit is written, at the earliest, the interval and the slack after that. docs/design/0011.
+follows it by the limit is written, at the earliest, the interval and the slack after that
+(docs/design/groups-and-queues.md).
 
 Permits are numbered in the order in which they are given. Every node remembers how many had been given when, by its own
 clock, it came to know of it; so a permit is at least as old as that.

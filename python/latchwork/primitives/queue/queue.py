@@ -4,7 +4,7 @@ Keys:   see ``items`` and ``puts``; all items are in the partition ``all``
 Order:  by the number that an item gets in the transaction that puts it. The sort key is the priority and a block of
         numbers, the id the priority and the number, so that items sort by priority, then by number.
 
-Both kinds are thin wrappers of ``WorkQueue``. docs/design/0011 has the steps, and why a new item wakes one taker.
+Both kinds are thin wrappers of ``WorkQueue``. docs/design/groups-and-queues.md has the steps.
 """
 
 from __future__ import annotations

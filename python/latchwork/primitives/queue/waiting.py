@@ -221,7 +221,8 @@ class Waiting:
                 is_done = await waiter.go_on(seen, patience)
             else:
                 head.is_watching = True
-                is_done = await waiter.follow(self._info.names.partition(partition), seen, patience)
+                prefix = self._info.names.partition(partition)
+                is_done = await waiter.follow(prefix, seen, patience, matters=seen.matters)
             if not is_done or seen.is_found:
                 return is_done
             await waiter.keep_trying(lambda: self._let_pass(head.place), patience)
@@ -270,6 +271,21 @@ class IsFree:
             self._note(change)
         self.is_found = bool(self._good)
         return self.is_found or (bool(self._bad) and not self.lets_pass)
+
+    def matters(self, changes: Iterable[Change]) -> bool:
+        """Return whether an item may have become free by changes. Called by another thread, it looks at nothing else.
+
+        It does by its own change, unless it was claimed in the same transaction, and by the end of its claim, unless
+        it ended with that.
+        """
+        places = {each.key: each.entry is not None for each in changes}
+        items, claims = f"{self._items}/", f"{self._claims}/"
+        for key, is_there in places.items():
+            if is_there and key.startswith(items) and not places.get(claims + key[len(items) :]):
+                return True
+            if not is_there and key.startswith(claims) and places.get(items + key[len(claims) :]) is not False:
+                return True
+        return False
 
     def free_items(self, most: int) -> list[QueueItem]:
         """Return the free items that are accepted, in order; none if there are more, or if one is a broken record.

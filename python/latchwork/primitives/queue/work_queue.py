@@ -5,7 +5,7 @@ Order:  partitions as the taker lists them; in a partition by sort key, under a 
         wait for each other: the key that those with one sort key share is written without a condition.
 Claim:  a session-bound key for the item. When its session ends the claim vanishes, and the item is where it was.
 
-docs/design/0019 has the steps, the races, and why a partition is never read as a whole.
+docs/design/groups-and-queues.md has the steps, the races, and why a partition is never read as a whole.
 """
 
 from __future__ import annotations

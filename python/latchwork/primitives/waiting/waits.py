@@ -29,7 +29,7 @@ from latchwork.store.forks import ForkGuard
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 from latchwork.store.store import Store
-from latchwork.store.watch import Batch, Watch
+from latchwork.store.watch import Batch, Matters, Watch
 from latchwork.types import Entry
 
 T = TypeVar("T")
@@ -64,7 +64,8 @@ class Waits:
 
     def check(self, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` if the object was closed, ``ForkedProcess`` in a child of the process that made it."""
-        self.home.check()
+        if self.home.is_foreign:
+            raise self.home.error()
         if self._closed:
             raise Closed(f"{self._what} was closed; make another one") from cause
 
@@ -218,12 +219,14 @@ class Waiter:
         *,
         leaf: bool = False,
         beside: bool = False,
+        matters: Matters | None = None,
     ) -> bool:
         """Wait until a batch of changes at or below a prefix satisfies; False when time is over or called off.
 
-        ``leaf`` and ``beside`` as for ``Store.watch``.
+        ``leaf`` and ``beside`` as for ``Store.watch``, ``matters`` as for ``Watch``.
         """
         watch = self._store.watch(prefix, leaf=leaf, beside=beside)
+        watch.matters = matters
         self._replace(watch)
         return await self._follow(watch, is_done, patience)
 

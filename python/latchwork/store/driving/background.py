@@ -52,7 +52,10 @@ class Background(Until):
         return self._ended.wait()
 
     def _run(self, protocol: Callable[[], Steps[object]]) -> None:
-        run(self._steps(protocol))
+        try:
+            run(protocol())
+        finally:
+            self._ended.set()
 
     async def _steps(self, protocol: Callable[[], Steps[object]]) -> None:
         try:

@@ -4,7 +4,7 @@
     drain: takes no more tasks, and begins no next session
     close: asks tasks to stop, and ends the session
 
-docs/design/0031-nodes.md has the decisions. A system implements ``WorkerSession``.
+docs/design/tasks.md has the decisions. A system implements ``WorkerSession``.
 """
 
 from __future__ import annotations

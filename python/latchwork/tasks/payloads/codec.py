@@ -19,7 +19,7 @@ from latchwork.errors import BackendNotInstalled
 from latchwork.tasks.errors import BadPayload, NotSerializable, PayloadTooLarge, PickleRefused
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.fit import Misfit, fit, same
-from latchwork.tasks.payloads.values import pack, packed, unpack
+from latchwork.tasks.payloads.values import pack_plain, packed, unpack
 from latchwork.words import short
 
 #: A payload has at most so many bytes, unless its sides say otherwise.
@@ -191,9 +191,8 @@ class Payloads:
             PayloadTooLarge: they are too long.
         """
         of.bind(args, kwargs)
-        parts = [(value, what, hint) for value, what, hint in _named(of, args, kwargs)]
-        stored = [self.codec.encode(value, what, hint) for value, what, hint in parts]
-        frame = pack([stored[: len(args)], dict(zip(kwargs, stored[len(args) :], strict=True))], "a call")
+        stored = [self.codec.encode(value, what, hint) for value, what, hint in _named(of, args, kwargs)]
+        frame = pack_plain([stored[: len(args)], dict(zip(kwargs, stored[len(args) :], strict=True))], "a call")
         return self._sealed(self.codec, frame, f"the arguments of {of.name!r}")
 
     def decode_call(self, of: Registered, payload: bytes) -> Arguments:
@@ -233,19 +232,15 @@ class Payloads:
         return codec.tag + b":" + data
 
 
+_BYTES, _TEXT = frozenset({bytes}), frozenset({str})
+
+
 def _framed(found: Any, what: str) -> tuple[tuple[bytes, ...], dict[str, bytes]]:
     match found:
-        case [list(args), dict(kwargs)] if _are_bytes(args) and _are_bytes(kwargs.values()) and _are_text(kwargs):
-            return tuple(args), kwargs
+        case [list(args), dict(kwargs)]:
+            if {*map(type, args), *map(type, kwargs.values())} <= _BYTES and set(map(type, kwargs)) <= _TEXT:
+                return tuple(args), kwargs
     raise BadPayload(f"{what} are no arguments that can be used")
-
-
-def _are_bytes(values: Any) -> bool:
-    return all(type(each) is bytes for each in values)
-
-
-def _are_text(values: Any) -> bool:
-    return all(type(each) is str for each in values)
 
 
 def _named(of: Registered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, str, Any]]:

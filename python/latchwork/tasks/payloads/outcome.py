@@ -14,7 +14,7 @@ from typing import Any
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, names_of, parts_of, rebuilt
-from latchwork.tasks.payloads.values import pack, unpack
+from latchwork.tasks.payloads.values import pack, pack_plain, unpack
 from latchwork.words import message, printable, reason, short
 
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.
@@ -129,11 +129,13 @@ class Outcome:
     def to_bytes(self) -> bytes:
         """As it is stored."""
         if self.instead:
-            return pack([_INSTEAD, self.instead], "an outcome")
+            return pack_plain([_INSTEAD, self.instead], "an outcome")
         if self.failure is None:
-            return pack([_VALUE, self.payload], "an outcome")
+            return pack_plain([_VALUE, self.payload], "an outcome")
         f = self.failure
-        return pack([_RAISED, f.module, f.name, f.text, f.traceback, f.stored, f.is_final, f.is_refusal], "an outcome")
+        return pack_plain(
+            [_RAISED, f.module, f.name, f.text, f.traceback, f.stored, f.is_final, f.is_refusal], "an outcome"
+        )
 
     @classmethod
     def of(cls, data: bytes) -> Outcome:

@@ -55,9 +55,19 @@ def packed(value: object, what: str) -> tuple[bytes, bool]:
     Raises:
         NotSerializable: it holds something that would not come back as it is.
     """
-    packer = _Packer(what)
     try:
-        return bytes(msgpack.encode(packer.ready(value, 0))), packer.holds_objects
+        if type(value) in _LEAVES:
+            return msgpack.encode(value), False
+        packer = _Packer(what)
+        return msgpack.encode(packer.ready(value, 0)), packer.holds_objects
+    except UnicodeEncodeError:
+        raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
+
+
+def pack_plain(value: list[Any], what: str) -> bytes:
+    """Lists, and dictionaries by text, of leaves: as ``pack`` would, without a look at each part."""
+    try:
+        return msgpack.encode(value)
     except UnicodeEncodeError:
         raise NotSerializable(f"{what} holds half of a character, in some text; that has no bytes") from None
 

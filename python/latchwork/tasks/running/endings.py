@@ -2,7 +2,7 @@
 
 ``DelayQueue`` does later what has to wait: pauses of retries, and ends that have to be tried again.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Taken:
 
     Attributes:
         claim: the claim.
+        path: of its item.
         context: of its run; None before.
         outcome: of its run; None before.
         why_cut: why the node told it to stop; empty when it did not.
@@ -59,6 +60,7 @@ class Taken:
     """
 
     claim: QueueClaim
+    path: str
     context: TaskContext | None = None
     outcome: Outcome | None = None
     why_cut: str = ""
@@ -124,7 +126,7 @@ class Endings:
 
     def finish(self, task: Taken) -> None:
         """Ask the system how a run ends, and do that."""
-        if task.is_lost or task.claim.remaining_s() <= 0.0 or task.outcome is None:
+        if task.is_lost or task.outcome is None:
             self._lose(task)
             return
         try:
@@ -149,7 +151,7 @@ class Endings:
         if isinstance(error, OwnershipLost):
             self._lose(task)
             return
-        path = task.claim.item.path
+        path = task.path
         _log.error("the end of item %s could not be decided; it is given back", path, exc_info=error)
         self.end(task, Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0))
 
@@ -211,7 +213,7 @@ class Endings:
         elif isinstance(error, Conflict) and task.outcome is not None and task.tries < _MOST_REFUSALS:
             self._again(task, partial(self.finish, task), at_once=task.tries == 1)
         else:
-            _log.error("item %s cannot be ended, and is given back: %s", task.claim.item.path, error)
+            _log.error("item %s cannot be ended, and is given back: %s", task.path, error)
             self.end(task, Release(why=str(error)[:200], after_s=1.0))
 
     # Given back, or buried
@@ -224,10 +226,10 @@ class Endings:
         except (OwnershipLost, Closed):
             self._lose(task)
         except Conflict as error:
-            _log.info("item %s does not end as wished: %s", task.claim.item.path, error)
+            _log.info("item %s does not end as wished: %s", task.path, error)
             self._again(task, partial(self._try, task, _instead(task.claim, ending)))
         except LatchworkError as error:
-            _log.warning("item %s does not end yet: %s", task.claim.item.path, error)
+            _log.warning("item %s does not end yet: %s", task.path, error)
             self._again(task, partial(self._try, task, ending))
         else:
             self._over(task, how)
@@ -243,7 +245,7 @@ class Endings:
         try:
             call_user(self._hooks.lost, task.claim)
         except Exception:
-            _log.exception("what was to be done about the lost item %s failed", task.claim.item.path)
+            _log.exception("what was to be done about the lost item %s failed", task.path)
 
 
 def _instead(claim: QueueClaim, ending: Release | Bury) -> Release | Bury:

@@ -20,7 +20,7 @@ from latchwork.errors import Closed, LatchworkError
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Backoff
 from latchwork.store.driving.notifier import Notifier
-from latchwork.store.steps import Pause, Signal, ask
+from latchwork.store.steps import Pause, Signal, steps_of
 from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
@@ -177,8 +177,7 @@ class Lines:
         is_first, runs = lane in self._first_in, self._is_running()
         self._first_in.discard(lane)
         stay_s = STAY_S if is_first and runs else None
-        told: list[QueueItem] | None = await ask(
-            self._backlog.wait_items,
+        told = await steps_of(self._backlog.wait_items)(
             lane,
             stay_s,
             limit=MOST_TOLD,

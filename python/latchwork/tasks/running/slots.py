@@ -55,7 +55,6 @@ class _Run:
     stopped_at: float | None = None
     is_late: bool = False
     is_begun: bool = False
-    forget: Callable[[], None] = lambda: None
 
     def end(self, outcome: Outcome) -> None:
         """The first outcome counts."""
@@ -176,11 +175,10 @@ class Slots:
         self, call: StoredCall | Callable[[], StoredCall], context: TaskContext, ended: Callable[[Outcome], object]
     ) -> None:
         """The same, cheaper: ``ended`` is called with the outcome, once, as a callback of the future would be."""
-        self._home.check()
         run = _Run(call, context, ended)
         try:
+            context.wake = self._wake
             self._take_in(run)
-            run.forget = context.on_stop(self._wake)
         except BaseException:
             self._give_up(run)
             raise
@@ -295,7 +293,7 @@ class Slots:
                 self._typical_s += (took_s - self._typical_s) * (_RISES if took_s > self._typical_s else _FALLS)
                 if self._closed:
                     self._changed.notify_all()
-            run.forget()
+            run.context.wake = None
             if outcome is not None:
                 self._here.returns = True
                 run.end(outcome)

@@ -12,22 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from latchwork.clock import Clock
 from latchwork.errors import Closed, LatchworkError
 from latchwork.interrupts import mutex
-from latchwork.primitives import QueueClaim, Share
+from latchwork.primitives import Share
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import SESSION_ENDS, Taken
 from latchwork.tasks.running.performing import StoredCall
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
-
-if TYPE_CHECKING:
-    from latchwork.store import Store
 
 #: Items are claimed for so many seconds ahead, and so many at most.
 AHEAD_S, MOST_AHEAD = 0.02, 64
@@ -169,32 +164,6 @@ def share_of(hooks: WorkerHooks, arrivals: ArrivalCount, lane: str) -> Share:
     """Which of the takers of a lane a node is: one that leaves others' items to them while more come soon."""
     share = hooks.share(lane)
     return replace(share, is_patient=True) if arrivals.come_again else share
-
-
-def context_of(
-    run: Run, claim: QueueClaim, margin_s: float, *, store: Store, node_id: str, context: object, clock: Clock
-) -> TaskContext:
-    """What the task of a claim is given.
-
-    Args:
-        run: what is to be run.
-        claim: of its item.
-        margin_s: seconds before the end of the claim at which it is told to stop.
-        store: the node's.
-        node_id: the node.
-        context: what the node gives its tasks.
-        clock: the node's.
-    """
-    return TaskContext(
-        run.task_id,
-        attempt=claim.attempts if run.attempt is None else run.attempt,
-        fence=lambda: claim.fence,
-        store=store,
-        node_id=node_id,
-        context=context,
-        remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
-        clock=clock,
-    )
 
 
 def ahead_of(slots: int, typical_s: float) -> int:

@@ -123,6 +123,10 @@ class WorkerHooks(ABC):
         """Checks and writes of the transaction that takes it. Default: none."""
         return (), ()
 
+    def extra_dead(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:  # noqa: ARG002 - likewise
+        """The same with the dead letter of one that was taken too often, whose last node died. Default: none."""
+        return (), ()
+
     def refused(self, item: QueueItem) -> bool:  # noqa: ARG002 - likewise
         """Its extra checks did not hold: it stays where it is. Return whether to look again soon, without any news.
 
@@ -256,12 +260,12 @@ class ClaimFilter:
 
     def accept(self, item: QueueItem) -> bool:
         """Whether to take an item."""
-        until = self._refused.get(item.path)
+        until = self._refused.get(item.path) if self._refused else None
         if until is not None:
             if until > self._clock.now():
                 return False
             self._refused.pop(item.path, None)
-        if is_suspect(item) and item.path != (self._held or self._wanted or item.path):
+        if item.attempts >= SUSPECT and is_suspect(item) and item.path != (self._held or self._wanted or item.path):
             return False
         try:
             return call_user(self._hooks.accept, item)
@@ -271,7 +275,7 @@ class ClaimFilter:
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
         """Checks and writes of the transaction that takes it."""
-        if is_suspect(item):
+        if item.attempts >= SUSPECT and is_suspect(item):
             self._wanted = item.path
         try:
             return call_user(self._hooks.extra, item)
@@ -291,9 +295,9 @@ class ClaimFilter:
         if item.attempts > SUSPECT and not item.why:
             self._held = item.path
 
-    def over(self, item: QueueItem) -> bool:
-        """We do not have it any more; whether others may be taken now that were left because of it."""
-        was_held = bool(self._held) and self._held == item.path
+    def over(self, path: str) -> bool:
+        """We do not have this item any more; whether others may be taken now that were left because of it."""
+        was_held = bool(self._held) and self._held == path
         if was_held:
             self._held = ""
         return was_held

@@ -4,7 +4,7 @@ The placement of an item is a preference, its claim is the truth: whoever has it
 that is full looks for nothing; one that finds nothing waits, and writes nothing but its place in the line.
 ``LeaseWatchdog`` tells the runs to stop before the session of their claims can end.
 
-docs/design/0020 has the races.
+docs/design/tasks.md has the races.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
 from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
-from latchwork.store.steps import Pause, Signal, ask, called
+from latchwork.store.steps import Pause, Signal, called, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.endings import SESSION_ENDS, Endings, Taken
 from latchwork.tasks.running.lining import Lines, worth_claiming
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, context_of, share_of
+from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, share_of
 from latchwork.tasks.running.worker_hooks import (
     ClaimFilter,
     Release,
@@ -165,6 +166,8 @@ class WorkerLoop(Starts):
 
     def begin_taken(self, claims: Sequence[QueueClaim]) -> None:
         """Run these, which were claimed elsewhere with the session of this feeder's backlog."""
+        if not claims:
+            return
         tell_taken(self._hooks, claims, self._node_id)
         for claim in claims:
             self._begin(claim)
@@ -267,27 +270,24 @@ class WorkerLoop(Starts):
     async def _take_told(self, items: Sequence[QueueItem]) -> list[QueueClaim]:
         if not items:
             return []
-        claims: list[QueueClaim] = await ask(
-            self._backlog.take_items,
+        return await steps_of(self._backlog.take_items)(
             items,
             accept=self._choosing.accept,
             extra=self._choosing.extra,
             on_refused=self._choosing.told_refused,
         )
-        return claims
 
     async def _take(self, lanes: Sequence[str], room: int) -> list[QueueClaim]:
         self._looked_at = self._clock.now()
-        claims: list[QueueClaim] = await ask(
-            self._backlog.try_take,
+        return await steps_of(self._backlog.try_take)(
             lanes,
             limit=room,
             accept=self._choosing.accept,
             extra=self._choosing.extra,
+            extra_dead=self._hooks.extra_dead,
             on_refused=self._choosing.told_refused,
             share=partial(share_of, self._hooks, self._arrivals),
         )
-        return claims
 
     def _runs(self) -> bool:
         return any(task.outcome is None for task in self._tasks.values())
@@ -325,10 +325,10 @@ class WorkerLoop(Starts):
     # Running
 
     def _begin(self, claim: QueueClaim) -> None:
-        task = Taken(claim)
+        task = Taken(claim, claim.item.path)
         self._choosing.taken(claim.item)
         with self._bell.mutex:
-            self._tasks[claim.item.path], takes = task, self._takes  # it may have closed while this was on its way
+            self._tasks[task.path], takes = task, self._takes  # it may have closed while this was on its way
             self._counts["taken"] += 1
         try:
             what = call_user(self._hooks.begin, claim) if takes else Release(why="its node takes no more", count=False)
@@ -340,7 +340,7 @@ class WorkerLoop(Starts):
             self._endings.finish(task)
             return
         except Exception as error:
-            _log.exception("node %s could not begin item %s, and gives it back", self._node_id, claim.item.path)
+            _log.exception("node %s could not begin item %s, and gives it back", self._node_id, task.path)
             what = Release(why=f"{type(error).__name__}: {error}"[:200], after_s=1.0)
         self._endings.end(task, what)
 
@@ -349,11 +349,18 @@ class WorkerLoop(Starts):
         left_s = claim.remaining_s()
         margin_s = left_s / 10 if self._margin_s is None else self._margin_s
         task.run, task.margin_s = run, margin_s
-        task.context = context_of(
-            run, claim, margin_s, store=self._store, node_id=self._node_id, context=self._context, clock=self._clock
+        task.context = TaskContext(
+            run.task_id,
+            attempt=claim.attempts if run.attempt is None else run.attempt,
+            fence=lambda: claim.fence,
+            store=self._store,
+            node_id=self._node_id,
+            context=self._context,
+            remaining_s=lambda: max(0.0, claim.remaining_s() - margin_s),
+            clock=self._clock,
         )
         self._guard.follow(claim.session)
-        if claim.session.lost.is_set():
+        if task.is_lost or left_s <= 0.0:  # lost before it had a context that could be told
             task.lose()
         if self._stop.is_set():
             task.cut_short("its node closed")
@@ -391,10 +398,10 @@ class WorkerLoop(Starts):
         with self._bell.mutex:
             if again:
                 self._lines.poke()
-            if self._tasks.get(task.claim.item.path) is task:
-                del self._tasks[task.claim.item.path]
+            if self._tasks.get(task.path) is task:
+                del self._tasks[task.path]
             self._counts[how] += 1
-            if self._choosing.over(task.claim.item):
+            if self._choosing.over(task.path):
                 self._lines.poke()
             if not self._takes:
                 self._ends.ring()

@@ -3,7 +3,7 @@
 Here the keys guard themselves: each is deleted only at the revision at which it was read. A revision never comes back,
 so the same request may be sent again until it is answered. If it succeeds then, none before it had landed. If it fails
 and a key is still there as it was read, none has landed, and once another key has changed none can any more.
-docs/design/0004-etcd-writes.md has the states.
+docs/design/etcd-writes.md has the states.
 """
 
 from __future__ import annotations

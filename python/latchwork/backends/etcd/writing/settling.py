@@ -2,7 +2,7 @@
 
 To settle a write is to overwrite its slot: if that succeeds, the write had not landed and never will, because it
 compares a revision that is gone for good; if it fails, the slot's revision is the write's. What the write did is read
-at that revision. docs/design/0004-etcd-writes.md has the states and the races.
+at that revision. docs/design/etcd-writes.md has the states and the races.
 """
 
 from __future__ import annotations

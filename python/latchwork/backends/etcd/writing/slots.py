@@ -1,7 +1,7 @@
 """Slots: guard keys on a lease of this store's own; each write transaction compares and overwrites one.
 
 A slot serves one write at a time, and all slots hang on one lease, which each write names too: once the lease has ended
-nothing late can land, and nothing is left behind. docs/design/0004-etcd-writes.md has the states and the races.
+nothing late can land, and nothing is left behind. docs/design/etcd-writes.md has the states and the races.
 
     @w/<lease>/<number>    "w" written by a write, "s" by settling one
 """

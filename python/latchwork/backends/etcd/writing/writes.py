@@ -2,7 +2,7 @@
 
 A write that was cut off may still land, so what became of it is found out (``settling``) before it is sent again or its
 caller is told. A write that fails once goes through here and through ``settling``, and through nothing else that
-decides anything; docs/design/0004-etcd-writes.md has the path, the states and the races.
+decides anything; docs/design/etcd-writes.md has the path, the states and the races.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pure: no I/O, no clock. What was seen may be old (remembered, or carried by an entry's version); then a contradiction is
 no verdict yet but ``NeedStates``: read again. Only against freshly read states is a failing check a ``Conflict``.
 
-The guards that the multi carries, and the race each closes, are listed in docs/design/0005.
+The guards that the multi carries, and the race each closes, are listed in docs/design/zookeeper.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The parent of sequential keys is kept from being removed by its ``#keep``.
 
 That counter has 31 bits, and the names behind its end would sort before all others. A million numbers before it, the
 number behind the end is written into ``#keep``: whoever counts with the server checks that nothing was, and counts with
-``#keep`` from then on, one creator at a time. docs/design/0005 has the races.
+``#keep`` from then on, one creator at a time. docs/design/zookeeper.md has the races.
 """
 
 from __future__ import annotations

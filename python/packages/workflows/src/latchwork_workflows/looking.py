@@ -14,11 +14,12 @@ from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.explain import Cause
 from latchwork_workflows.logs import LogMissing, LogPart
-from latchwork_workflows.services import Parts, WorkerSeen, definitions
+from latchwork_workflows.services import Parts, WorkerSeen, workflows
 from latchwork_workflows.services import attempts as attempts_desk
 from latchwork_workflows.services import causes as causes_desk
-from latchwork_workflows.services import instances as runs_desk
+from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.limiting.holding import SlotTask, at_work
+from latchwork_workflows.services.workflows import Shown
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.web import Identity, Problem
@@ -79,10 +80,10 @@ class Looks:
         with self._parts.database.read() as connection:
             return catalog.listed(connection, contains=contains, most=most)
 
-    def workflow(self, name: str, version: int | None = None) -> definitions.Shown:
+    def workflow(self, name: str, version: int | None = None) -> Shown:
         """A version of a workflow; None: the newest. ``name`` is ``project.name``, or a name of ``default``."""
         with told():
-            return definitions.show(self._parts, self._who, *split(name), version)
+            return workflows.show(self._parts, self._who, *split(name), version)
 
     def fires(self, cron: str, tz: str = "UTC", count: int = 5) -> list[float]:
         """The next moments at which a schedule fires, in seconds since the epoch.
@@ -91,26 +92,26 @@ class Looks:
             BadRequest: the expression or the time zone is wrong.
         """
         with told():
-            return definitions.fires(cron, tz, count)
+            return workflows.fires(cron, tz, count)
 
     def next_fires(self, row: Row, count: int = 5) -> list[float]:
         """The next moments at which a workflow of ``workflows`` is started by its schedule, within its window."""
-        return definitions.next_fires(row, time.time(), count)
+        return workflows.next_fires(row, time.time(), count)
 
     def last_fires(self, rows: Sequence[Row]) -> dict[int, Row]:
         """What became of the newest fire time of each of these workflows, by their codes: a run, or an error."""
         with self._parts.database.read() as connection:
             return catalog.last_fires(connection, [each.code for each in rows])
 
-    def instance(self, instance_id: int) -> RunSeen:
+    def instance(self, run_id: int) -> RunSeen:
         """A run.
 
         Raises:
             UnknownWorkflow: there is none.
         """
         with told():
-            row = runs_desk.find(self._parts, self._who, instance_id)
-        return _seen(row, self.tasks(instance_id, row.run))
+            row = runs_desk.find(self._parts, self._who, run_id)
+        return _seen(row, self.tasks(run_id, row.run))
 
     def instances(
         self, name: str | None = None, *, state: str = "", before: int | None = None, most: int = 50
@@ -125,28 +126,28 @@ class Looks:
                 codes = [row.code]
             return instances.newest(connection, codes=codes, state=state, before=before, most=most)
 
-    def tasks(self, instance_id: int, run: int | None = None) -> list[Row]:
+    def tasks(self, run_id: int, run: int | None = None) -> list[Row]:
         """The tasks of a run, in the order of the definition; of the newest if ``run`` is None."""
         with told():
-            number = run or runs_desk.find(self._parts, self._who, instance_id).run
+            number = run or runs_desk.find(self._parts, self._who, run_id).run
         with self._parts.database.read() as connection:
-            return instances.tasks(connection, instance_id, number)
+            return instances.tasks(connection, run_id, number)
 
-    def attempts(self, instance_id: int) -> list[Row]:
+    def attempts(self, run_id: int) -> list[Row]:
         """The attempts of all runs of an instance, the newest first; lost ones too."""
         with self._parts.database.read() as connection:
-            return instances.attempts(connection, instance_id)
+            return instances.attempts(connection, run_id)
 
-    def why(self, instance_id: int) -> dict[str, str]:
+    def why(self, run_id: int) -> dict[str, str]:
         """Why each task of a run is where it is, by name."""
-        return self.causes(instance_id)[1]
+        return self.causes(run_id)[1]
 
-    def causes(self, instance_id: int) -> tuple[list[Cause], dict[str, str]]:
+    def causes(self, run_id: int) -> tuple[list[Cause], dict[str, str]]:
         """Why a run does not go on, or why it failed; and why each of its tasks is where it is, by name."""
         with told():
-            row = runs_desk.find(self._parts, self._who, instance_id)
-            body = definitions.show(self._parts, self._who, row.project, row.name, row.version).definition
-            tasks = self.tasks(instance_id, row.run)
+            row = runs_desk.find(self._parts, self._who, run_id)
+            body = workflows.show(self._parts, self._who, row.project, row.name, row.version).definition
+            tasks = self.tasks(run_id, row.run)
             names = [each.name for each in tasks]
             found = causes_desk.reasons(self._parts, self._who, row, body, tasks, names)
             return causes_desk.of_run(self._parts, row, tasks, found), found

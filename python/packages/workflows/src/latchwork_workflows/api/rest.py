@@ -13,9 +13,9 @@ from starlette.responses import Response
 from latchwork_workflows.api import models as m
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.views import overview
-from latchwork_workflows.services.instances import find
 from latchwork_workflows.services.limiting.holding import SlotTask, at_work
 from latchwork_workflows.services.parts import WorkerSeen, need_any, parts_of
+from latchwork_workflows.services.runs import find
 from latchwork_workflows.web import Identity, Problem, Who, may_still
 
 router = APIRouter()

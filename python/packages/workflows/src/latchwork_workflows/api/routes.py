@@ -7,25 +7,25 @@ from fastapi import APIRouter
 from latchwork_workflows.api import (
     alerts,
     backfills,
-    definitions,
     grants,
     groups,
-    instances,
     limits,
     lineage,
     people,
     rest,
+    runs,
     settings,
+    workflows,
 )
 
 #: In the order in which their paths are tried.
 routers: tuple[APIRouter, ...] = (
-    instances.router,
+    runs.router,
     backfills.router,
     groups.router,
     grants.router,
     limits.router,
-    definitions.router,
+    workflows.router,
     lineage.router,
     alerts.router,
     people.router,

@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from latchwork.errors import Unavailable
 from latchwork_workflows.db.views import instances
 from latchwork_workflows.logs import LogMissing, LogStore, clean_text
-from latchwork_workflows.services.instances import find_task
 from latchwork_workflows.services.parts import Parts
+from latchwork_workflows.services.runs import find_task
 from latchwork_workflows.web import Identity, Problem, aside
 
 _PART = 65_536

@@ -18,8 +18,8 @@ from latchwork_workflows.db.views import backfills, catalog
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of
-from latchwork_workflows.services.instances import Start, check_start
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
+from latchwork_workflows.services.runs import Start, check_start
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
 from latchwork_workflows.web import Identity, Problem, Role
 

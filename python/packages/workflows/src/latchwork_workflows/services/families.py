@@ -9,8 +9,8 @@ from latchwork_workflows.db.views import instances, kin
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.services import held
-from latchwork_workflows.services.instances import find, find_task
 from latchwork_workflows.services.parts import Parts
+from latchwork_workflows.services.runs import find, find_task
 from latchwork_workflows.state import base_of
 from latchwork_workflows.web import Identity, Problem, Role
 
@@ -49,13 +49,13 @@ def children(parts: Parts, who: Identity, tasks: Collection[int]) -> Mapping[int
     return {task: row for task, row in found.items() if who.may(Role.VIEWER, row.project)}
 
 
-def children_of(parts: Parts, who: Identity, instance_id: int, *, before: int | None, most: int) -> list[Row]:
+def children_of(parts: Parts, who: Identity, run_id: int, *, before: int | None, most: int) -> list[Row]:
     """The runs that tasks of a run started, the newest first, as far as who asks may see them.
 
     Raises:
         Problem: 404.
     """
-    row = find(parts, who, instance_id)
+    row = find(parts, who, run_id)
     with parts.database.read() as connection:
         found = kin.children_of(connection, row.id, before=before, most=most)
     return [each for each in found if who.may(Role.VIEWER, each.project)]

@@ -21,9 +21,9 @@ from latchwork_workflows.model.settings.checks import (
     environment_problems,
     parameter_problems,
 )
-from latchwork_workflows.services import definitions
-from latchwork_workflows.services.instances import Start, start
+from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import Parts, need
+from latchwork_workflows.services.runs import Start, start
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
@@ -163,7 +163,7 @@ def try_connection(
     task = {"name": "connect", "type": "connect", "timeout_s": TRY_S, "params": {"connection": name}}
     what = "Made by the page and the command that try a connection."
     body = {"name": TRIES + name, "project": at, "description": what, "worker_group": group, "tasks": [task]}
-    definitions.apply(parts, who, body)
+    workflows.apply(parts, who, body)
     return start(parts, who, at, TRIES + name, Start())
 
 

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from latchwork_workflows.api.instances import AttemptId
 from latchwork_workflows.api.models import MOST_ID
+from latchwork_workflows.api.runs import AttemptId
 from latchwork_workflows.services import attempts as desk
-from latchwork_workflows.services.instances import find
 from latchwork_workflows.services.parts import parts_of
+from latchwork_workflows.services.runs import find
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 

@@ -18,7 +18,7 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL, DateRange
 from latchwork_workflows.services import backfills as desk
-from latchwork_workflows.services import definitions as workflows
+from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState

@@ -11,8 +11,8 @@ from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db.views import catalog, overview
 from latchwork_workflows.keys import groups_of
-from latchwork_workflows.services.definitions import next_fire
 from latchwork_workflows.services.parts import WorkerSeen, parts_of, seen_codes
+from latchwork_workflows.services.workflows import next_fire
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 

@@ -15,9 +15,8 @@ from latchwork_workflows.api.models import MOST_ID, Id
 from latchwork_workflows.db import history
 from latchwork_workflows.db.views import catalog, instances, kin
 from latchwork_workflows.services import attempts as logs
-from latchwork_workflows.services import causes, families
-from latchwork_workflows.services import definitions as workflows
-from latchwork_workflows.services import instances as desk
+from latchwork_workflows.services import causes, families, workflows
+from latchwork_workflows.services import runs as desk
 from latchwork_workflows.services.parts import Parts, parts_of, seen, seen_codes
 from latchwork_workflows.state import InstanceState, base_of, possible
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
@@ -65,11 +64,11 @@ def list_runs(
     return page(request, who, "runs.html", rows=shown, older=more, states=_STATES, projects=projects, **chosen)
 
 
-@router.get("/runs/{instance_id}", response_class=HTMLResponse)
-def show_run(request: Request, who: Who, instance_id: Id, tasks: int = 0, draw: int = 0) -> HTMLResponse:
+@router.get("/runs/{run_id}", response_class=HTMLResponse)
+def show_run(request: Request, who: Who, run_id: Id, tasks: int = 0, draw: int = 0) -> HTMLResponse:
     """One run: what it does, what it waits for, what happened."""
     parts, now = parts_of(request), time.time()
-    row = desk.find(parts, who, instance_id)
+    row = desk.find(parts, who, run_id)
     body = workflows.show(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
         all_tasks = kin.plain_tasks(connection, row.id, row.run)
@@ -137,15 +136,13 @@ def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
     return Bars(rows[-_MOST_ROWS:]).svg(now)
 
 
-@router.post("/runs/{instance_id}/ask")
-def ask_run(
-    request: Request, who: Who, instance_id: Id, action: Annotated[str, Form(max_length=30)], key: Key
-) -> Response:
+@router.post("/runs/{run_id}/ask")
+def ask_run(request: Request, who: Who, run_id: Id, action: Annotated[str, Form(max_length=30)], key: Key) -> Response:
     """Ask something of a run; the page shows that it was asked, and what became of it."""
     no_cache = action == _RERUN_FRESH
     action = "rerun" if no_cache else action
-    desk.act(parts_of(request), who, instance_id, action, no_cache=no_cache, unique_key=f"page-{key}")
-    return led(f"/runs/{instance_id}")
+    desk.act(parts_of(request), who, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
+    return led(f"/runs/{run_id}")
 
 
 @router.get("/tasks/{task_id}", response_class=HTMLResponse)

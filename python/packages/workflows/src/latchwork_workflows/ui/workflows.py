@@ -19,8 +19,8 @@ from latchwork_workflows.api.models import MOST_ID, NamePath
 from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.model.forms import write
 from latchwork_workflows.model.model import PRIORITIES, Definition
-from latchwork_workflows.services import definitions as desk
-from latchwork_workflows.services import instances as runs
+from latchwork_workflows.services import runs
+from latchwork_workflows.services import workflows as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.state import Scope
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg

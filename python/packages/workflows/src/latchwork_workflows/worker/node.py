@@ -1,6 +1,6 @@
 """``Worker``: a process that runs the tasks of its groups, each in a child of its own.
 
-docs/design/0025 has the steps and the races.
+docs/design/workflows.md has the steps and the races.
 """
 
 from __future__ import annotations

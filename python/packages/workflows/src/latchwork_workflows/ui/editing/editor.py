@@ -19,7 +19,7 @@ from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.services import definitions as desk
+from latchwork_workflows.services import workflows as desk
 from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork_workflows.ui.editing.places import line_of

@@ -71,14 +71,14 @@ class Start(NamedTuple):
     schedule_time: float | None = None
 
 
-def find(parts: Parts, who: Identity, instance_id: int) -> Row:
+def find(parts: Parts, who: Identity, run_id: int) -> Row:
     """An instance that somebody may see.
 
     Raises:
         Problem: 404.
     """
     with parts.database.read() as connection:
-        return seen(who, instances.find(connection, instance_id), f"run {instance_id}")
+        return seen(who, instances.find(connection, run_id), f"run {run_id}")
 
 
 def find_task(parts: Parts, who: Identity, task_id: int) -> Row:
@@ -168,7 +168,7 @@ def _value_problems(given: Start) -> Iterator[tuple[str, str]]:
 def act(
     parts: Parts,
     who: Identity,
-    instance_id: int,
+    run_id: int,
     action: str,
     *,
     start_from: Sequence[str] = (),
@@ -180,7 +180,7 @@ def act(
     Args:
         parts: of the desk.
         who: asks; needs to be an operator of its project.
-        instance_id: of the run.
+        run_id: of the run.
         action: one of ``ACTIONS``.
         start_from: for a recovery: tasks that run again with all behind them.
         no_cache: for a rerun: every task runs, whatever is known of its outputs.
@@ -189,7 +189,7 @@ def act(
         Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
         KeyReused: the key was given before, for another command.
     """
-    row = find(parts, who, instance_id)
+    row = find(parts, who, run_id)
     if action in _REFUSED:
         raise Problem(403, f"{action} is what masters tell each other; nobody else asks for it")
     if action not in ACTIONS:

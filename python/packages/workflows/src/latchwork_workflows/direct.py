@@ -26,8 +26,8 @@ from latchwork_workflows.logs import LogStore
 from latchwork_workflows.looking import LOOK_S, RunSeen, split, told
 from latchwork_workflows.model.builder import Workflow
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.services import Parts, definitions
-from latchwork_workflows.services import instances as runs_desk
+from latchwork_workflows.services import Parts, workflows
+from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.alerts.part import Alerts
 from latchwork_workflows.services.grants import Granting
 from latchwork_workflows.services.limiting.part import Limiting
@@ -138,7 +138,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
     def validate(self, given: Given) -> list[Wrong]:
         """Every problem of a definition, in its order; empty if it can be run."""
         try:
-            definitions.check(self._parts, self._who, _plain(given))
+            workflows.check(self._parts, self._who, _plain(given))
         except DefinitionInvalid as error:
             return error.problems
         return []
@@ -153,7 +153,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
             DefinitionInvalid: with every problem.
         """
         with told():
-            return definitions.apply(self._parts, self._who, _plain(given), online=online)[0]
+            return workflows.apply(self._parts, self._who, _plain(given), online=online)[0]
 
     def deploy(
         self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
@@ -177,18 +177,18 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
         sha256 = packed(module, self._parts.logs) if bundle and self._parts.logs is not None else None
         made = [each.definition if sha256 is None else bundled(each.definition, module, sha256) for each in found]
         for each in made:
-            definitions.check(self._parts, self._who, _plain(each))
+            workflows.check(self._parts, self._who, _plain(each))
         return [(of, self.apply(each, online=online)) for of, each in zip(found, made, strict=True)]
 
     def set_online(self, name: str, *, online: bool) -> None:
         """Whether a workflow may be started; runs that are there go on."""
         with told():
-            definitions.set_online(self._parts, self._who, *split(name), online=online)
+            workflows.set_online(self._parts, self._who, *split(name), online=online)
 
     def set_schedule(self, name: str, *, enabled: bool) -> None:
         """Whether its schedule starts it. Switched on again, it owes nothing of the time in between."""
         with told():
-            definitions.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
+            workflows.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
 
     # Runs
 
@@ -237,7 +237,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
 
     def act(
         self,
-        instance_id: int,
+        run_id: int,
         action: str,
         *,
         start_from: Sequence[str] = (),
@@ -247,7 +247,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
         """Ask something of a run; the number of the command.
 
         Args:
-            instance_id: of the run.
+            run_id: of the run.
             action: ``pause``, ``resume``, ``stop``, ``recover`` or ``rerun``.
             start_from: for a recovery: tasks that run again with all behind them.
             no_cache: for a rerun: every task runs, whatever is known of its outputs.
@@ -261,32 +261,32 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
             return runs_desk.act(
                 self._parts,
                 self._who,
-                instance_id,
+                run_id,
                 action,
                 start_from=start_from,
                 no_cache=no_cache,
                 unique_key=unique_key,
             ).id
 
-    def pause(self, instance_id: int) -> int:
+    def pause(self, run_id: int) -> int:
         """Let running tasks end, and start none; errors as for ``act``."""
-        return self.act(instance_id, "pause")
+        return self.act(run_id, "pause")
 
-    def resume(self, instance_id: int) -> int:
+    def resume(self, run_id: int) -> int:
         """Go on after a pause; errors as for ``act``."""
-        return self.act(instance_id, "resume")
+        return self.act(run_id, "resume")
 
-    def stop(self, instance_id: int) -> int:
+    def stop(self, run_id: int) -> int:
         """End everything; errors as for ``act``."""
-        return self.act(instance_id, "stop")
+        return self.act(run_id, "stop")
 
-    def recover(self, instance_id: int, start_from: Sequence[str] = ()) -> int:
+    def recover(self, run_id: int, start_from: Sequence[str] = ()) -> int:
         """Run what failed or was ended once more, and what follows; errors as for ``act``."""
-        return self.act(instance_id, "recover", start_from=start_from)
+        return self.act(run_id, "recover", start_from=start_from)
 
-    def rerun(self, instance_id: int, *, no_cache: bool = False) -> int:
+    def rerun(self, run_id: int, *, no_cache: bool = False) -> int:
         """Everything from the start, as another run of the same instance; errors as for ``act``."""
-        return self.act(instance_id, "rerun", no_cache=no_cache)
+        return self.act(run_id, "rerun", no_cache=no_cache)
 
     def force_success(self, task_id: int) -> int:
         """A task that failed counts as success; errors as for ``act``."""
@@ -307,7 +307,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
         """
         return int(self.done_row(command, timeout_s).instance)
 
-    def wait(self, instance_id: int, timeout_s: float | None = None) -> RunSeen:
+    def wait(self, run_id: int, timeout_s: float | None = None) -> RunSeen:
         """The run, once it is over.
 
         Raises:
@@ -316,11 +316,11 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            found = self.instance(instance_id)
+            found = self.instance(run_id)
             if found.is_over:
                 return found
             if until is not None and time.monotonic() >= until:
-                raise WaitTimeout(f"run {instance_id} is {found.state.value} after {timeout_s:g} s; it goes on")
+                raise WaitTimeout(f"run {run_id} is {found.state.value} after {timeout_s:g} s; it goes on")
             self._never.wait(LOOK_S)
 
 

@@ -14,7 +14,7 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.forms import write
-from latchwork_workflows.services import definitions as desk
+from latchwork_workflows.services import workflows as desk
 from latchwork_workflows.services.parts import need, parts_of
 from latchwork_workflows.web import Problem, Role, Who
 

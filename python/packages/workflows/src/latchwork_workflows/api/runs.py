@@ -12,9 +12,8 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.db.views import catalog, instances, kin
 from latchwork_workflows.services import attempts as logs
-from latchwork_workflows.services import causes, families
-from latchwork_workflows.services import definitions as workflows
-from latchwork_workflows.services import instances as desk
+from latchwork_workflows.services import causes, families, workflows
+from latchwork_workflows.services import runs as desk
 from latchwork_workflows.services.parts import Parts, parts_of, seen, seen_codes
 from latchwork_workflows.state import InstanceState, Scope, possible
 from latchwork_workflows.web import Hub, Problem, Who, may_still
@@ -78,7 +77,7 @@ def stop_command(*, request: Request, who: Who, command_id: m.Id) -> None:
     desk.stop_command(parts_of(request), who, command_id)
 
 
-@router.get("/instances")
+@router.get("/runs")
 def list_instances(
     *,
     request: Request,
@@ -101,11 +100,11 @@ def list_instances(
     return [m.InstanceRow(**_fields(row, m.InstanceRow)) for row in rows]
 
 
-@router.get("/instances/{instance_id}")
-def get_instance(*, request: Request, who: Who, instance_id: m.Id) -> m.InstanceDocument:
+@router.get("/runs/{run_id}")
+def get_instance(*, request: Request, who: Who, run_id: m.Id) -> m.InstanceDocument:
     """A run with the tasks of its newest run."""
     parts = parts_of(request)
-    row = desk.find(parts, who, instance_id)
+    row = desk.find(parts, who, run_id)
     with parts.database.read() as connection:
         tasks = instances.tasks(connection, row.id, row.run)
     return m.InstanceDocument(
@@ -115,11 +114,11 @@ def get_instance(*, request: Request, who: Who, instance_id: m.Id) -> m.Instance
     )
 
 
-@router.get("/instances/{instance_id}/why")
-def get_why(*, request: Request, who: Who, instance_id: m.Id) -> WhyDocument:
+@router.get("/runs/{run_id}/why")
+def get_why(*, request: Request, who: Who, run_id: m.Id) -> WhyDocument:
     """Why a run does not go on, or why it failed; and why each of its tasks is where it is, by name."""
     parts = parts_of(request)
-    row = desk.find(parts, who, instance_id)
+    row = desk.find(parts, who, run_id)
     body = workflows.show(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
         tasks = instances.tasks(connection, row.id, row.run)
@@ -128,12 +127,12 @@ def get_why(*, request: Request, who: Who, instance_id: m.Id) -> WhyDocument:
     return WhyDocument(cause=cause, tasks=found)
 
 
-@router.post("/instances/{instance_id}:{action}", status_code=202)
+@router.post("/runs/{run_id}:{action}", status_code=202)
 def act(
     *,
     request: Request,
     who: Who,
-    instance_id: m.Id,
+    run_id: m.Id,
     action: Annotated[str, Path(pattern="^[a-z-]{1,30}$", description="pause, resume, stop, recover or rerun")],
     given: m.RecoverRequest | None = None,
     key: m.UniqueKey = None,
@@ -141,9 +140,7 @@ def act(
     """Ask something of a run. What its state does not take is a conflict that names what it would."""
     parts = parts_of(request)
     asked = given or m.RecoverRequest()
-    made = desk.act(
-        parts, who, instance_id, action, start_from=asked.start_from, no_cache=asked.no_cache, unique_key=key
-    )
+    made = desk.act(parts, who, run_id, action, start_from=asked.start_from, no_cache=asked.no_cache, unique_key=key)
     return _told(parts, made)
 
 
@@ -190,12 +187,12 @@ def list_elements(
     return [m.TaskRow(**_fields(each, m.TaskRow)) for each in found]
 
 
-@router.get("/instances/{instance_id}/children")
+@router.get("/runs/{run_id}/children")
 def list_children(
-    *, request: Request, who: Who, instance_id: m.Id, before: m.Before = None, limit: m.Limit = 50
+    *, request: Request, who: Who, run_id: m.Id, before: m.Before = None, limit: m.Limit = 50
 ) -> list[m.ChildRow]:
     """The runs that tasks of a run started, the newest first."""
-    found = families.children_of(parts_of(request), who, instance_id, before=before, most=limit)
+    found = families.children_of(parts_of(request), who, run_id, before=before, most=limit)
     return [m.ChildRow.model_validate(each) for each in found]
 
 
