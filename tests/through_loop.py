@@ -20,8 +20,8 @@ from concurrent.futures import Future
 
 import latchwork
 from latchwork import aio
-from latchwork.aio.registry import Twin, twin_of, twins
 from latchwork.aio.table import FUNCTIONS
+from latchwork.aio.twin import Twin, twin_of, twins
 from latchwork.callers import Caller, current
 from latchwork.store import system_namespace
 from latchwork.store.driving import helper

@@ -112,8 +112,8 @@ DEFECTS = (
     Defect(
         "Executor",
         "a task goes on after its caller was cancelled",
-        "aio/executors.py",
-        '            spawn(self._take_back_quietly, "taking a task back")\n',
+        "aio/executor.py",
+        '            spawn(self._cancel_in_background, "cancelling a task")\n',
         "            pass\n",
         id_of("aio/executor", "a_task_that_nobody_waits_for_any_more_is_told_to_stop", on="memory-cancel"),
     ),

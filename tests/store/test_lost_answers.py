@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import latchwork
-import latchwork.aio.executors  # twins of executors and of what they give
+import latchwork.aio.executor  # twins of executors and of what they give
 from backends_table import SERVERS
 from latchwork import (
     AuthenticationFailed,
@@ -32,7 +32,7 @@ from latchwork import (
     Unavailable,
     primitives,
 )
-from latchwork.aio.registry import twin_of
+from latchwork.aio.twin import twin_of
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.executor import Executor, TaskRef, cancel_task, list_tasks
 from latchwork.jobs import Control

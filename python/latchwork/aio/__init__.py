@@ -1,27 +1,27 @@
-"""The SDK for event loops: the same names and promises as in ``latchwork`` and ``latchwork.primitives``, to await.
+"""The SDK for asyncio: the names and guarantees of ``latchwork`` and ``latchwork.primitives``, as awaitables.
 
-``async with aio.connect(url) as store``, ``async with aio.Lock(store, "orders") as fence``. What these modules do not
-name is taken from there: errors, entries, checks and records are the same.
+``async with aio.connect(url) as store``, ``async with aio.Lock(store, "orders") as fence``. Import errors, entries,
+checks and records from ``latchwork``: they are the same.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from latchwork.aio.stores import Pipeline
-from latchwork.aio.stores import connect_later as connect
+from latchwork.aio.factory import function_twin, twin
+from latchwork.aio.store import Pipeline
+from latchwork.aio.store import connect_later as connect
 from latchwork.aio.table import FUNCTIONS, ROWS
-from latchwork.aio.twinning import function_twin, twin
 from latchwork.doors import late
 
-_made: dict[str, Any] = {row.kind.__name__: twin(row.kind, row.by_hand, row.hidden) for row in ROWS}
+_made: dict[str, Any] = {row.kind.__name__: twin(row.kind, row.base, row.hidden) for row in ROWS}
 _made |= {function.__name__: function_twin(function) for function in FUNCTIONS}
 globals().update(_made)
 
-#: Twins of what systems have: who uses none of them does not import them.
+#: Twins that are imported on first use, because they import a whole system.
 LATE = {
-    "latchwork.aio.contexts": ("JobContext",),
-    "latchwork.aio.executors": ("Executor", "TaskFuture", "TaskRef"),
+    "latchwork.aio.job_context": ("JobContext",),
+    "latchwork.aio.executor": ("Executor", "TaskFuture", "TaskRef"),
 }
 __getattr__ = late(__name__, LATE)
 

@@ -23,7 +23,7 @@ from collections.abc import (
 from typing import Any, TypeVar
 
 import latchwork.store
-from latchwork.aio.executors import TaskFuture as TaskFuture
+from latchwork.aio.executor import TaskFuture as TaskFuture
 from latchwork.backends.base import Capability
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OwnershipLost

@@ -1,15 +1,12 @@
-"""Which classes and functions have twins: the one list of them. The stub is made from it too.
-
-A row names the class, and what is written by hand for it; all else that is public there is made.
-"""
+"""The table of classes and functions that have twins. ``scripts/make_aio_stub`` generates the stub from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from latchwork import primitives
-from latchwork.aio.registry import Twin
-from latchwork.aio.stores import MirrorTwin, SessionTwin, SignalTwin, StoreTwin
+from latchwork.aio.store import MirrorTwin, SessionTwin, SignalTwin, StoreTwin
+from latchwork.aio.twin import Twin
 from latchwork.primitives.fair import Side
 from latchwork.store import Mirror, Session, Store, Tx, Watch
 from latchwork.store.steps import Signal
@@ -17,16 +14,16 @@ from latchwork.store.steps import Signal
 
 @dataclass(frozen=True)
 class Row:
-    """One class that has a twin.
+    """A class that has a twin.
 
     Attributes:
-        kind: the class.
-        by_hand: what is written for it.
-        hidden: public names that are for the SDK itself.
+        kind: The class.
+        base: The base class of the twin, with members that cannot be generated.
+        hidden: Public names that are internal to the SDK.
     """
 
     kind: type
-    by_hand: type[Twin] = Twin
+    base: type[Twin] = Twin
     hidden: tuple[str, ...] = ()
 
 
@@ -68,5 +65,5 @@ ROWS = (
     Row(primitives.LockKeeper, hidden=("acquire_unless", "end_soon", "release_held")),
     Row(primitives.HeldLock, hidden=("end_work", "is_kept", "ownership")),
 )
-#: Functions that take a store first.
+#: Functions whose first argument is a store.
 FUNCTIONS = (primitives.force_release, primitives.forget_free_locks, primitives.list_groups, primitives.lock_states)

@@ -45,7 +45,7 @@ _STORE_RETRY_S = 0.5
 #: The next start is told anew when it has changed by more: the clocks drift.
 _SAME_S = 1.0
 #: An async run gets the twin of its context. Twins stand on the floor above, and are imported when one is needed.
-_twins = late("latchwork.aio", {"latchwork.aio.contexts": ("JobContext",)})
+_twins = late("latchwork.aio", {"latchwork.aio.job_context": ("JobContext",)})
 #: After a schedule raised its items do not run for so long.
 SCHEDULE_PAUSE_S = 60.0
 

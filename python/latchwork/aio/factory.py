@@ -1,7 +1,7 @@
-"""How the twin of a class is made: it has the same object inside, and drives its protocols in the event loop.
+"""Makes the asyncio twin of a class: a wrapper around the sync object that drives its protocols in the event loop.
 
-A twin has no protocol, no state and no decision of its own. A method that waits becomes one to await; one that does not
-is called as it is, in the name of the task. Whatever has a twin is given as that, and taken as that.
+A twin has no logic or state of its own. A method that waits becomes a coroutine; other methods are called directly, on
+behalf of the task. Arguments and results are unwrapped and wrapped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from latchwork.aio.registry import Twin, inside, twin_of, twins
-from latchwork.aio.threads import InThread, one
-from latchwork.aio.users import as_listener, as_look, as_work
+from latchwork.aio.callbacks import as_listener, as_predicate, as_work
+from latchwork.aio.steps import InThread, one
+from latchwork.aio.twin import Twin, inside, twin_of, twins
 from latchwork.callers import acting
 from latchwork.errors import Closed
 from latchwork.store.driving.helper import drive, spawn
@@ -22,16 +22,16 @@ from latchwork.store.steps import Steps, is_driven
 
 T = TypeVar("T")
 
-#: Arguments that are functions of the user's, by method and name: what is made of them.
+#: How to adapt arguments that are user functions, by method and parameter.
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("run", "fn"): as_work,
     ("transact", "fn"): as_work,
-    ("wait_until", "predicate"): as_look,
-    ("wait_free", "accept"): as_look,
-    ("wait_items", "accept"): as_look,
-    ("take_items", "accept"): as_look,
-    ("take", "accept"): as_look,
-    ("try_take", "accept"): as_look,
+    ("wait_until", "predicate"): as_predicate,
+    ("wait_free", "accept"): as_predicate,
+    ("wait_items", "accept"): as_predicate,
+    ("take_items", "accept"): as_predicate,
+    ("take", "accept"): as_predicate,
+    ("try_take", "accept"): as_predicate,
     **{
         (method, "fn"): as_listener
         for method in (
@@ -44,7 +44,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def acting_here() -> acting:
-    """Go on in the name of the current task; as a thread where no loop runs."""
+    """Act on behalf of the current task, or of the thread if no loop is running."""
     try:
         return acting(caller_here(spawn))
     except RuntimeError:
@@ -52,30 +52,28 @@ def acting_here() -> acting:
 
 
 async def answer(begin: Callable[[], Steps[T]], *, ends: bool = False) -> T:
-    """Drive a protocol, and give what it returns as a task is given it."""
+    """Drive a protocol in the event loop and return the twin of its result."""
     return cast("T", twin_of(await drive(begin, ends=ends)))
 
 
-def twin(kind: type, by_hand: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
-    """The twin of a class: with what is written by hand, and all else that is public there and not hidden."""
+def twin(kind: type, base: type[Twin] = Twin, hidden: Collection[str] = ()) -> type[Twin]:
+    """Make the twin of a class: ``base`` plus a member for each public name that is neither in it nor hidden."""
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": "latchwork.aio", "__init__": _init(kind)}
     for name in dir(kind):
         target = _SPECIAL.get(name, name)
-        if (name.startswith("_") and target == name) or name in hidden or hasattr(by_hand, target):
+        if (name.startswith("_") and target == name) or name in hidden or hasattr(base, target):
             continue
-        if name == "__iter__" and not hasattr(
-            kind, "__next__"
-        ):  # over what is there, as of a mapping: nothing to await
+        if name == "__iter__" and not hasattr(kind, "__next__"):  # a mapping: nothing to await
             continue
         member = _member(name, inspect.getattr_static(kind, name))
         if member is not None:
             body[target] = member
-    made = twins[kind] = cast("type[Twin]", type(kind.__name__, (by_hand,), body))
+    made = twins[kind] = cast("type[Twin]", type(kind.__name__, (base,), body))
     return made
 
 
 def function_twin(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """The twin of a function whose first argument is a store."""
+    """Make the twin of a function whose first argument is a store."""
     begun: Callable[..., Steps[Any]] = getattr(function, "begun", None) or _in_thread(function)
 
     @wraps(function)
@@ -117,7 +115,7 @@ def _init(kind: type) -> Callable[..., None]:
 
 
 def _of_option(name: str, value: Any) -> Any:
-    """An argument of a class; a function that gives a session gives the one inside."""
+    """Unwrap an argument of a constructor, and the result of a function that returns a session."""
     return (lambda: inside(value())) if name == "session" and inspect.isfunction(value) else inside(value)
 
 
@@ -161,7 +159,7 @@ _Adapted = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def _adapter(function: Callable[..., object]) -> Callable[[Twin, tuple[Any, ...], dict[str, Any]], Any]:
-    """Makes arguments of a twin's method those of the method itself."""
+    """Return a function that converts the arguments of a twin's method to those of the wrapped method."""
     names = list(inspect.signature(function).parameters)[1:]
     made = {name: _FUNCTIONS[function.__name__, name] for name in names if (function.__name__, name) in _FUNCTIONS}
 

@@ -1,7 +1,6 @@
-"""The twins of an executor and of what it gives: futures of the loop, which a task in the cluster ends.
+"""The twins of the executor and its futures.
 
-What is submitted goes into the store and comes back by the executor's own threads, as ever; a loop is woken once for
-all results that come meanwhile.
+The executor's own threads store tasks and collect results. The loop is woken once for all results that have arrived.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from latchwork import executor
-from latchwork.aio.registry import Twin, twin_of, twins
-from latchwork.aio.stores import in_thread
+from latchwork.aio.factory import twin
+from latchwork.aio.steps import Turn
+from latchwork.aio.store import in_thread
 from latchwork.aio.table import Row
-from latchwork.aio.turns import Turn
-from latchwork.aio.twinning import twin
+from latchwork.aio.twin import Twin, twin_of, twins
 from latchwork.callers import acting
 from latchwork.errors import LatchworkError
 from latchwork.executor import AllFailed, Call
@@ -33,59 +32,59 @@ T = TypeVar("T")
 
 
 class TaskFuture(asyncio.Future[T]):
-    """What ``Executor.submit`` returns: a future of this loop, for ``await``, ``asyncio.gather`` and the like.
+    """The future of a submitted task, for ``await``, ``asyncio.gather`` and so on.
 
-    A task that is cancelled while it awaits this cancels it, as with any future; ``asyncio.shield`` keeps it.
+    As with any future, cancelling the coroutine that awaits it cancels it. ``asyncio.shield`` prevents that.
     """
 
     def __init__(self, task: executor.TaskFuture[T]) -> None:
-        arrivals = LoopMailbox.here()
-        super().__init__(loop=arrivals.loop)
+        mailbox = LoopMailbox.here()
+        super().__init__(loop=mailbox.loop)
         self._task = task
-        task.call_at_once(lambda ended: arrivals.post(self._end, ended))
+        task.call_at_once(lambda ended: mailbox.post(self._end, ended))
 
     @classmethod
     def around(cls, task: executor.TaskFuture[T]) -> TaskFuture[T]:
-        """The future of a task that there is."""
+        """Wrap an existing future."""
         return cls(task)
 
     @property
     def id(self) -> str:
-        """The id of the task, by which people and other processes know it; empty until it is first sent."""
+        """The ID of the task, for people and other processes; empty until the task is first sent."""
         return self._task.id
 
     def cancel(self, msg: object = None) -> bool:
-        """Wait for it no more, and take the task back in the background; one that runs is told to stop.
+        """Cancel this future at once, and the task in the background. A running task is asked to stop.
 
-        Use ``take_back`` to learn what became of it.
+        Use ``take_back`` to learn whether the task was cancelled.
         """
         if not super().cancel(msg):
             return False
         if not self._task.done():
-            spawn(self._take_back_quietly, "taking a task back")
+            spawn(self._cancel_in_background, "cancelling a task")
         return True
 
     async def take_back(self, *, interrupt: bool = False) -> bool:
-        """Take the task back, everywhere; what ``cancel`` of ``latchwork.executor.TaskFuture`` does.
+        """Cancel the task everywhere, as ``cancel`` of ``latchwork.executor.TaskFuture`` does.
 
         Args:
-            interrupt: also when it runs: it is told to stop, and what it returns is dropped. Nobody waits for it.
+            interrupt: Also cancel a running task: it is asked to stop, and its result is dropped.
         Returns:
-            True: it has not run, or its run counts for nothing. False: it runs, or it is over.
+            True if the task did not run or its result is dropped. False if it is running or has ended.
         Raises:
-            Unavailable, OutcomeUnknown: the store could not be reached; ask again.
+            Unavailable, OutcomeUnknown: The store could not be reached. Call again.
         """
         return await drive(partial(steps_of(self._task.cancel), interrupt=interrupt))
 
     async def state(self) -> executor.TaskState:
-        """What the store says of the task now: queued, running and where, or how it ended.
+        """Read the state of the task from the store: queued, running and where, or how it ended.
 
         Raises:
-            Unavailable: the store could not be reached.
+            Unavailable: The store could not be reached.
         """
         return await drive(steps_of(self._task.state))
 
-    async def _take_back_quietly(self) -> None:
+    async def _cancel_in_background(self) -> None:
         try:
             await steps_of(self._task.cancel)(interrupt=True)
         except LatchworkError as error:
@@ -108,25 +107,25 @@ twins[executor.TaskFuture] = cast("Any", TaskFuture)
 
 
 class ExecutorTwin(Twin):
-    """What of an executor is not made from its methods."""
+    """Members of ``Executor`` that cannot be generated."""
 
     async def __aenter__(self) -> Any:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """Shut down. After Ctrl-C, by which ``asyncio.run`` cancels its task, cancel what does not run; do not wait."""
+        """Shut down. After a cancellation or Ctrl-C, cancel queued tasks and do not wait."""
         is_interrupted = bool(raised) and isinstance(raised[1], (KeyboardInterrupt, asyncio.CancelledError))
         await self.shutdown(wait=not is_interrupted, cancel_futures=is_interrupted)
 
     def submit(self, fn: Callable[..., T] | str, /, *args: Any, **kwargs: Any) -> TaskFuture[T]:
-        """Submit a call; it is stored a moment later, with others. See ``latchwork.executor.Executor.submit``.
+        """Submit a call, which is stored shortly after, with others. See ``latchwork.executor.Executor.submit``.
 
         Returns:
-            Its future; of the target ``All()``: one with a dictionary of results by member.
+            Its future. With the target ``All()``, the result is a dictionary from members to results.
         """
         if isinstance(self._of._options.target, executor.All):  # noqa: SLF001 - of its twin
             return cast("TaskFuture[T]", asyncio.ensure_future(self._for_all(fn, args, kwargs)))
-        with acting(None):  # its threads are its own
+        with acting(None):  # the executor has threads of its own
             return TaskFuture(self._of.submit(fn, *args, **kwargs))
 
     def map(
@@ -138,18 +137,19 @@ class ExecutorTwin(Twin):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> AsyncIterator[T]:
-        """The results of a call for each of the arguments, in their order; ``async for``.
+        """Submit a call per argument and iterate over the results in the order of the arguments, with ``async for``.
 
-        Submitting begins with the first step, and lets others have the loop. Results that nobody fetches are cancelled.
+        Tasks are submitted from the first iteration on. Tasks whose results are not fetched are cancelled.
 
         Args:
-            fn: as for ``submit``.
-            iterables: read as far as the shortest goes.
-            timeout: seconds from the first step on, after which ``TimeoutError`` is raised.
-            chunksize: it changes nothing: tasks are stored and fetched many at a time anyway.
-            buffersize: so many tasks at most whose results were not asked for; the arguments are read as needed then.
+            fn: As for ``submit``.
+            iterables: Arguments, up to the end of the shortest iterable.
+            timeout: Seconds from the first iteration after which ``TimeoutError`` is raised. None waits forever.
+            chunksize: Has no effect: tasks are always stored and fetched in batches.
+            buffersize: The maximum number of submitted tasks whose results were not fetched. The arguments are then
+                read on demand. None submits all.
         Raises:
-            ValueError: ``chunksize`` or ``buffersize`` is below 1.
+            ValueError: ``chunksize`` or ``buffersize`` is less than 1.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -159,25 +159,30 @@ class ExecutorTwin(Twin):
         return self._mapped(partial(self.submit, fn), calls, timeout, buffersize)
 
     async def call(self, fn: Callable[..., T] | str, /, *args: Any, timeout_s: float, **kwargs: Any) -> T:
-        """Submit a call and wait for its value; when the time is over, or it is cancelled, the task is removed.
+        """Submit a call and return its value. The task is cancelled after the timeout, or when this call is cancelled.
 
+        Args:
+            fn: As for ``submit``.
+            args: Its positional arguments.
+            timeout_s: Seconds to wait.
+            kwargs: Its keyword arguments.
         Raises:
-            TimeoutError: it did not end in that time; it is told to stop if it runs.
-            Exception: the task's own; and what ``submit`` raises.
+            TimeoutError: The task did not end in time. It is asked to stop if it is running.
+            Exception: The task raised it, or ``submit`` did.
         """
         future = self.submit(fn, *args, **kwargs)
         return await self._within(future, timeout_s, f"task {getattr(future, 'id', '')} did not end")
 
     async def first(self, calls: Iterable[Call], timeout_s: float | None = None) -> Any:
-        """The value of the first of these calls that succeeds; the others are cancelled.
+        """Submit several calls, return the value of the first one that succeeds, and cancel the others.
 
         Args:
-            calls: at least one.
-            timeout_s: seconds to wait; None waits for ever.
+            calls: At least one call.
+            timeout_s: Seconds to wait. None waits forever.
         Raises:
-            AllFailed: none succeeded.
-            TimeoutError: none succeeded in that time; all are cancelled.
-            ValueError: there are no calls.
+            AllFailed: No call succeeded.
+            TimeoutError: No call succeeded in time. All are cancelled.
+            ValueError: There are no calls.
         """
         futures = [self.submit(call.fn, *call.args, **call.kwargs) for call in calls]
         if not futures:
@@ -190,11 +195,11 @@ class ExecutorTwin(Twin):
                 future.cancel()
 
     async def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that were submitted, and end.
+        """Accept no more tasks, wait for the submitted ones, and close the executor.
 
         Args:
-            wait: False returns soon; the rest goes on in the background, and the interpreter waits for it.
-            cancel_futures: cancel all that does not run yet.
+            wait: False returns soon. The rest continues in the background, and the interpreter waits for it.
+            cancel_futures: Cancel tasks that are not running yet.
         """
         await in_thread(partial(self._of.shutdown, wait, cancel_futures=cancel_futures))
 
@@ -207,7 +212,7 @@ class ExecutorTwin(Twin):
         finally:
             for part in parts:
                 part.cancel()
-                part.cancelled() or part.exception()  # they are told as one
+                part.cancelled() or part.exception()  # mark as retrieved: the whole raises them as one
         return await asyncio.wrap_future(whole)
 
     async def _mapped(
@@ -233,13 +238,13 @@ class ExecutorTwin(Twin):
             for future in futures:
                 future.cancel()
 
-    async def _within(self, future: asyncio.Future[T], seconds: float | None, story: str) -> T:
-        """Return the result of a future, which is cancelled when the time is over, or with us."""
+    async def _within(self, future: asyncio.Future[T], timeout_s: float | None, failure: str) -> T:
+        """Return the result of a future, and cancel it after the timeout or when this call is cancelled."""
         try:
-            await asyncio.wait([future], timeout=seconds)
+            await asyncio.wait([future], timeout=timeout_s)
             if not future.done():
                 why = self._of._submitter.why_nothing_runs()  # noqa: SLF001 - of its twin
-                raise TimeoutError(f"{story} within {seconds or 0:g} s{why}; it was cancelled")
+                raise TimeoutError(f"{failure} within {timeout_s or 0:g} s{why}; it was cancelled")
             return future.result()
         finally:
             future.cancel()
@@ -271,4 +276,4 @@ ROWS = (
     Row(executor.Executor, ExecutorTwin),
     Row(executor.TaskRef),
 )
-Executor, TaskRef = (twin(row.kind, row.by_hand, row.hidden) for row in ROWS)
+Executor, TaskRef = (twin(row.kind, row.base, row.hidden) for row in ROWS)

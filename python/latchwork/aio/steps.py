@@ -1,8 +1,10 @@
-"""Calls that block, for a loop: each in a thread of its own, which ends with it."""
+"""Steps and turns of an event loop: blocking calls in threads, and loops that let other tasks run."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -12,9 +14,15 @@ from latchwork.store.steps import Step
 
 T = TypeVar("T")
 
+#: Seconds after which a loop of ours lets other tasks run.
+TURN_S = 0.002
+
 
 class InThread(Step[T]):
-    """A call that blocks, made in a thread of its own. A cancellation does not end it: ``undo`` gets its result."""
+    """A blocking call in a separate thread.
+
+    A cancellation does not stop the call. ``undo`` is called with its result then.
+    """
 
     __slots__ = ("_call", "_undo")
 
@@ -24,17 +32,17 @@ class InThread(Step[T]):
         self._undo = undo
 
     def block(self) -> T:
-        """Make the call."""
+        """Make the call in this thread."""
         return self._call()
 
     def begin(self) -> Future[T]:
-        """Make the call in the thread."""
+        """Start the thread and return the future of the call."""
         future: Future[T] = Outcome()
         _start(self._make, future)
         return future
 
     def dropped(self, future: Future[T]) -> None:
-        """Undo what was done."""
+        """Undo a call whose waiter was cancelled."""
         if self._undo is not None and not future.cancelled() and future.exception() is None:
             _start(self._undo, future.result())
 
@@ -48,10 +56,23 @@ class InThread(Step[T]):
                 self._undo(result)
 
 
-def _start(call: Callable[[T], object], given: T) -> None:
-    threading.Thread(target=call, args=(given,), name="latchwork-call", daemon=True).start()
+class Turn:
+    """The time that a long loop may use before it yields to other tasks: ``await turn.over()`` after each step."""
+
+    def __init__(self) -> None:
+        self._ends = time.perf_counter() + TURN_S
+
+    async def over(self) -> None:
+        """Let other tasks run if the time has been used."""
+        if time.perf_counter() > self._ends:
+            await asyncio.sleep(0)
+            self._ends = time.perf_counter() + TURN_S
 
 
 async def one(step: Step[T]) -> T:
-    """The protocol of one step."""
+    """Run a protocol of one step."""
     return await step
+
+
+def _start(call: Callable[[T], object], argument: T) -> None:
+    threading.Thread(target=call, args=(argument,), name="latchwork-call", daemon=True).start()

@@ -1,7 +1,7 @@
-"""Functions of a user's event loop, as the functions that latchwork calls: work, listeners, looks.
+"""Adapters for user functions that belong to an event loop: work, listeners and predicates.
 
-Work is an ``async def``: a task, which is cancelled when it has to stop. A listener is called in the loop's thread; one
-that is an ``async def`` is awaited there. Listeners of one object are called one at a time, as everywhere.
+Work is an ``async def`` function. It runs as a task, which is cancelled when the work has to stop. A listener is
+called, or awaited, in the loop's thread. Listeners of one object are called one at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from latchwork.aio.registry import twin_of
+from latchwork.aio.twin import twin_of
 from latchwork.backends.futures import Outcome, reject, resolve
 from latchwork.callers import Caller, acting, current
 from latchwork.primitives import Work
@@ -27,30 +27,27 @@ from latchwork.user_code import await_user, failure_of, is_interrupt
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which a thread that waits for a listener looks whether the loop is running still.
-_LOOK_S = 0.5
+#: Seconds after which a thread that waits for a listener checks that the loop is still running.
+_LOOP_CHECK_S = 0.5
 
 
 def as_work(fn: Callable[..., Any], what: str) -> Callable[..., Step[Any]]:
-    """Work of the user's: ``await fn(...)`` as a task of this loop, cancelled once its ``Work`` is to stop."""
+    """Adapt a work function: run it as a task of this loop, which is cancelled once its ``Work`` has to stop."""
     if not callable(fn):
         raise TypeError(f"{what} was given {fn!r} to run; give an async def function")
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
         raise TypeError(f"{what} was given {fn!r}, which is no async def function; give one, or use the sync twin")
-    return _as_asked(fn)
 
-
-def _as_asked(fn: Callable[..., Any]) -> Callable[..., Step[Any]]:
     def call(*args: Any) -> Step[Any]:
         return AsTask(fn, args)
 
     with contextlib.suppress(ValueError, TypeError):
-        call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined] # by which arguments are checked
+        call.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined] # for the validation of arguments
     return call
 
 
 class AsTask(Step[Any]):
-    """A task of the loop in which it is begun, awaited to its end. A cancellation ends the task, and waits for that."""
+    """A task of the current loop as a step. A cancellation cancels the task and waits until it has ended."""
 
     __slots__ = ("_args", "_fn", "_is_stopped", "_task")
 
@@ -62,13 +59,13 @@ class AsTask(Step[Any]):
         self._is_stopped = False
 
     def block(self) -> Any:
-        """There is no loop in a thread."""
+        """Never called: a thread has no loop."""
         raise AssertionError
 
     def begin(self) -> Future[Any]:
-        """Begin the task, in the name of who waits for it."""
-        arrivals = LoopMailbox.here()
-        self._task = task = arrivals.loop.create_task(self._fn(*map(twin_of, self._args)))
+        """Start the task on behalf of its caller."""
+        mailbox = LoopMailbox.here()
+        self._task = task = mailbox.loop.create_task(self._fn(*map(twin_of, self._args)))
         caller = current()
         if caller is not None:
             be_caller(task, caller)
@@ -76,12 +73,12 @@ class AsTask(Step[Any]):
         task.add_done_callback(lambda _: self._ended(future))
         for work in self._args:
             if isinstance(work, Work):
-                take_back = work.stopped.call_when_set(lambda: arrivals.post(self._stop, None))
-                task.add_done_callback(lambda _, take_back=take_back: take_back())  # type: ignore[misc]
+                remove = work.stopped.call_when_set(lambda: mailbox.post(self._stop, None))
+                task.add_done_callback(lambda _, remove=remove: remove())  # type: ignore[misc]
         return future
 
     def interrupt(self, future: Future[Any]) -> bool:
-        """Cancel the task; whoever waits for it goes on when it has ended."""
+        """Cancel the task. The step ends when the task has ended."""
         if self._task is not None:
             self._task.cancel()
         return future.done()
@@ -98,20 +95,20 @@ class AsTask(Step[Any]):
             error = task.exception()
             if error is None:
                 resolve(future, task.result())
-            elif isinstance(error, GeneratorExit):  # thrown into our coroutines, it keeps them from awaiting their end
+            elif isinstance(error, GeneratorExit):  # inside our coroutines it would prevent further awaits
                 reject(future, failure_of(self._fn, error))
             else:
                 reject(future, error)
         elif self._is_stopped:
-            resolve(future, None)  # it was told to stop, and has
+            resolve(future, None)  # it was stopped by us
         else:
             reject(future, asyncio.CancelledError())
 
 
-def as_look(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A condition of the user's, asked in the loop's thread."""
+def as_predicate(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Adapt a predicate, which is called in the loop's thread."""
     if inspect.iscoroutinefunction(fn):
-        raise TypeError(f"{what} asks a plain function, not {fn!r}")
+        raise TypeError(f"{what} needs a plain function, not {fn!r}")
 
     def call(*args: Any) -> Any:
         return fn(*map(twin_of, args))
@@ -120,34 +117,34 @@ def as_look(fn: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def as_listener(fn: Callable[..., Any], what: str) -> Callable[..., None]:
-    """A listener of the user's, called in this loop; its thread waits for it, so that the next one comes after it."""
+    """Adapt a listener: call it in this loop, and block the calling thread until it has ended."""
     if not callable(fn):
         raise TypeError(f"a listener of {what} must be a function, not {fn!r}")
-    arrivals = LoopMailbox.here()
+    mailbox = LoopMailbox.here()
 
     def call(*args: Any) -> None:
-        _Listening(fn, args, arrivals).wait()
+        _ListenerCall(fn, args, mailbox).wait()
 
     return call
 
 
-class _Listening:
+class _ListenerCall:
     """One call of a listener in its loop."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], arrivals: LoopMailbox) -> None:
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], mailbox: LoopMailbox) -> None:
         self._fn = fn
         self._args = args
-        self._arrivals = arrivals
+        self._mailbox = mailbox
         self._caller = Caller(spawn, acts_for=threading.get_ident())
         self._ended = Signal()
         self._error: BaseException | None = None
 
     def wait(self) -> None:
-        loop = self._arrivals.loop
-        if not self._arrivals.post(self._call, None):
+        loop = self._mailbox.loop
+        if not self._mailbox.post(self._call, None):
             _log.info("a listener is not called: its event loop has ended")
             return
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_LOOP_CHECK_S):
             if not loop.is_running():
                 return
         if self._error is not None:
@@ -166,11 +163,11 @@ class _Listening:
         if not inspect.iscoroutine(result):
             self._ended.set()
             return
-        task = self._arrivals.loop.create_task(await_user(self._fn, result))
+        task = self._mailbox.loop.create_task(await_user(self._fn, result))
         be_caller(task, self._caller)
         task.add_done_callback(partial(self._end, result))
 
     def _end(self, body: Coroutine[Any, Any, Any], task: asyncio.Task[Any]) -> None:
-        body.close()  # it has not begun if the task was cancelled before
+        body.close()  # a task that was cancelled before its start never entered it
         self._error = None if task.cancelled() else task.exception()
         self._ended.set()

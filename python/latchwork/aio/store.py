@@ -1,4 +1,4 @@
-"""The twins of a store and of what it gives: written by hand where a call of the store is a future already."""
+"""The twins of the store, its sessions, mirrors and signals, and the asyncio pipeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from latchwork.aio.registry import Twin, inside, twin_of
-from latchwork.aio.threads import InThread, one
-from latchwork.aio.twinning import acting_here, answer
+from latchwork.aio.factory import acting_here, answer
+from latchwork.aio.steps import InThread, one
+from latchwork.aio.twin import Twin, inside, twin_of
 from latchwork.backends.futures import call_at_once
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.store import Session, Store
@@ -28,27 +28,27 @@ T = TypeVar("T")
 
 
 def in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> Coroutine[Any, Any, T]:
-    """Make a call that blocks; see ``InThread``."""
+    """Await a blocking call in a separate thread; see ``InThread``."""
     return answer(lambda: one(InThread(call, undo)))
 
 
-def _asks(name: str) -> Callable[..., Awaitable[Any]]:
-    async def asked(self: Twin, *args: Any, **options: Any) -> Any:
+def _store_call(name: str) -> Callable[..., Awaitable[Any]]:
+    async def call(self: Twin, *args: Any, **options: Any) -> Any:
         store: Store = self._of
         if name == "commit":
             args = tuple(map(inside, args))
         if options:
             options = {name: inside(value) for name, value in options.items()}
-        if store.time_left_s() is not None:  # it ends with an ownership, at that moment
+        if store.time_left_s() is not None:  # the call ends when the ownership does
             return await drive(lambda: one(Ask(getattr(store, name), *args, **options)))
-        arrivals = LoopMailbox.here()
-        room = arrivals.room(store.connection)
-        if not room.take():
-            await room.turn()
+        mailbox = LoopMailbox.here()
+        limit = mailbox.room(store.connection)
+        if not limit.take():
+            await limit.turn()
         try:
             future = store.begin(name, *args, **options)
             if not future.done():
-                waiter = arrivals.waiter(future, store.answer_s())
+                waiter = mailbox.waiter(future, store.answer_s())
                 try:
                     await waiter
                 except asyncio.CancelledError as error:
@@ -56,20 +56,20 @@ def _asks(name: str) -> Callable[..., Awaitable[Any]]:
                     noted(error, unknown(name, args))
                     raise
                 finally:
-                    arrivals.forget(waiter)
+                    mailbox.forget(waiter)
                 if not future.done():
                     raise store.late(name, args)
             return future.result()
         finally:
-            room.leave()
+            limit.leave()
 
-    asked.__name__ = name
-    asked.__doc__ = getattr(Store, name).__doc__
-    return asked
+    call.__name__ = name
+    call.__doc__ = getattr(Store, name).__doc__
+    return call
 
 
 class StoreTwin(Twin):
-    """What of a store is not made from its methods."""
+    """Members of ``Store`` that cannot be generated."""
 
     async def __aenter__(self) -> Any:
         return self
@@ -78,44 +78,44 @@ class StoreTwin(Twin):
         await self.close()
 
     async def close(self) -> None:
-        """End its sessions at once, then its watches and the connection. Twice is fine."""
+        """End the sessions at once, then the watches and the connection. Idempotent."""
         await in_thread(self._of.close)
 
     @property
     def session(self) -> Awaitable[Any]:
-        """The primary session: ``await store.session``; opened on first use, and anew after it was lost."""
+        """The primary session: ``await store.session``. It is opened on first use, and again after a loss."""
         return self.primary_session()
 
     async def primary_session(self) -> Any:
-        """The same as ``session``."""
+        """Return the primary session, as ``session`` does."""
         return twin_of(await drive(lambda: one(Ask(self._of.primary_session))))
 
     async def open_session(self, ttl_s: float) -> Any:
-        """A session of its own; see ``Store.open_session``."""
+        """Open another session; see ``Store.open_session``."""
         return await in_thread(lambda: self._of.open_session(ttl_s), Session.close)
 
     async def reopen(self) -> Any:
-        """Connect again as this store was: for a child of a fork; see ``Store.reopen``."""
+        """Connect again with the same options, in a forked child; see ``Store.reopen``."""
         return await in_thread(partial(self._of.reopen_for, origin()), Store.close)
 
     async def mirror(self, prefix: str, *, wait: bool = True, values: bool = True) -> Any:
-        """A local read-only mapping of all keys at and below a prefix; see ``Store.mirror``."""
+        """Open a local read-only mapping of all keys below a prefix; see ``Store.mirror``."""
         with acting_here():
             mirror = self._of.mirror(prefix, wait=False, values=values)
         return await answer(lambda: self._of.ready(mirror)) if wait else twin_of(mirror)
 
     def pipeline(self, *, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> Pipeline:
-        """The same calls, many in flight: each returns an awaitable at once."""
+        """Return a pipeline: the same calls, each of which returns a future at once, with many in flight."""
         return Pipeline(self, max_in_flight)
 
 
 for _name in vars(Calls):
     if not _name.startswith("_"):
-        setattr(StoreTwin, _name, _asks(_name))
+        setattr(StoreTwin, _name, _store_call(_name))
 
 
 class SessionTwin(Twin):
-    """What of a session is not made from its methods."""
+    """Members of ``Session`` that cannot be generated."""
 
     async def __aenter__(self) -> Any:
         return self
@@ -124,12 +124,12 @@ class SessionTwin(Twin):
         await self.close()
 
     async def close(self) -> None:
-        """End the session now: its keys vanish at once if the server is reachable. Twice is fine."""
+        """End the session now. Its keys disappear at once if the server is reachable. Idempotent."""
         await in_thread(self._of.close)
 
 
 class MirrorTwin(Twin):
-    """What of a mapping is not made from its methods."""
+    """The mapping members of ``Mirror``."""
 
     def __getitem__(self, key: str) -> Any:
         return self._of[key]
@@ -145,20 +145,26 @@ class MirrorTwin(Twin):
 
 
 class SignalTwin(Twin):
-    """Something that is set once, for good."""
+    """A signal that is set once and stays set."""
 
     def is_set(self) -> bool:
-        """True once it is set."""
+        """Return whether the signal is set."""
         return bool(self._of.is_set())
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set; False when the time is over first."""
+        """Wait until the signal is set.
+
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
+        Returns:
+            True once it is set, False after the timeout.
+        """
         signal: Signal = self._of
         return await drive(lambda: one(Pause(SYSTEM_CLOCK, signal, timeout_s)))
 
 
 class Connecting:
-    """``async with connect(url) as store``, or ``store = await connect(url)`` and ``await store.close()``."""
+    """A connection that is being opened: ``async with connect(url) as store``, or ``store = await connect(url)``."""
 
     def __init__(self, url: str | None, created: Origin, **options: Any) -> None:
         self._created = created
@@ -188,27 +194,27 @@ def connect_later(
     observers: Iterable[StoreObserver] = (),
     **overrides: object,
 ) -> Connecting:
-    """Open a store for tasks of an event loop; see ``latchwork.connect`` for the arguments and errors."""
+    """Open a store for tasks of an event loop. ``latchwork.connect`` documents the arguments and errors."""
     return Connecting(url, origin(), client=client, clock=clock, observers=observers, **overrides)
 
 
 class Pipeline:
-    """The store's calls, each of which returns an ``asyncio.Future`` at once; at most so many are in flight.
+    """Store calls that return an ``asyncio.Future`` at once. A pipeline belongs to one event loop.
 
-    Further calls are kept until one has ended, in their order. Calls in flight have no order among each other: make
-    what must follow another once that was awaited. As a context manager it waits at the end until every call has ended;
-    errors stay in their futures. For tasks of one loop.
+    At most ``max_in_flight`` calls are in flight; further ones wait and are sent in their order. The server may apply
+    calls in flight in any order, so await a call before you make one that depends on it. As a context manager, the
+    pipeline waits for all calls when it ends; errors stay in their futures.
 
-    A future that is cancelled takes back a call that was not sent yet; one that was sent may have been applied.
+    Cancelling a future withdraws a call that has not been sent. A call that has been sent may be applied.
     """
 
     def __init__(self, store: Twin, max_in_flight: int = DEFAULT_MAX_IN_FLIGHT) -> None:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
         self._store = inside(store)
-        self._most = max_in_flight
-        self._count = 0
-        self._kept: deque[tuple[asyncio.Future[Any], Callable[[], Future[Any]]]] = deque()
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
+        self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Future[Any]]]] = deque()
         self._idle: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -218,47 +224,47 @@ class Pipeline:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until every call made so far has ended, and those made meanwhile."""
-        while self._count:
+        """Wait until all calls have ended, including those made in the meantime."""
+        while self._in_flight:
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
     def _send(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
-        arrivals = LoopMailbox.here()
-        outcome: asyncio.Future[Any] = arrivals.loop.create_future()
+        mailbox = LoopMailbox.here()
+        outcome: asyncio.Future[Any] = mailbox.loop.create_future()
         if name == "commit":
             args = tuple(map(inside, args))
         begin = partial(self._store.begin, name, *args, **{key: inside(value) for key, value in options.items()})
-        if self._count >= self._most:
-            self._kept.append((outcome, begin))
+        if self._in_flight >= self._max_in_flight:
+            self._waiting.append((outcome, begin))
         else:
-            self._begin(arrivals, outcome, begin)
+            self._begin(mailbox, outcome, begin)
         return outcome
 
-    def _begin(self, arrivals: LoopMailbox, outcome: asyncio.Future[Any], begin: Callable[[], Future[Any]]) -> None:
+    def _begin(self, mailbox: LoopMailbox, outcome: asyncio.Future[Any], begin: Callable[[], Future[Any]]) -> None:
         future = begin()
-        self._count += 1
-        call_at_once(future, lambda ended: arrivals.post(self._ended, (arrivals, outcome, ended)))
+        self._in_flight += 1
+        call_at_once(future, lambda ended: mailbox.post(self._ended, (mailbox, outcome, ended)))
 
-    def _ended(self, what: tuple[LoopMailbox, asyncio.Future[Any], Future[Any]]) -> None:
-        arrivals, outcome, ended = what
-        self._count -= 1
+    def _ended(self, message: tuple[LoopMailbox, asyncio.Future[Any], Future[Any]]) -> None:
+        mailbox, outcome, ended = message
+        self._in_flight -= 1
         if not outcome.done():
             error = ended.exception()
             if error is None:
                 outcome.set_result(ended.result())
             else:
                 outcome.set_exception(error)
-        while self._kept and self._count < self._most:
-            kept, begin = self._kept.popleft()
-            if kept.done():  # cancelled before it was sent
+        while self._waiting and self._in_flight < self._max_in_flight:
+            waiting, begin = self._waiting.popleft()
+            if waiting.done():  # cancelled before it was sent
                 continue
             try:
-                self._begin(arrivals, kept, begin)
+                self._begin(mailbox, waiting, begin)
             except BaseException as error:
-                kept.set_exception(error)
-        if not self._count and self._idle is not None and not self._idle.done():
+                waiting.set_exception(error)
+        if not self._in_flight and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
 

@@ -1,4 +1,4 @@
-"""Which object has which twin. Nothing here waits, or knows how a twin is made."""
+"""The base class of all twins, and the registry from classes to their twins."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 #: The twin of each class that has one.
 twins: dict[type, type[Twin]] = {}
-#: That of a class, or of one it is derived from; None for those that have none.
+#: A cache: the twin of a class or of its nearest base class, or None.
 _found: dict[type, Any] = {}
 
 
 class Twin:
-    """An object of latchwork's for tasks of an event loop."""
+    """A wrapper around an object of the SDK, for tasks of an event loop."""
 
     _of: Any
 
@@ -37,14 +37,14 @@ class Twin:
 
     @classmethod
     def around(cls, of: object) -> Self:
-        """The twin of an object that there is."""
+        """Wrap an existing object."""
         made = cls.__new__(cls)
         made._of = of  # noqa: SLF001 - a new one of this class
         return made
 
 
 def twin_of(value: Any) -> Any:
-    """What a task is given for a value: its twin, if it has one."""
+    """Return the twin of a value, or the value itself if its class has none. Lists and dictionaries are converted."""
     if isinstance(value, dict):
         return {key: twin_of(each) for key, each in value.items()}
     kind = type(value)
@@ -57,7 +57,7 @@ def twin_of(value: Any) -> Any:
 
 
 def inside(value: Any) -> Any:
-    """The object in a twin; of operations, and lists of them, those with the sessions in their twins."""
+    """Return the object in a twin, and operations with the sessions in their twins. Lists are converted."""
     if isinstance(value, Twin):
         return value._of  # noqa: SLF001 - its own
     if isinstance(value, (list, tuple)):

@@ -1,0 +1,56 @@
+"""The twin of the context of a job's run, for runs that are ``async def`` functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from latchwork import jobs
+from latchwork.aio.callbacks import as_listener
+from latchwork.aio.factory import twin
+from latchwork.aio.steps import one
+from latchwork.aio.store import in_thread
+from latchwork.aio.table import Row
+from latchwork.aio.twin import Twin
+from latchwork.clock import SYSTEM_CLOCK
+from latchwork.store.driving.helper import drive
+from latchwork.store.steps import Pause, Signal
+
+
+class ContextTwin(Twin):
+    """Members of ``JobContext`` that cannot be generated.
+
+    When the run has to stop, its task is cancelled. A run that must finish something first catches the
+    ``CancelledError`` or shields what it awaits. It has ``remaining_s`` seconds until its locks end.
+    """
+
+    async def wait_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until this run has to stop. Use it in other tasks: the run's own task is cancelled at that time.
+
+        Args:
+            timeout_s: Seconds to wait. None waits forever.
+        Returns:
+            True once the run has to stop, False after the timeout.
+        """
+        stopped = Signal()
+        remove_listener = self._of.on_stop(stopped.set)
+        try:
+            return await drive(lambda: one(Pause(SYSTEM_CLOCK, stopped, timeout_s)))
+        finally:
+            remove_listener()
+
+    def on_stop(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call ``listener`` once in this loop when this run has to stop. It may be an ``async def`` function.
+
+        Returns:
+            A function that removes the listener.
+        """
+        remove: Callable[[], None] = self._of.on_stop(as_listener(listener, "JobContext.on_stop"))
+        return remove
+
+    async def stop(self) -> None:
+        """Stop the run and await its listeners; for tests. Idempotent."""
+        await in_thread(self._of.stop)
+
+
+ROWS = (Row(jobs.JobContext, ContextTwin, ("stop_signal",)),)
+JobContext = twin(ROWS[0].kind, ROWS[0].base, ROWS[0].hidden)
