@@ -1,4 +1,4 @@
-"""Helpers for tests of code that uses latchwork; nothing in latchwork outside this package imports it."""
+"""Helpers for tests of code that uses latchwork. Nothing else in latchwork imports this package."""
 
 from latchwork.testing.clock import VirtualClock
 from latchwork.testing.faults import Fault, FaultyStore, RandomFaults

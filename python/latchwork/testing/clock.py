@@ -1,11 +1,11 @@
-"""A clock that stands still until a test moves it.
+"""A clock that stands still until a test advances it.
 
     clock = VirtualClock()
     store = latchwork.connect("memory://trial", clock=clock)
     clock.advance(11)          # a session of ten seconds that could not be renewed is lost now
 
-Threads run freely under it, as fast as the machine lets them: ``advance`` moves time from deadline to deadline and lets
-each thread that wakes come to rest before it goes on. For runs that are the same every time, use ``Simulation``.
+Threads run freely. ``advance`` moves time from deadline to deadline, and waits after each one until the threads that it
+woke are idle. Use ``Simulation`` for runs that can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ _RESTING = {
 
 @dataclass(eq=False)
 class _Sleeper:
-    """One wait. Its condition's lock guards it."""
+    """One wait, guarded by the lock of its condition."""
 
     condition: threading.Condition
     deadline: float | None
 
 
 class VirtualClock:
-    """A ``latchwork.clock.Clock`` for tests. Safe to share between threads; share one among stores of one memory.
+    """A ``latchwork.clock.Clock`` for tests. Thread-safe. Stores of one memory database share one clock.
 
-    It has no say in real time: sockets, other processes and the machine's scheduler go their own way, so it is for
+    It does not control real time: sockets, other processes and the scheduler of the machine are unaffected. Use it for
     ``memory://`` stores and for code that waits by a ``Clock``.
 
     Args:
-        settle_s: real seconds that ``advance`` waits at most for threads to come to rest, each time it wakes some.
+        settle_s: The longest real time in seconds that ``advance`` waits for threads to become idle, each time it wakes
+            some.
     """
 
     def __init__(self, *, settle_s: float = 0.5) -> None:
@@ -56,31 +57,33 @@ class VirtualClock:
         self._lock = threading.Lock()
         self._now = _START_S
         self._sleepers: list[_Sleeper] = []
-        self._known: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # whoever has waited by it
+        self._known: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that have waited by it
 
     def __repr__(self) -> str:
         return f"<VirtualClock {self._now:.3f}s, {self.waiting} waiting>"
 
     def now(self) -> float:
-        """Seconds; the zero means nothing."""
+        """Return the virtual time in seconds, from an arbitrary zero."""
         return self._now
 
     @property
     def waiting(self) -> int:
-        """How many threads wait by this clock."""
+        """The number of threads that wait by this clock."""
         with self._lock:
             return len(self._sleepers)
 
     def next_s(self) -> float | None:
-        """Seconds until the next deadline that somebody waits for; None if nobody waits for any."""
+        """Return the seconds until the next deadline; None if no thread waits for one."""
         deadline = self._next_deadline()
         return None if deadline is None else max(0.0, deadline - self._now)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, deadline by deadline; threads that wake come to rest before the next.
+        """Advance the time, deadline by deadline. Threads that wake become idle before the next deadline.
 
+        Args:
+            seconds: How far to advance, at least 0.
         Raises:
-            ValueError: the time is negative: this clock never goes back.
+            ValueError: The time is negative.
         """
         if not seconds >= 0:
             raise ValueError(f"a clock never goes back; advance by 0 s or more, not {seconds!r}")
@@ -93,7 +96,11 @@ class VirtualClock:
         self.settle()
 
     def settle(self) -> bool:
-        """Wait, in real time, until latchwork's threads and all who waited by this clock are at rest; False if not."""
+        """Wait in real time until the threads of latchwork, and all that have waited by this clock, are idle.
+
+        Returns:
+            False if they are not idle within ``settle_s``.
+        """
         deadline = time.monotonic() + self._settle_s
         at_rest = 0
         while at_rest < _LOOKS:
@@ -104,7 +111,7 @@ class VirtualClock:
         return True
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set or the time is over; True if it is set."""
+        """Wait until the event is set. Return False after the timeout."""
         deadline = self._deadline(timeout_s)
         condition: threading.Condition = event._cond  # type: ignore[attr-defined]  # noqa: SLF001 - set() notifies it
         with condition:
@@ -115,7 +122,7 @@ class VirtualClock:
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition once; False if the time ran out. It may wake early: the caller re-checks."""
+        """Wait on a held condition once, perhaps not to the end. Return False after the timeout."""
         deadline = self._deadline(timeout_s)
         if deadline is not None and self._now >= deadline:
             return False
@@ -123,7 +130,9 @@ class VirtualClock:
         return deadline is None or self._now < deadline
 
     def _deadline(self, timeout_s: float | None) -> float | None:
-        """However short a wait, time has to go on: a sliver left of a lease must not be waited for again and again."""
+        """Return the deadline of a wait. Every wait advances the time a little, or a tiny rest of a lease would be
+        waited for forever.
+        """
         if timeout_s is None or timeout_s <= 0:
             return None if timeout_s is None else self._now
         return self._now + max(timeout_s, _LEAST_WAIT_S)
@@ -162,7 +171,7 @@ class VirtualClock:
         return all(_rests(frames.get(each.ident or 0)) for each in followed)
 
     def _is_woken(self, sleeper: _Sleeper) -> bool:
-        """Whether its wait is over, though its thread may not have gone on yet. The lock is held."""
+        """Return whether its wait has ended, though its thread may not run yet. The caller holds the lock."""
         if sleeper.deadline is not None and sleeper.deadline <= self._now:
             return True
         here = sum(each.condition is sleeper.condition for each in self._sleepers)

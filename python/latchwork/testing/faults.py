@@ -1,9 +1,9 @@
-"""A store whose trouble a test decides: calls fail, answers get lost, sessions expire, watches break off.
+"""A store with faults that a test chooses: calls fail, answers are lost, sessions expire, watches break.
 
     store = FaultyStore(latchwork.connect("memory://trial"), [Fault("cut_after", op="create", key="leader/*")])
 
-The first ``create`` below ``leader/`` is applied, and its caller gets ``OutcomeUnknown``. Every trouble here is one
-that the store contract allows a real server to make, and is told by the error that the contract names.
+The first ``create`` below ``leader/`` is applied, and its caller gets ``OutcomeUnknown``. All faults are allowed by the
+contract of the store, and raise the errors that it names.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = [
 
 
 class FaultyStore(Store):
-    """A store that behaves as the one it wraps, except for the faults of its plan. Safe to share between threads.
+    """A store that behaves like the one it wraps, except for its faults. Thread-safe.
 
-    Sessions, watches and mirrors opened through it are its own: ``expire_sessions`` and ``cut_off`` concern no other
-    store. It takes the wrapped store over: closing it closes both.
+    It has sessions, watches and mirrors of its own: ``expire_sessions`` and ``cut_off`` affect no other store. It owns
+    the wrapped store and closes it.
 
     Args:
-        store: any store: on ``memory://``, or on a real server.
-        plan: faults, or what decides about each call (``RandomFaults``).
-        lag_s: have reads with ``stale_ok`` show the state of so long ago, as a server does that lags behind.
+        store: Any store, on ``memory://`` or on a real server.
+        plan: A list of faults, or an object that decides about each call, such as ``RandomFaults``.
+        lag_s: Reads with ``stale_ok`` return the state of this many seconds ago, as on a lagging server. None: no lag.
     """
 
     def __init__(self, store: Store, plan: FaultPlan | Iterable[Fault] = (), *, lag_s: float | None = None) -> None:
@@ -75,39 +75,41 @@ class FaultyStore(Store):
         super().__init__(own, store._scope)  # noqa: SLF001
 
     def add(self, fault: Fault) -> None:
-        """One more fault, which counts calls from now on."""
+        """Add a fault, which counts calls from now on."""
         with self._deciding:
             self._listed.add(fault)
 
     @property
     def calls(self) -> list[Call]:
-        """Every call so far, in order, and what happened to it."""
+        """All calls so far, in order, with their faults."""
         with self._deciding:
             return list(self._calls_made)
 
     @property
     def faults(self) -> list[Call]:
-        """The calls that something happened to, in order: a test can see that its fault has really hit."""
+        """The calls that were hit by a fault, in order, so that a test can check that its fault took effect."""
         return [call for call in self.calls if call.fault is not None]
 
     def cut_off(self) -> None:
-        """From now on the server cannot be reached: calls and renewals are ``Unavailable``, watches are silent."""
+        """Make the server unreachable: calls and renewals raise ``Unavailable``, and watches are silent."""
         self._faulty.cut_off()
 
     def reconnect(self) -> None:
-        """The server can be reached again, and every watch begins anew."""
+        """Make the server reachable again. All watches start again."""
         self._faulty.reconnect()
 
     def expire_sessions(self) -> None:
-        """The server ends every session of this store; it learns of it at its next renewal or use."""
+        """End all sessions of this store on the server. The store notices at its next renewal or use."""
         self._answers.write(self._faulty.expire(None), "expiring the sessions")
 
     def expire_session(self, session: Session) -> None:
-        """The server ends this session of this store; it learns of it at its next renewal or use."""
+        """End a session of this store on the server. The store notices at its next renewal or use."""
         self._answers.write(self._faulty.expire(session.id), f"expiring session {session.id}")
 
     def cut_watches(self, *, silent_s: float = 0.0) -> None:
-        """Every watch and mirror breaks off, is silent for so long, and begins anew with the state as it is then."""
+        """Break all watches and mirrors. They are silent for ``silent_s`` seconds and then start again with the current
+        state.
+        """
         self._faulty.cut_watches(silent_s)
 
     def _decide(self, op: str, keys: tuple[str, ...]) -> Fault | None:

@@ -1,15 +1,15 @@
-"""A simulation: real threads that take turns, in virtual time, in an order that a seed decides.
+"""A simulation: real threads that run one at a time, in virtual time, in an order that a seed decides.
 
     with Simulation(seed=7) as sim:
         store = latchwork.connect("memory://trial")
-        ...                                    # threads, locks, waits and timeouts as ever
+        ...                                    # threads, locks, waits and timeouts as usual
         sim.sleep(3600)                        # an hour of leases, renewals and timeouts, in milliseconds
 
-Inside the ``with`` one thread runs at a time. Another gets its turn when the first waits, and at points where the
-schedule says so; virtual time stands still while anybody can run, and jumps to the next deadline when nobody can. The
-same seed, or the same decisions, give the same run. Only what blocks by locks can be simulated: conditions, events,
-queues, futures, thread pools and sleeps are, and event loops that are made inside (``asyncio.run``); sockets and files
-are not (``memory://`` stores need neither).
+One thread runs at a time inside the ``with`` block. Another one runs when the first one waits, and at points that the
+schedule chooses. Virtual time stands still while any thread can run, and jumps to the next deadline otherwise. The same
+seed, or the same decisions, repeat a run. Locks and everything built of them are simulated: conditions, events, queues,
+futures, pools, sleeps, and event loops that are created inside. Sockets and files are not; ``memory://`` stores need
+neither.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _ONE_STEP = ((Database, "read"), (Database, "write"))
 
 
 class Simulation(Turns):
-    """A run of threads in virtual time; a context manager. The thread that enters it is the first of the simulation.
+    """A run of threads in virtual time, as a context manager. The thread that enters it is its first thread.
 
     Args:
-        seed: decides who runs when, and what random numbers and uuids are; None lets each thread run until it waits,
+        seed: Decides which thread runs when, and seeds random numbers and UUIDs. None: each thread runs until it waits,
             in the order of asking.
-        preempt_rate: with a seed, how likely a thread is stopped at a point where it could go on, 0 to 1.
-        decisions: who runs when, instead of by the seed: at which point which of the others gets the turn. With the
-            seed and the ``decisions`` of an earlier run it is the same run; with fewer decisions, a simpler one.
-        max_turns: ``TooLong`` after so many changes of turns.
-        max_time_s: ``TooLong`` after so many virtual seconds.
-        allow_leftovers: do not mind threads that run on at the end; they are ended in any case.
+        preempt_rate: With a seed, the probability that a thread is preempted at a point, 0 to 1.
+        decisions: The thread to switch to, by point, instead of the seed's choice. The seed and the ``decisions`` of an
+            earlier run repeat it; fewer decisions give a simpler run.
+        max_turns: ``TooLong`` is raised after this many thread switches.
+        max_time_s: ``TooLong`` is raised after this many virtual seconds.
+        allow_leftovers: Accept threads that are still running at the end. They are ended in any case.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Simulation(Turns):
         self._stack.callback(random.setstate, state)
         random.seed(self.seed or 0)
         if gc.isenabled():
-            gc.disable()  # a collection would run finalizers at a moment of its own choice
+            gc.disable()  # a collection would run finalizers at an arbitrary time
             self._stack.callback(gc.enable)
         for owner, name in _ONE_STEP:
             self._make_one_step(owner, name)
@@ -114,7 +114,7 @@ class Simulation(Turns):
 
     @contextmanager
     def node(self, name: str) -> Iterator[None]:
-        """Threads started inside belong to this node, and so do the threads that they start."""
+        """Assign threads that are started inside, and the threads that they start, to this node."""
         task = self._require()
         before, task.node = task.node, name
         try:
@@ -123,21 +123,21 @@ class Simulation(Turns):
             task.node = before
 
     def freeze(self, node: str, seconds: float) -> None:
-        """Stop every thread of a node for so long, wherever it is, as a paused process or a stalled machine would."""
+        """Pause all threads of a node for this many seconds, as a stalled machine would."""
         for task in self._tasks:
             if task.node == node:
                 task.wakes_at = max(task.wakes_at, self._now + seconds)
         self._leave_if_stopped()
 
     def kill(self, node: str) -> None:
-        """Stop every thread of a node for ever, wherever it is, as ``kill -9`` would."""
+        """Stop all threads of a node forever, as ``kill -9`` would."""
         for task in self._tasks:
             if task.node == node:
                 task.is_killed = True
         self._leave_if_stopped()
 
     def spawn(self, fn: Callable[[], object], *, name: str, node: str | None = None) -> threading.Thread:
-        """Start a thread, of a node if one is given. An exception that leaves ``fn`` fails the simulation."""
+        """Start a thread, on a node if one is given. An exception that leaves ``fn`` fails the simulation."""
         thread = threading.Thread(target=fn, name=name, daemon=True)
         with self.node(self._require().node if node is None else node):
             thread.start()
@@ -146,20 +146,21 @@ class Simulation(Turns):
     # Intervening
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Call ``fn``, which must not wait, at this point of the run or soon after: to freeze or kill a node."""
+        """Call ``fn`` at this point of the run or soon after, to freeze or kill a node. It must not wait."""
         self._order.at(point, fn)
 
     def observe(self, fn: Callable[[], None]) -> None:
-        """Call ``fn`` at each change of turns; what it raises fails the run.
+        """Call ``fn`` at each thread switch. An exception that it raises fails the run.
 
-        It must not wait. It is not called when a lock that it wants is held by somebody, so it sees no half-done state.
+        It must not wait. It is skipped when it needs a lock that a thread holds, so it never sees a half-finished
+        state.
         """
         self._observers.append(fn)
 
     # The end
 
     def _drain(self) -> list[str]:
-        """Let the others finish; the names of those that do not."""
+        """Let the other threads finish, and return the names of those that do not."""
         until = self._now + _GRACE_S
         idle = SimLock(self, is_locked=True)
         while self._now < until:
@@ -188,7 +189,7 @@ class Simulation(Turns):
                 join_for_good(thread)
 
     def _make_one_step(self, owner: type, name: str) -> None:
-        """Have no other thread get a turn inside this method, unless its thread really has to wait."""
+        """Prevent thread switches inside this method, unless its thread must wait."""
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **options: Any) -> Any:
@@ -206,6 +207,6 @@ class Simulation(Turns):
 
 
 def _tell_unraisable(tell: Callable[[Any], object], raised: Any) -> None:
-    """What a thread that is ended by the simulation does in vain to undo its call is nobody's error."""
+    """Report an unraisable exception, unless it comes from the end of the simulation."""
     if not issubclass(raised.exc_type, Unwind):
         tell(raised)

@@ -1,4 +1,4 @@
-"""What a ``FaultyStore`` is made of: its faults, and the backend, the watches and the stale reads that meet with them.
+"""The parts of ``FaultyStore``: its faults, backend, watches and stale reads.
 
-``faults`` alone imports it, and hands out its public names; users import ``latchwork.testing``.
+Only ``faults`` imports it, and exports its public names. Users import ``latchwork.testing``.
 """

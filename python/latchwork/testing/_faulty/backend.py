@@ -1,4 +1,4 @@
-"""The backend under a ``FaultyStore``: passes calls on, or lets the faults of the plan hit them. See ``faults``."""
+"""The backend of a ``FaultyStore``, which passes calls on or applies the faults of the plan."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Later = Callable[[float, Callable[[], None]], None]
 
 
 def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Concatenate[FaultyBackend, P], Future[T]]:
-    """The method of a faulty backend that reads; its first argument is a key, a prefix, or several keys."""
+    """Wrap a read of the backend. Its first argument is a key, a prefix, or several keys."""
     name = read.__name__
 
     @wraps(read)
@@ -52,7 +52,7 @@ def _reading(read: Callable[Concatenate[Backend, P], Future[T]]) -> Callable[Con
 
 
 class FaultyBackend(Backend):
-    """A backend around another one. Safe to share between threads."""
+    """A backend around another one. Thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class FaultyBackend(Backend):
 
     @property
     def capabilities(self) -> Capability:
-        """Those of the backend inside."""
+        """The capabilities of the wrapped backend."""
         return self._inner.capabilities
 
     # What the store calls
@@ -118,7 +118,7 @@ class FaultyBackend(Backend):
         return self._call("delete_tree", (prefix,), lambda: self._inner.delete_tree(prefix), writes=True)
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """See ``Backend.open_session``. A session that nobody heard of runs out by itself."""
+        """See ``Backend.open_session``. A session that is not renewed expires by itself."""
         opening = self._call("open_session", (), lambda: self._inner.open_session(ttl_s, on_gone))
         return then(opening, self._opened)
 
@@ -135,7 +135,7 @@ class FaultyBackend(Backend):
         return watch
 
     def close(self) -> None:
-        """End what was opened through it, and the wrapped store."""
+        """Close everything that was opened through this backend, and the wrapped store."""
         with self._lock:
             if self._closed:
                 return
@@ -152,7 +152,7 @@ class FaultyBackend(Backend):
     # What a test does
 
     def cut_off(self) -> None:
-        """No call gets through from now on, and no event; a session that is not heard of for its TTL ends."""
+        """Block all calls and events. A session that is not renewed for its TTL ends."""
         with self._lock:
             if self._cut is not None:
                 return
@@ -164,7 +164,7 @@ class FaultyBackend(Backend):
             self.later(session.ttl_s, partial(self._run_out, session, cut))
 
     def reconnect(self) -> None:
-        """Calls and events get through again."""
+        """Let calls and events through again."""
         with self._lock:
             self._cut = None
             watches = list(self._watches)
@@ -172,14 +172,14 @@ class FaultyBackend(Backend):
             watch.open()
 
     def cut_watches(self, silent_s: float) -> None:
-        """Break every watch off, and have it begin anew later."""
+        """Break all watches, and start them again later."""
         with self._lock:
             watches = list(self._watches)
         for watch in watches:
             watch.break_off(silent_s)
 
     def expire(self, session_id: str | None) -> Future[None]:
-        """End one session, or all, as the server would; the sessions are not notified."""
+        """End one session, or all for None, as the server would. The sessions are not notified."""
         with self._lock:
             found = [session for session in self._sessions.values() if session_id in {None, session.id}]
 
@@ -192,15 +192,17 @@ class FaultyBackend(Backend):
     # For sessions and watches
 
     def renew(self, session: BackendSession) -> Future[float]:
-        """Pass a renewal on."""
+        """Pass on a renewal."""
         return self._call("renew", (session.id,), session.renew)
 
     def touch(self, session: BackendSession) -> Future[float]:
-        """Pass a touch on."""
+        """Pass on a touch."""
         return self._call("renew", (session.id,), session.touch if isinstance(session, Touches) else session.renew)
 
     def end(self, session: BackendSession) -> Future[None]:
-        """Pass the end of a session on. Nothing asked of it lands from here on; what is not told ends with its TTL."""
+        """Pass on the end of a session. No later write of it is applied. If the end is lost, the session expires after
+        its TTL.
+        """
         with self._lock:
             self._ended.add(session.id)
             self._sessions.pop(session.id, None)
@@ -209,32 +211,32 @@ class FaultyBackend(Backend):
         return ending
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None:
-        """A watch of the backend inside; None once this one is closed, or cut off."""
+        """Open a watch of the wrapped backend; None if this backend is closed or cut off."""
         if self._closed or self._cut is not None:
             return None
         return self._inner.watch(prefix, sink, **how)
 
     def forget(self, watch: FaultyWatch) -> None:
-        """A watch was closed."""
+        """Remove a closed watch."""
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
 
     def event(self, prefix: str) -> Fault | None:
-        """What the plan says about an event of a watch."""
+        """Return the plan's fault for an event of a watch."""
         fault = self._decide("event", (prefix,))
         if fault is not None:
             _log.info("fault: the watch of %r: %s", prefix, fault.kind)
         return fault
 
     def later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Do something after a delay, unless closed before."""
+        """Call a function after a delay, unless the backend is closed by then."""
         self._timer_for_use().call_later(delay_s, call)
 
     # Faults
 
     def _ask(self, read: str, *args: Any, **options: Any) -> Future[Any]:
-        """Make a read that gets through."""
+        """Make a read that reaches the server, or its stale replica."""
         lags = options.get("stale_ok") and self._replica is not None and self._replica.is_ready
         answer: Future[Any] = getattr(self._replica if lags else self._inner, read)(*args, **options)
         return answer
@@ -248,7 +250,7 @@ class FaultyBackend(Backend):
             return self._timer
 
     def _run_out(self, session: FaultySession, cut: object) -> None:
-        """End a session that the backend inside keeps alive by itself, as ZooKeeper's client does."""
+        """End a session that the wrapped backend keeps alive by itself, as ZooKeeper's client does."""
         if self._cut is cut:
             session.expire()
 
@@ -263,10 +265,12 @@ class FaultyBackend(Backend):
         return wrapped
 
     def _unless_ended(self, sessions: set[str], send: Callable[[], Future[T]]) -> Future[T]:
-        """A write that lands late must not land in a session that was closed meanwhile."""
+        """Refuse a late write of a session that was closed in the meantime."""
         over = sorted(sessions & self._ended)
         if over:
-            return failed(SessionLost(f"session {over[0]} has ended; stop what it protected and use a new session"))
+            return failed(
+                SessionLost(f"session {over[0]} has ended; stop the work that it protected and open a new session")
+            )
         return send()
 
     def _call(
@@ -293,7 +297,7 @@ class FaultyBackend(Backend):
             return drive(self._answer_lost(send(), _cut(what, writes=writes)))
         if kind == "land_late":
             if writes:
-                self.later(fault.delay_s, send)  # nobody waits for the answer
+                self.later(fault.delay_s, send)  # the answer is not awaited
             return failed(_cut(what, writes=writes))
         if kind == "drop":
             return self._after(self._call_timeout_s, lambda: failed(_cut(what, writes=writes)))
@@ -328,7 +332,7 @@ class FaultyBackend(Backend):
 
 
 class FaultySession:
-    """A session of the backend inside, whose renewals meet with faults."""
+    """A session of the wrapped backend whose renewals may have faults."""
 
     def __init__(self, backend: FaultyBackend, inner: BackendSession) -> None:
         self._backend = backend
@@ -346,7 +350,7 @@ class FaultySession:
         return self._backend.renew(self._inner)
 
     def touch(self) -> Future[float]:
-        """See ``Touches``; nothing asks for it where there is nothing to touch."""
+        """See ``Touches``. It is never called if the wrapped session cannot be touched."""
         return self._backend.touch(self._inner)
 
     def close(self) -> Future[None]:
@@ -354,7 +358,7 @@ class FaultySession:
         return self._backend.end(self._inner)
 
     def expire(self) -> Future[None]:
-        """The server ends it."""
+        """End the session on the server."""
         return self._inner.close()
 
 
@@ -365,7 +369,7 @@ def _cut(what: str, *, writes: bool) -> Exception:
 
 
 class Opener(Protocol):
-    """What a watch asks of the backend that opened it; ``FaultyBackend`` documents each."""
+    """The part of ``FaultyBackend`` that a watch uses."""
 
     def open_watch(self, prefix: str, sink: Sink, **how: bool) -> BackendWatch | None: ...
     def forget(self, watch: FaultyWatch) -> None: ...
@@ -374,7 +378,7 @@ class Opener(Protocol):
 
 
 class FaultyWatch:
-    """A watch that can fall silent, break off and be late; delivers events in order, one at a time."""
+    """A watch that can be silent, break and be late. It delivers events in order, one at a time."""
 
     def __init__(self, backend: Opener, prefix: str, sink: Sink, **how: bool) -> None:
         self._backend = backend
@@ -383,14 +387,14 @@ class FaultyWatch:
         self._how = how
         self._state = threading.Condition()
         self._inner: BackendWatch | None = None
-        self._opening = 0  # how often it was opened anew; events from before that are dropped
+        self._opening = 0  # how often it was opened; events of earlier openings are dropped
         self._queue: deque[WatchEvent] = deque()
         self._held = False
         self._teller: int | None = None
         self._closed = False
 
     def open(self) -> None:
-        """Begin, or begin anew: the first event is the whole state."""
+        """Start, or start again. The first event is the whole state."""
         self.silence()
         with self._state:
             if self._closed:
@@ -405,13 +409,13 @@ class FaultyWatch:
             inner.close()
 
     def prove_current(self) -> None:
-        """Ask the watch below, if it has to be asked."""
+        """Ask the wrapped watch to prove that it is current, if it needs to be asked."""
         inner: object = self._inner
         if isinstance(inner, ProvesCurrent):
             inner.prove_current()
 
     def silence(self) -> None:
-        """Nothing more comes until it is opened again."""
+        """Deliver nothing more until the watch is opened again."""
         with self._state:
             self._opening += 1
             self._queue.clear()
@@ -421,7 +425,7 @@ class FaultyWatch:
             inner.close()
 
     def break_off(self, silent_s: float) -> None:
-        """Fall silent, and begin anew later."""
+        """Be silent, then start again."""
         self.silence()
         self._backend.later(silent_s, self.open)
 
@@ -463,7 +467,7 @@ class FaultyWatch:
         self._pump()
 
     def _pump(self) -> None:
-        """Deliver the queued events, unless another thread does."""
+        """Deliver the queued events, unless another thread is delivering."""
         while True:
             with self._state:
                 if self._teller is not None or self._held or self._closed or not self._queue:
@@ -479,11 +483,11 @@ class FaultyWatch:
 
 
 class StaleReplica:
-    """Every key as it was a while ago; never goes back. Safe to share between threads.
+    """A copy of all keys that lags behind and never goes back. Thread-safe.
 
     Args:
-        lag_s: how long after the backend reports a change it shows here.
-        later: does something after a delay, one thing at a time, in the order of their times.
+        lag_s: Seconds after which a reported change is visible here.
+        later: Calls a function after a delay, one at a time, in the order of their times.
     """
 
     def __init__(self, lag_s: float, later: Later) -> None:
@@ -494,17 +498,17 @@ class StaleReplica:
         self._inner: BackendWatch | None = None
 
     def follow(self, backend: Backend) -> None:
-        """Begin."""
+        """Start following the backend."""
         self._inner = backend.watch("", lambda event: self._later(self._lag_s, lambda: self._take(event)))
 
     def close(self) -> None:
-        """Stop."""
+        """Stop following."""
         if self._inner is not None:
             self._inner.close()
 
     @property
     def is_ready(self) -> bool:
-        """True once it has a state."""
+        """Whether the first state has arrived."""
         return self._tracker.ready
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002 - it is stale in any case
@@ -513,7 +517,7 @@ class StaleReplica:
             return completed(self._tracker.known.get(key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """See ``Backend.get_many``; all of one moment."""
+        """See ``Backend.get_many``. All entries are of one time."""
         with self._lock:
             return completed([self._tracker.known.get(key) for key in keys])
 
@@ -526,7 +530,7 @@ class StaleReplica:
         start_after: str | None,
         stale_ok: bool,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """See ``Backend.list``; all of one moment."""
+        """See ``Backend.list``. All entries are of one time."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             found = [
@@ -539,7 +543,7 @@ class StaleReplica:
         return completed(found[:limit])
 
     def children(self, prefix: str, *, stale_ok: bool) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """See ``Backend.children``; all of one moment."""
+        """See ``Backend.children``. All names are of one time."""
         below = f"{prefix}/" if prefix else ""
         with self._lock:
             known = [key for key in self._tracker.known if key.startswith(below)]

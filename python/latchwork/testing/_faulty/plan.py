@@ -1,4 +1,4 @@
-"""What may go wrong, and when: faults, calls, and the plans that decide about each call. See ``faults``."""
+"""Faults, calls, and the plans that decide which call has which fault."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _FOR_CALLS: tuple[FaultKind, ...] = get_args(FaultKind)[:-2]  # without expire_s
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call on its way to the server, or one event of a watch on its way back.
+    """A call on its way to the server, or an event of a watch on its way back.
 
     Attributes:
-        number: how many calls of the store came before it.
-        op: what it is, one of ``OPERATIONS``.
-        keys: the keys it names, checks included; of a watch's event, the watched prefix; of a session, its id. Keys
-            are relative to the root of the URL, also in a namespace.
-        fault: what happened to it; None for nothing.
+        number: The number of calls of the store before it.
+        op: The operation, one of ``OPERATIONS``.
+        keys: Its keys, including those of checks, relative to the root of the URL. For an event: the watched prefix.
+            For a session: its ID.
+        fault: The fault that hit it, or None.
     """
 
     number: int
@@ -61,21 +61,21 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and with which calls.
+    """A fault, and the calls that it hits.
 
     Attributes:
         kind: ``fail``: not applied, ``Unavailable``. ``cut_before``: the connection breaks before the server has the
-            call: not applied. ``cut_after``: applied, but the answer is lost. ``land_late``: the connection breaks, and
-            the write is applied ``delay_s`` later all the same. ``drop``: not applied and never answered, until the
-            call timeout. ``slow_request``, ``slow_answer``: applied, and answered, ``delay_s`` late; the first is also
-            applied late. ``expire_session``: the server ends every session of this store, then serves the call.
-            ``cut_watch``: the watch is silent for ``delay_s`` and then begins anew. A write that was cut off raises
-            ``OutcomeUnknown``, a read ``Unavailable``.
-        op: which operation, with ``*`` for any; see ``OPERATIONS``. Watches have the operation ``event``.
-        key: a pattern that one of the call's keys must match: ``leader/*``.
-        nth: the number of the first matching call that it hits, from 1 on.
-        times: how many matching calls it hits from there on; None for all.
-        delay_s: seconds on the store's clock, where the kind has a delay.
+            call, which is not applied. ``cut_after``: applied, and the answer is lost. ``land_late``: the connection
+            breaks, and the write is applied ``delay_s`` later. ``drop``: not applied and not answered until the call
+            timeout. ``slow_request``: applied and answered ``delay_s`` late. ``slow_answer``: applied at once and
+            answered late. ``expire_session``: the server ends all sessions of this store, then serves the call.
+            ``cut_watch``: the watch is silent for ``delay_s`` and then starts again. A broken connection raises
+            ``OutcomeUnknown`` for a write and ``Unavailable`` for a read.
+        op: The operation, with ``*`` as a wildcard; see ``OPERATIONS``. Watches have the operation ``event``.
+        key: A pattern that one of the keys must match, such as ``leader/*``.
+        nth: The number of the first matching call that is hit, from 1.
+        times: The number of matching calls that are hit from there on. None: all.
+        delay_s: Seconds on the store's clock, for kinds with a delay.
     """
 
     kind: FaultKind
@@ -96,7 +96,7 @@ class Fault:
             raise ValueError(f"{self!r} can never happen; nth and times count from 1, delay_s is not negative")
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
-        """Whether a call is one of those that this fault counts."""
+        """Return whether this fault counts a call."""
         if op == "event":
             meant = self.kind == "cut_watch" or self.op == "event"
         else:
@@ -105,25 +105,25 @@ class Fault:
 
 
 class FaultPlan(Protocol):
-    """Decides about each call. Asked by one thread at a time."""
+    """Decides about each call. Called by one thread at a time."""
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """What happens to this call; None for nothing."""
+        """Return the fault of this call, or None."""
         ...
 
 
 class Listed:
-    """The faults of a list, each counting its own matches; the first that is due wins."""
+    """A list of faults, each of which counts its own matching calls. The first one that is due wins."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._counts = [(fault, [0]) for fault in faults]
 
     def add(self, fault: Fault) -> None:
-        """One more, which counts calls from now on."""
+        """Add a fault, which counts calls from now on."""
         self._counts.append((fault, [0]))
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:
-        """See ``FaultPlan.decide``; every fault counts the call."""
+        """Return the fault of this call, or None. Every fault counts the call."""
         found: Fault | None = None
         for fault, count in self._counts:
             if not fault.matches(op, keys):
@@ -136,14 +136,14 @@ class Listed:
 
 
 class RandomFaults:
-    """A plan that hits calls at random; the same seed and the same calls give the same faults.
+    """A plan that hits calls at random. The same seed and the same calls give the same faults.
 
     Args:
-        seed: decides which.
-        rate: how likely each call is hit, 0 to 1.
-        kinds: what may happen to calls.
-        delay_s: the longest delay.
-        watch_rate: how likely a watch breaks off at each event.
+        seed: The seed of the random choices.
+        rate: The probability that a call is hit, 0 to 1.
+        kinds: The kinds of faults for calls.
+        delay_s: The longest delay in seconds.
+        watch_rate: The probability that a watch breaks at an event, 0 to 1.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RandomFaults:
         self._watch_rate = watch_rate
 
     def decide(self, op: str, keys: Sequence[str]) -> Fault | None:  # noqa: ARG002 - chance does not look
-        """What happens to this call; None for nothing."""
+        """Return the fault of this call, or None."""
         kinds: tuple[FaultKind, ...] = ("cut_watch",) if op == "event" else self._kinds
         if self._random.random() >= (self._watch_rate if op == "event" else self._rate) or not kinds:
             return None

@@ -1,4 +1,4 @@
-"""What a ``Simulation`` is made of: locks, threads and clocks that stand in, the threads' turns, and their order.
+"""The parts of ``Simulation``: stand-ins for locks, threads and clocks, thread switches, and their order.
 
-``simulation`` alone imports it; users import ``latchwork.testing``.
+Only ``simulation`` imports it. Users import ``latchwork.testing``.
 """

@@ -1,8 +1,8 @@
-"""Locks of a simulation, and the real ones that they stand in for. See ``simulation``.
+"""Simulated locks, and the real ones that they replace.
 
-A lock made by a simulated thread blocks by asking the scheduler, so that the real thread never blocks on anything but
-its own turn. Conditions, events, semaphores, queues, futures and thread pools are built of locks and need nothing more.
-Threads that do not belong to the simulation (a test runner's) keep real locks and real time.
+A simulated thread that takes a lock asks the scheduler, so the real thread only ever waits for its own turn.
+Conditions, events, semaphores, queues, futures and pools are built of locks. Threads outside the simulation keep real
+locks and time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ real_join = threading.Thread.join
 
 
 class Scheduler(Protocol):
-    """What a lock asks of ``Turns``; a thread that it speaks of is a ``Task``."""
+    """The part of ``Turns`` that a lock uses. A thread is a ``Task`` there."""
 
     def me(self) -> Any: ...
     def point(self, task: Any) -> None: ...
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
 
 
 class SimLock:
-    """A lock of a simulation; used by other threads too it is merely correct, not fast."""
+    """A simulated lock. Threads outside the simulation may use it, too; it is correct for them and slow."""
 
     __slots__ = ("__weakref__", "_sim", "holder", "is_locked")
 
@@ -54,7 +54,7 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        """As ``threading.Lock.release``: any thread may."""
+        """As ``threading.Lock.release``. Any thread may call it."""
         if not self.is_locked:
             raise RuntimeError("release unlocked lock")
         holder, self.holder, self.is_locked = self.holder, None, False
@@ -62,7 +62,7 @@ class SimLock:
             holder.held -= 1
 
     def locked(self) -> bool:
-        """Whether a thread holds it."""
+        """Return whether a thread holds the lock."""
         return self.is_locked
 
     def __enter__(self) -> bool:
@@ -82,5 +82,5 @@ class SimLock:
 
 
 def join_for_good(thread: threading.Thread) -> None:
-    """Wait for the real end of a simulated thread that has had its last turn."""
+    """Wait until the real thread of a finished simulated thread has ended."""
     real_join(thread, 10.0)

@@ -1,4 +1,4 @@
-"""In which order threads get their turns: by default, by chance or as written down. See ``simulation``."""
+"""The order in which threads run: the default, a random one, or a recorded one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 
 
 class Order:
-    """Decides at numbered points. One thread at a time.
+    """Decides at numbered points which thread runs. Used by one thread at a time.
 
     Attributes:
-        points: how many points there were so far.
-        decisions: what was decided against the default, by point.
+        points: The number of points so far.
+        decisions: The decisions that differ from the default, by point.
     """
 
     def __init__(self, seed: int | None, preempt_rate: float, decisions: Mapping[int, int] | None) -> None:
@@ -26,29 +26,31 @@ class Order:
         self._numbers = itertools.count()
 
     def at(self, point: int, fn: Callable[[], None]) -> None:
-        """Have ``interrupt`` return the function at the first point that is not before this one."""
+        """Make ``interrupt`` return the function at this point, or at the first one after it."""
         heapq.heappush(self._interrupts, (point, next(self._numbers), fn))
 
     def interrupt(self) -> Callable[[], None] | None:
-        """What is to be called at this point."""
+        """Return the function to call at this point, or None."""
         if self._interrupts and self._interrupts[0][0] <= self.points:
             return heapq.heappop(self._interrupts)[2]
         return None
 
     def preempts(self) -> int | None:
-        """Which of the others gets the turn at this point, though this thread could go on; None for none."""
+        """Return which other thread to switch to at this point although the current one could continue. None: no
+        switch.
+        """
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and self._chance.random() < self._rate:
             choice = self._chance.randrange(1 << 16)
         return choice
 
     def follow(self, choice: int, others: int) -> int:
-        """Note that a choice to preempt was made; which of so many others it means."""
+        """Record a decision to preempt, and return which of the other threads it selects."""
         self.decisions[self.points] = choice
         return choice % others
 
     def choose(self, ready: int) -> int:
-        """At a new point, which of so many goes on when somebody has to."""
+        """Return, at a new point, which of the ready threads runs next."""
         self.points += 1
         choice = self._wanted.get(self.points)
         if choice is None and self._chance is not None and ready > 1:

@@ -1,6 +1,6 @@
-"""What stands in for locks, threads, clocks and chance while a simulation runs. See ``simulation``.
+"""Replacements of locks, threads, clocks and random numbers during a simulation.
 
-A simulated thread gets the simulation's, any other thread (a test runner's) keeps the real ones.
+Simulated threads get the simulated versions, and all other threads (those of a test runner) the real ones.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _real_import = builtins.__import__
 _real_import_module = importlib.import_module
 _real_is_alive = threading.Thread.is_alive
 _RUNNING_CLOCKS = {getattr(time, name, time.CLOCK_MONOTONIC) for name in ("CLOCK_MONOTONIC", "CLOCK_BOOTTIME")}
-#: However short a wait, time goes on: who has a rounding error of its lease left would wait for it again and again.
-#: More than the resolution of a loop's clock, within which a timer is due.
+#: Every wait advances the time, or the rounding error of a lease would be waited for forever. More than the
+#: resolution of a loop's clock, within which a timer is due.
 _LEAST_DELAY_S = 2e-9
 
 
 @contextmanager
 def installed(sim: Turns) -> Iterator[None]:
-    """Put the stand-ins in place while the simulation runs."""
+    """Install the replacements for the duration of the simulation."""
     replaced = [(where, name, getattr(where, name)) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
         setattr(where, name, stand_in)
@@ -61,7 +61,7 @@ def installed(sim: Turns) -> Iterator[None]:
 
 def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
     def inside(ours: Callable[..., object], real: Callable[..., object]) -> Callable[..., object]:
-        """A function that is ours for threads of the simulation, and the real one for others."""
+        """Return a function that calls ours in simulated threads, and the real one in others."""
 
         def stand_in(*args: Any) -> object:
             return (ours if sim.me() is not None else real)(*args)
@@ -140,25 +140,25 @@ hide(__file__)
 
 
 class SimSelector:
-    """What a loop waits by: nothing comes from outside, only wake-ups."""
+    """The selector of a simulated loop: only wake-ups end its waits."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Wait until somebody wakes the loop, or the time is over."""
+        """Wait until the loop is woken, or until the timeout."""
         if timeout is None or timeout > 0.0:
             self._woken.wait(timeout)
         self._woken.clear()
         return []
 
     def wake(self) -> None:
-        """From any thread."""
+        """Wake the loop, from any thread."""
         self._woken.set()
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """An event loop for tasks, timers and futures; it has neither sockets nor processes nor signals."""
+    """An event loop with tasks, timers and futures, without sockets, processes and signals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,11 +167,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Have it called at a moment of virtual time, which is later than now."""
+        """Schedule a call at a virtual time, which is always later than now."""
         return super().call_at(max(when, self.time() + _LEAST_DELAY_S), callback, *args, context=context)
 
     def _process_events(self, _events: list[Any]) -> None:
-        """There are none."""
+        """Do nothing: there are no events."""
 
     def _write_to_self(self) -> None:
         self._selector.wake()

@@ -1,4 +1,4 @@
-"""What a simulation consists of: its threads, its turns, its errors. See ``simulation``."""
+"""The threads, thread switches and errors of a simulation."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ _MACHINERY = {__file__, threading.__file__, SimLock.acquire.__code__.co_filename
 
 
 def hide(file: str) -> None:
-    """Never name this file as the place where a thread stopped."""
+    """Never report this file as the place where a thread stopped."""
     _MACHINERY.add(file)
 
 
 class SimulationError(LatchworkError):
-    """The simulated program did what a test wants to know of."""
+    """The simulated program misbehaved."""
 
 
 class Deadlock(SimulationError):
-    """Every thread waits, and none of them for a time: nobody will ever go on."""
+    """All threads wait, and none of them for a time."""
 
 
 class TooLong(SimulationError):
-    """The run exceeded its limit of turns or of virtual time: something goes round in circles."""
+    """The run exceeded its limit of thread switches or of virtual time, as an endless loop does."""
 
 
 class ThreadFailed(SimulationError):
-    """A thread ended with an exception that nobody caught."""
+    """A thread ended with an unhandled exception."""
 
 
 class ThreadsLeft(SimulationError):
-    """The test ended while threads that it started still ran: something was not closed."""
+    """The test ended while threads that it started were running. Something was not closed."""
 
 
 class Unwind(BaseException):
-    """Raised in a thread whose simulation is over, wherever it waits."""
+    """Raised in a waiting thread when its simulation has ended."""
 
 
 class Busy(Exception):
-    """An observer met a lock that somebody holds."""
+    """An observer needs a lock that a thread holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One change of turns, for people who read a trace.
+    """A thread switch, for people who read a trace.
 
     Attributes:
-        point: the number of the point at which it happened; what ``decisions`` are keyed by.
-        at_s: virtual seconds since the start.
-        thread: who runs from here on.
-        left: who ran until here, and where it stopped.
+        point: The number of the point at which it happened, the key of ``decisions``.
+        at_s: Virtual seconds since the start.
+        thread: The thread that runs from here on.
+        left: The thread that ran until here, and where it stopped.
     """
 
     point: int
@@ -71,13 +71,13 @@ class Turn:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """One simulated thread."""
+    """A simulated thread."""
 
     name: str
     node: str
     gate: Any = field(default_factory=real_lock)
     thread: threading.Thread | None = None
-    lock: SimLock | None = None  # what it waits for
+    lock: SimLock | None = None  # the lock that it waits for
     deadline: float | None = None  # until when
     wakes_at: float = 0.0  # frozen until then
     held: int = 0
@@ -87,11 +87,11 @@ class Task:
     is_killed: bool = False
     unwinds: bool = False
     done: SimLock | None = None
-    follows: threading.Thread | None = None  # whoever ended right before its turn
+    follows: threading.Thread | None = None  # the thread that ended right before it was resumed
 
     @property
     def label(self) -> str:
-        """Its name, and whose it is."""
+        """Its node and name."""
         return f"{self.node}/{self.name}" if self.node else self.name
 
     def can_run(self, now: float) -> bool:
@@ -100,7 +100,7 @@ class Task:
         return self.lock is None or not self.lock.is_locked or (self.deadline is not None and self.deadline <= now)
 
     def next_at(self) -> float | None:
-        """When it could run if nobody does anything; None for never."""
+        """Return the time at which it could run if no other thread does anything; None for never."""
         if self.is_done or self.is_killed:
             return None
         if self.lock is None or not self.lock.is_locked:
@@ -125,7 +125,7 @@ def stack_of(thread: threading.Thread | None) -> str:
 
 
 def where(frame: FrameType | None) -> str:
-    """The innermost place that is not part of the machinery of threads."""
+    """Return the innermost place that is not part of the threading machinery."""
     while frame is not None and frame.f_code.co_filename in _MACHINERY:
         frame = frame.f_back
     if frame is None:

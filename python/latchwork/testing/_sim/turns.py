@@ -1,4 +1,4 @@
-"""Taking turns: who runs, who waits for what, and how time goes on. See ``simulation``."""
+"""The scheduler: which thread runs, what the others wait for, and how time advances."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LEAST_WAIT_S = 1e-9
 
 
 class Turns:
-    """Threads of which one runs at a time. The first is the one that enters the simulation.
+    """Threads of which one runs at a time. The first one is the thread that enters the simulation.
 
     Attributes:
-        random: where uuids and other random bytes come from.
-        trace: every change of turns, in order.
+        random: The source of UUIDs and other random bytes.
+        trace: All thread switches, in order.
     """
 
     def __init__(self, seed: int | None, order: Order, *, max_turns: int, max_time_s: float) -> None:
@@ -49,7 +49,7 @@ class Turns:
         self._max_turns = max_turns
         self._max_time_s = max_time_s
         self._now = _START_S
-        self._tasks: list[Task] = []  # whoever ran last comes last
+        self._tasks: list[Task] = []  # the one that ran last comes last
         self._by_ident: dict[int, Task] = {}
         self._root = Task("main", "")
         self._current = self._root
@@ -58,16 +58,16 @@ class Turns:
 
     @property
     def points(self) -> int:
-        """How many points there were so far at which another thread could have got the turn."""
+        """The number of points so far at which another thread could have been chosen."""
         return self._order.points
 
     @property
     def decisions(self) -> dict[int, int]:
-        """What was decided against the default, by point: give it to another simulation to repeat this one."""
+        """The decisions that differ from the default, by point. Pass them to another simulation to repeat this one."""
         return self._order.decisions
 
     def now(self) -> float:
-        """Virtual seconds; the zero means nothing."""
+        """Return the virtual time in seconds, from an arbitrary zero."""
         return self._now
 
     @property
@@ -76,19 +76,19 @@ class Turns:
         return self._now - _START_S
 
     def sleep(self, seconds: float) -> None:
-        """Let everybody else run for so long in virtual time. What ``time.sleep`` does inside a simulation."""
+        """Let all other threads run for this many virtual seconds. ``time.sleep`` calls it inside a simulation."""
         SimLock(self, is_locked=True).acquire(timeout=max(0.0, seconds))
 
     # For the stand-ins
 
     def me(self) -> Task | None:
-        """The simulated thread that calls; None for any other."""
+        """Return the calling simulated thread; None for any other thread."""
         task = self._by_ident.get(threading.get_ident())
         return None if task is None or task.is_outside else task
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Real locks and real time for the calling thread."""
+        """Give the calling thread real locks and real time."""
         task = self._require()
         task.is_outside = True
         try:
@@ -97,7 +97,7 @@ class Turns:
             task.is_outside = False
 
     def add(self, thread: threading.Thread) -> Task:
-        """A new thread, which waits for its first turn."""
+        """Register a new thread, which waits for its first turn."""
         task = Task(thread.name, self._require().node, thread=thread)
         task.gate.acquire()
         task.done = SimLock(self, is_locked=True)
@@ -106,7 +106,7 @@ class Turns:
         return task
 
     def carry(self, task: Task, run: Callable[[], None]) -> None:
-        """All that a simulated thread does, from its first turn on, in its own real thread."""
+        """Run a simulated thread from its first turn to its end, in its real thread."""
         ident = threading.get_ident()
         self._by_ident[ident] = task
         task.gate.acquire()
@@ -125,7 +125,7 @@ class Turns:
         self._hand_over(task)
 
     def point(self, task: Task) -> None:
-        """The schedule may give the turn to another here."""
+        """Allow the schedule to switch threads here."""
         if self._observing or task.unwinds:
             return
         self._order.points += 1
@@ -141,13 +141,13 @@ class Turns:
                 self._switch(task, ready[self._order.follow(choice, len(ready))])
 
     def block(self, task: Task, lock: SimLock, timeout: float) -> bool:
-        """Wait until a lock is free; False when the time is over."""
+        """Wait until a lock is free. Return False after the timeout."""
         if self._observing:
             raise Busy
         if task.unwinds:
             raise Unwind
         task.lock = lock
-        # However short a wait, time goes on: a sliver left of a lease must not be waited for again and again.
+        # Every wait advances the time, or a tiny rest of a lease would be waited for forever.
         task.deadline = None if timeout < 0 else self._now + (max(timeout, _LEAST_WAIT_S) if timeout else 0.0)
         try:
             self._switch(task, self._next())
@@ -157,7 +157,7 @@ class Turns:
             task.deadline = None
 
     def join(self, thread: threading.Thread, timeout: float | None) -> bool:
-        """Wait for the end of a simulated thread; False if it is none of this simulation."""
+        """Wait until a simulated thread has ended. Return False if it does not belong to this simulation."""
         task = self._task_of(thread)
         if task is None or task.done is None:
             return False
@@ -166,7 +166,7 @@ class Turns:
         return True
 
     def is_alive(self, thread: threading.Thread) -> bool | None:
-        """Whether a simulated thread still runs; None if it is none of this simulation."""
+        """Return whether a simulated thread is running; None if it does not belong to this simulation."""
         task = self._task_of(thread)
         return None if task is None else not task.is_done
 
@@ -178,7 +178,7 @@ class Turns:
             self._switch(task, self._next())
 
     def _hand_over(self, task: Task) -> None:
-        """A thread has ended: somebody else goes on."""
+        """Switch to another thread after this one has ended."""
         if task not in self._tasks:
             return  # it was given up
         self._tasks.remove(task)
@@ -197,13 +197,13 @@ class Turns:
                 return ready[self._order.choose(len(ready))]
             times = [at for at in (task.next_at() for task in self._tasks) if at is not None]
             if not times:
-                return self._fail(Deadlock(f"nobody can go on; {self._picture()}"))
+                return self._fail(Deadlock(f"no thread can continue; {self._picture()}"))
             self._now = max(self._now, min(times))
             if self.elapsed_s > self._max_time_s:
                 return self._fail(TooLong(f"{self._max_time_s:g} virtual seconds were not enough; {self._picture()}"))
 
     def _fail(self, error: BaseException) -> Task:
-        """End the run with the first error; the first thread goes on and raises it."""
+        """End the run with the first error. The first thread continues and raises it."""
         if self._failure is None:
             self._failure = error
         self._root.wakes_at = 0.0
@@ -268,7 +268,7 @@ class Turns:
         return next((task for task in self._tasks if task.thread is thread), None)
 
     def _picture(self) -> str:
-        """Where everybody is."""
+        """Return where each thread is."""
         lines = [
             f"{task.name}{' (killed)' if task.is_killed else ''}: {where(frame_of(task.thread))}"
             for task in self._tasks
@@ -278,7 +278,7 @@ class Turns:
 
 
 def _see_off(task: Task) -> None:
-    """Wait for the real end of the thread before: what it lets go of at its very end must be gone, in every run."""
+    """Wait for the real end of the previous thread, so that its last releases happen in every run."""
     ended, task.follows = task.follows, None
     if ended is not None:
         join_for_good(ended)
