@@ -46,9 +46,9 @@ import sqlalchemy as sa
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import attempt, shard, task
+from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs

@@ -22,12 +22,13 @@ from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.db import Database, definitions
+from latchwork_workflows.db import Database, definitions, pools
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.migrations import upgrade
-from latchwork_workflows.db.policies import backfills, limits
-from latchwork_workflows.db.tables import command, definition, instance, shard, task, task_group
+from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db.tables import command, definition, instance, shard, task
 from latchwork_workflows.model.validate import checked
+from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.site import make_site
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Role
@@ -111,11 +112,10 @@ def fill_more(connection, code, runs):
 
 
 def command_of(database):
-    """A start that was done; and a task group and a limit, which have pages, too."""
+    """A start that was done; and pools, which have pages, too."""
     with database.write() as connection:
-        if connection.execute(sa.select(task_group.c.name).limit(1)).first() is None:
-            connection.execute(sa.insert(task_group).values(name="bench", size=3))
-        limits.put(connection, limits.Limit("default", 1000, "suspend"))
+        pools.put(connection, PoolSettings(name="bench", size=3))
+        pools.put(connection, PoolSettings(name="@default", size=1000))
         found = connection.execute(sa.select(command.c.id).limit(1)).scalar()
         if found is None:
             code = connection.execute(sa.select(sa.func.min(definition.c.code))).scalar_one()
@@ -146,7 +146,7 @@ def pages_of(middle, command_id):
         *(f"/tasks/{made}", f"/tasks/{made + 3}", f"/attempts/{made}.1.{made}", f"/commands/{command_id}"),
         *("/backfills", f"/backfills/{BACKFILLS}", f"/backfills/{BACKFILLS}?state=submitted"),
         *("/schedules", "/schedules/preview?cron=0+3+*+*+*", "/lineage", "/alerts", "/workers", "/settings"),
-        *("/limits", "/limits/default", "/groups/bench", "/audit", "/users", "/account", "/api"),
+        *("/pools", "/pools/@default", "/pools/bench", "/audit", "/users", "/account", "/api"),
         *(f"/api/v1/backfills/{BACKFILLS}/runs?limit=500", "/api/v1/runs?limit=500"),
     ]
 

@@ -5,7 +5,6 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import Database, definitions, tables
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.policies.tables import project_limit
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize
@@ -36,9 +35,8 @@ def full(database_url):
         connection.execute(sa.insert(tables.environment).values(project="", name="test", variables={"X": "on"}))
         shop = {"url": "postgresql://etl@db/shop", "secret": "shop"}
         connection.execute(sa.insert(tables.connection).values(project="billing", name="shop", **shop))
-        connection.execute(sa.insert(tables.task_group).values(name="db", size=3))
-        limit = {"project": "billing", "max_running_tasks": 5, "admission": "fail"}
-        connection.execute(sa.insert(project_limit).values(**limit))
+        connection.execute(sa.insert(tables.pool).values(name="db", size=3, admission="suspend"))
+        connection.execute(sa.insert(tables.pool).values(name="@billing", size=5, admission="fail"))
     accounts = DatabaseAccounts(made)
     accounts.create("eve", "a long password", by="test")
     accounts.set_role("eve", "billing", Role.EDITOR, by="test")
@@ -70,7 +68,7 @@ def test_what_is_exported_is_imported_and_then_the_same(full, other):
 def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
     document = document_of(full)
     import_document(other, document, by="test")
-    document["task_groups"][0]["size"] = 4
+    document["pools"][1]["size"] = 4
     document["accounts"][0]["roles"] = {"": "viewer"}
     document["workflows"][1]["definition"]["timeout_s"] = 60.0
     document["workflows"][0]["online"] = True
@@ -82,8 +80,8 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
         ("parameter", "bucket"): ("same",),
         ("environment", "test"): ("same",),
         ("connection", "billing/shop"): ("same",),
-        ("task group", "db"): ("changed", "size"),
-        ("limit of project", "billing"): ("same",),
+        ("pool", "db"): ("changed", "size"),
+        ("pool", "@billing"): ("same",),
         ("account", "eve"): ("changed", "roles"),
     }
     assert document_of(other) == before
@@ -93,10 +91,10 @@ def test_what_differs_is_named_and_a_dry_run_changes_nothing(full, other):
 
 def test_what_a_document_does_not_name_stays(full):
     before = document_of(full)
-    import_document(full, {"latchwork_workflows": 1, "task_groups": [{"name": "new", "size": 1}]}, by="test")
+    import_document(full, {"latchwork_workflows": 1, "pools": [{"name": "new", "size": 1}]}, by="test")
     after = document_of(full)
-    assert after.pop("task_groups") == [{"name": "db", "size": 3}, {"name": "new", "size": 1}]
-    assert after == {name: each for name, each in before.items() if name != "task_groups"}
+    assert [each["name"] for each in after.pop("pools")] == ["@billing", "db", "new"]
+    assert after == {name: each for name, each in before.items() if name != "pools"}
 
 
 def test_an_import_keeps_the_password_of_who_is_there(full):
@@ -116,10 +114,10 @@ def test_a_document_with_problems_is_refused_whole_with_each_by_its_place(full, 
     found = {each.path: each.message for each in refused.value.problems}
     assert "did you mean 'shell'?" in found["workflows[1].definition.tasks[0].type"]
     assert found["workflows"] == "billing.off is there twice"
-    document = {"latchwork_workflows": 2, "task_groups": [{"name": "db", "size": 0}], "more": 1}
+    document = {"latchwork_workflows": 2, "pools": [{"name": "db", "size": 0}], "more": 1}
     with pytest.raises(DefinitionInvalid) as refused:
         import_document(other, document, by="test")
-    assert {each.path for each in refused.value.problems} == {"latchwork_workflows", "task_groups[0].size", "more"}
+    assert {each.path for each in refused.value.problems} == {"latchwork_workflows", "pools[0].size", "more"}
     assert document_of(other)["workflows"] == []
 
 

@@ -326,12 +326,11 @@ def test_secrets_are_kept_for_this_machine_and_never_shown(flows, tmp_path, monk
 
 
 def test_what_was_called_remove_is_called_rm_everywhere_and_still_answers_to_its_old_name(flows, tmp_path):
-    for group in ("secrets", "groups", "connections", "environments", "parameters", "channels"):
+    for group in ("secrets", "pools", "connections", "environments", "parameters", "channels"):
         shown = flows(group, "--help").out
         assert re.search(r"^\W*rm\b", shown, re.MULTILINE), shown
         assert "remove" not in shown
     flows("secrets", "remove", "NOTHING", "--home", tmp_path / "empty").refused(2, "no secret")
-    assert "latchwork workflows groups rm" in flows("groups", "remove", "--help").out
 
 
 def test_a_database_is_made_and_upgraded(flows, tmp_path):

@@ -13,14 +13,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.db import Database, Shard, families
+from latchwork_workflows.db import Database, Shard, families, pools
 from latchwork_workflows.db.alerts import tables as alert_tables
 from latchwork_workflows.db.database import DatabaseUnavailable, FairLock
 from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
-from latchwork_workflows.db.policies import limits
 from latchwork_workflows.db.policies import tables as rule_tables
 from latchwork_workflows.db.tables import about, instance, metadata, shard
-from latchwork_workflows.db.views import slots
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.state.dependents import Span
@@ -248,8 +246,8 @@ def test_the_tasks_in_hands_are_counted_by_the_runs_that_go_and_not_by_all_tasks
         if not database.is_sqlite:
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # there is not a row in it
         sa.event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
-        limits.in_hands(connection, "default")
-        slots.waiting_counts(connection)
+        pools.active_count(connection, "default")
+        pools.waiting_counts(connection)
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
         for text, given in asked[:2]:
             plan = str(connection.exec_driver_sql(f"{explain} {text}", given).all())

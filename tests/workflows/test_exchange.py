@@ -8,7 +8,7 @@ from msgspec import structs
 
 from latchwork.errors import BadRecord, InvalidKey, ValueTooLarge
 from latchwork_workflows.exchange import INLINE_BYTES, MOST_RESULT_BYTES, Head, Result, Running, Spec
-from latchwork_workflows.keys import Item, attempt_of, groups_of, lane_of, log_ref, shelf_of, x_of
+from latchwork_workflows.keys import Item, attempt_of, lane_of, log_ref, pools_of, shelf_of, worker_group_of, x_of
 from latchwork_workflows.state import Outcome
 
 HEAD = Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 600.0)
@@ -82,7 +82,7 @@ def test_names_sort_by_priority_then_by_number_so_nine_is_before_ten():
     assert by_time == sorted(by_time)
 
 
-def test_a_lane_is_of_a_worker_group_or_of_a_task_group_in_it():
-    assert groups_of(lane_of("gpu")) == ("gpu", None)
-    assert groups_of(lane_of("gpu", "licences")) == ("gpu", "licences")
+def test_a_partition_is_of_a_worker_group_or_of_a_pool_in_it():
+    assert (worker_group_of("gpu"), pools_of(lane_of("gpu"))) == ("gpu", ())
+    assert pools_of(lane_of("gpu", "licences")) == ("licences",)
     assert log_ref(1, 7, x_of(42, 2), 99) == "1/7/42/2.99.log"

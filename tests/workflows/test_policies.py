@@ -116,7 +116,7 @@ def test_a_rerun_is_another_run_of_the_same_instance_and_the_old_attempts_stay(s
 
 
 def test_a_task_that_failed_can_be_forced_to_success_and_a_queued_one_to_start(stage):
-    version = stage.apply(a_workflow(tasks={"a": [], "b": ["a"], "limited": {"task_group": "few"}}))
+    version = stage.apply(a_workflow(tasks={"a": [], "b": ["a"], "limited": {"pool": "few"}}))
     hand = stage.hand()
     with stage.master():
         made = stage.start(version)

@@ -16,10 +16,10 @@ from latchwork_workflows.types import TaskTypes
 from patience import eventually
 from workflows.hands import a_workflow
 
-FLOW = a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"], "d": {"task_group": "few"}}).definition
+FLOW = a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"], "d": {"pool": "few"}}).definition
 RUNS = InstanceState.RUNNING
 CREW = Crew(2, 2, 8, 3)
-FULL = Full("task group 'few'", 2, ("'x' of run 1", "'y' of run 2"))
+FULL = Full("few", 2, ("'x' of run 1", "'y' of run 2"))
 
 
 def known(state, instance=RUNS, **more):
@@ -59,17 +59,17 @@ def known(state, instance=RUNS, **more):
         (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1)), "the slot of the 1 worker of the group 'default' is busy"),
         (
             known(TaskState.SUBMITTED, crew=CREW, full=[FULL]),
-            "all 2 slots of the task group 'few' are taken, by 'x' of run 1",
+            "all 2 slots of the pool 'few' are taken, by 'x' of run 1",
         ),
         (
-            known(TaskState.SUBMITTED, crew=CREW, full=[Full("project 'p'", 1, ())]),
-            "the one slot of the project 'p' is taken.",
+            known(TaskState.SUBMITTED, crew=CREW, full=[Full("@p", 1, ())]),
+            "the one slot of the pool '@p' is taken.",
         ),
         (known(TaskState.SUBMITTED, crew=CREW, ahead=Ahead(0)), "It is queued, the next in line; it waits for"),
         (known(TaskState.SUBMITTED, crew=Crew(1, 1, 1, 1), ahead=Ahead(1)), "It is queued behind 1 task; the slot of"),
         (
             known(TaskState.SUBMITTED, crew=CREW, full=[FULL], ahead=Ahead(200, is_more=True)),
-            "It is queued behind more than 200 tasks; all 2 slots of the task group 'few'",
+            "It is queued behind more than 200 tasks; all 2 slots of the pool 'few'",
         ),
         (
             known(TaskState.SUBMITTED, crew=Crew(0, 0, 0, 0), ahead=Ahead(5)),
@@ -235,10 +235,10 @@ def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_wh
 
 
 def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
-    tasks = {f"t{number}": {"task_group": "few"} for number in range(4)}
+    tasks = {f"t{number}": {"pool": "few"} for number in range(4)}
     low = stage.apply(a_workflow("low", tasks=tasks, priority="low"))
-    high = stage.apply(a_workflow("high", tasks={"x": {"task_group": "few"}, "free": []}, priority="high"))
-    client.set_group("few", 1)
+    high = stage.apply(a_workflow("high", tasks={"x": {"pool": "few"}, "free": []}, priority="high"))
+    client.pools.set("few", 1)
     hand = stage.hand()
     with stage.master():
         first = stage.start(low)
@@ -248,26 +248,21 @@ def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
         (name,) = got
         stage.store.commit([], [Create(stage.keys.slot("few", 0), f"{rows[name]}.1".encode(), session=hand.session)])
         second = stage.start(high)
-        eventually(lambda: client.group("few")[0].waiting == 4)
+        eventually(lambda: client.pools.get("few").waiting == 4)
         eventually(lambda: stage.known(first).tasks[name].state is TaskState.RUNNING)
-        seen, held = client.group("few")
-        assert seen._asdict() == {
-            "name": "few",
-            "size": 1,
-            "used": 1,
-            "waiting": 4,
-            "workflows": ("default.high", "default.low"),
-        }
-        assert [(each.name, each.run, each.workflow, each.worker) for each in held.holders] == [
+        found = client.pools.get("few")
+        assert (found.size, found.used, found.waiting) == (1, 1, 4)
+        assert found.workflows == ["default.high", "default.low"]
+        assert [(each.name, each.run, each.workflow, each.worker) for each in found.holders] == [
             (name, first, "default.low", "hand")
         ]
-        assert next(each.name for each in held.waiting) == "x"  # of a run that comes first
-        assert [each.run for each in held.waiting] == [second, first, first, first]
-        assert next(each.name for each in client.group("few", most=2)[1].waiting) == "x"
-        assert client.group("few", most=2)[1].waiting_count == 4
-        assert client.groups()[0] == seen
+        assert next(each.name for each in found.queue) == "x"  # of a run that comes first
+        assert [each.run for each in found.queue] == [second, first, first, first]
+        first_two = client.pools.get("few", most=2)
+        assert (first_two.queue, first_two.waiting) == (found.queue[:2], 4)
+        assert client.pools.list()[0].model_dump() == found.model_dump(exclude={"holders", "queue"})
         told = client.why(second)
         assert "has no worker" in told["x"]  # which is said first: a free slot would be of no use
         stage.store.put(stage.keys.slot("few", 7), b"nonsense")
-        holders = client.group("few")[1].holders
+        holders = client.pools.get("few").holders
         assert [each.name for each in holders] == [name, ""]  # nobody of ours took that one

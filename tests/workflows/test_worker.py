@@ -466,11 +466,11 @@ def test_worker_says_what_it_is(store, logs, worker):
     assert worker.health().ok
 
 
-# Task groups
+# Pools
 
 
 def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(store, logs, tmp_path):
-    store.put(KEYS.group_size("db"), b"2")
+    store.put(KEYS.pool_size("db"), b"2")
     workers = [working.worker(store, tmp_path, name=f"w{n}", slots=4) for n in (1, 2)]
     script = 'mkdir "$f/at.$$"; ls -d "$f"/at.* | wc -l >> "$f/seen"; sleep 0.15; rmdir "$f/at.$$"'
     xs = [shell(store, n, script, lane="default~db", values={"f": str(tmp_path)}) for n in range(1, 11)]
@@ -483,14 +483,14 @@ def test_tasks_of_a_group_never_run_more_at_a_time_than_it_says_in_all_workers(s
 
 def test_group_that_is_made_larger_is_used_at_once_and_plain_tasks_pass_a_full_one(store, logs, tmp_path):
     made = working.worker(store, tmp_path, slots=4)
-    store.put(KEYS.group_size("db"), b"1")
+    store.put(KEYS.pool_size("db"), b"1")
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     first = shell(store, 1, wait, lane="default~db")
     running(store, first)
     second = shell(store, 2, wait, lane="default~db")
     assert result(store, shell(store, 3, "true")).outcome is Outcome.SUCCESS
     assert store.get(KEYS.running(0, second)) is None
-    store.put(KEYS.group_size("db"), b"2")
+    store.put(KEYS.pool_size("db"), b"2")
     running(store, second)
     assert sorted(store.children(f"{KEYS.slots}/db")) == ["0", "1", "size"]
     (tmp_path / "go").touch()
@@ -499,7 +499,7 @@ def test_group_that_is_made_larger_is_used_at_once_and_plain_tasks_pass_a_full_o
 
 
 def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_path):
-    store.put(KEYS.group_size("db"), b"1")
+    store.put(KEYS.pool_size("db"), b"1")
     session = store.open_session(30.0)
     store.create(KEYS.slot("db", 0), b"9.1", session=session)
     made = working.worker(store, tmp_path)
@@ -519,7 +519,7 @@ def deaf(monkeypatch, tmp_path, logs):
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
         store = workflows_store(opened)
         store.put(KEYS.id, b"testing")
-        store.put(KEYS.group_size("db"), b"1")
+        store.put(KEYS.pool_size("db"), b"1")
         made = working.worker(faulty, tmp_path)
         running(store, shell(store, 99, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))  # so it is never idle
         faulty.cut_watches(silent_s=3600.0)
@@ -553,7 +553,7 @@ def test_a_slot_of_the_worker_itself_is_used_again_though_no_watch_reports_it_fr
 
 
 def test_lanes_are_looked_at_in_the_order_of_what_each_has_first(store, logs, tmp_path):
-    store.put(KEYS.group_size("db"), b"5")
+    store.put(KEYS.pool_size("db"), b"5")
     blocker = working.worker(store, tmp_path, slots=1)
     running(store, shell(store, 1, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"))
     order = f'echo "$name" >> {tmp_path}/order'

@@ -14,13 +14,13 @@ from typing import Any
 
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.db import Database
-from latchwork_workflows.db.policies import groups
+from latchwork_workflows.db import Database, pools
 from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.maintenance.doctor import Doctor
+from latchwork_workflows.schemas.pools import PoolSettings
 from patience import Deadline, came_true
 from trials.fault import held, locked, refused
 from trials.judges.workflows import judge
@@ -29,7 +29,7 @@ from trials.storms.storm import Load, Storm
 from trials.storms.workflows_facts import facts_of, left_of
 from trials.storms.workflows_node import SESSION_TTL_S
 from trials.storms.workflows_requests import Requests
-from trials.storms.workflows_work import GROUP, GROUP_SIZE, PERIODS_S, definitions, written_after
+from trials.storms.workflows_work import PERIODS_S, POOL, POOL_SIZE, definitions, written_after
 from trials.ways import Ways
 
 ROOT = "flows"
@@ -77,7 +77,7 @@ class WorkflowsLoad(Load):
         self.store = workflows_store(opened.enter_context(latchwork.connect(self.storm.url(ROOT))))
         open_logs(self.storm.folder / "logs").mark(join_store(self.database, self.store, self.keys).id)
         with self.database.write() as connection:
-            groups.put(connection, GROUP, GROUP_SIZE)
+            pools.put(connection, PoolSettings(name=POOL, size=POOL_SIZE))
         made = definitions(self.journal)
         self.after, self.began_at = written_after(made), time.time()
         with WorkflowClient.local(self.database, self.store) as client:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 #: Fire times of these must all be started, however late.
 PERIODS_S = {"tick": 2, "tock": 5}
-#: A task group, and how many of its tasks run at a time.
-GROUP, GROUP_SIZE = "few", 2
+#: A pool, and how many of its tasks run at a time.
+POOL, POOL_SIZE = "few", 2
 
 _HEAD = """
 say() {
@@ -48,8 +48,8 @@ def definitions(folder: Path):
             "dag",
             a=shell(),
             b=shell("a", fails=True, **again),
-            c=shell("a", task_group=GROUP),
-            d=shell("a", task_group=GROUP, sleep_s=0.3),
+            c=shell("a", pool=POOL),
+            d=shell("a", pool=POOL, sleep_s=0.3),
             e=shell("b", "c", "d"),
         ),
         _of("broken", x=shell(fails=True), y=shell("x")),

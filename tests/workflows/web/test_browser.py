@@ -123,29 +123,25 @@ def test_a_log_grows_on_its_page(page, address, seeds):
     log.get_by_text("<b>and more</b>").wait_for()
 
 
-def limits_and_groups(page, where):
-    """Made, changed and removed by their forms; what is wrong is said, and what was written stands there still."""
-    for fields, path, change, size, field in (
-        ({"name": "warehouse", "size": "3"}, "/groups", "New group", "Size", "size"),
-        ({"project": "default", "max_running_tasks": "9"}, "/limits", "Limit a project", "Tasks at a time", "max_"),
-    ):
-        page.goto(f"{where}/limits")
-        page.locator("summary", has_text=change).click()
-        form = page.locator(f'details form[action="{path}"]')
-        for name, value in fields.items():
-            form.locator(f"[name={name}]").fill(value)
-        form.locator(f"[name^={field}]").fill("none")
+def change_pools(page, where):
+    """Create, change and remove pools by their forms; a refused form shows the error and what was typed."""
+    for pool in ("warehouse", "@default"):
+        page.goto(f"{where}/pools")
+        page.locator("summary", has_text="New pool").click()
+        form = page.locator('details form[action="/pools"]')
+        form.locator("[name=name]").fill(pool)
+        form.locator("[name=size]").fill("none")
         form.get_by_role("button", name="Store").click()
         assert "'none' is no whole number" in page.get_by_role("alert").inner_text()
-        form.locator(f"[name^={field}]").fill("4")
+        form.locator("[name=size]").fill("4")
         form.get_by_role("button", name="Store").click()
-        page.get_by_role("link", name=next(iter(fields.values())), exact=True).click()
-        page.get_by_label(size).fill("5")
+        page.get_by_role("link", name=pool, exact=True).click()
+        page.get_by_label("Size").fill("5")
         page.get_by_role("button", name="Change").click()
-        assert page.get_by_label(size).input_value() == "5"
+        assert page.get_by_label("Size").input_value() == "5"
         page.get_by_role("button", name="Remove").click()
-        page.get_by_role("heading", name="Limits", exact=True).wait_for()
-        assert page.get_by_role("link", name=next(iter(fields.values())), exact=True).count() == 0
+        page.get_by_role("heading", name="Pools", exact=True).wait_for()
+        assert page.get_by_role("link", name=pool, exact=True).count() == 0
         page.complaints.clear()  # a browser tells of each answer that is no page
 
 
@@ -158,7 +154,7 @@ def test_everything_can_be_done_without_javascript(page, address, seeds):
     page.get_by_text(re.compile("recover, asked by admin")).wait_for()
     page.goto(f"{address[0]}/schedules?cron=%40daily")
     assert page.locator("#fires li").count() == 5
-    limits_and_groups(page, address[0])
+    change_pools(page, address[0])
     page.goto(f"{address[0]}/edit")
     page.locator("summary", has_text="shell").click()
     page.locator("#f-shell-name").fill("second")

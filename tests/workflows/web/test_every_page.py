@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.db.policies import groups, limits
+from latchwork_workflows.db import pools
+from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.state import Claimed, Outcome
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, apply, shell, works
@@ -31,8 +32,8 @@ WIDE = {
         "tz": "America/Argentina/ComodRivadavia",
     },
     "tasks": [
-        shell("a" * 100, task_group="g" * 60, description=HOSTILE),
-        shell("b" * 100, ["a" * 100], task_group="g" * 60, cache_s=60),
+        shell("a" * 100, pool="g" * 60, description=HOSTILE),
+        shell("b" * 100, ["a" * 100], pool="g" * 60, cache_s=60),
         {"name": "c", "type": "dependent", "params": {"on": {"workflow": "default.nightly", "window": "today"}}},
     ],
 }
@@ -50,8 +51,8 @@ def full(seeds, world):
     runs.append(seeds.run(works("a" * 100, outcome=Outcome.FAILURE), name="wide", given=WIDE))
     seeds.run(BAD)
     with seeds.database.write() as connection:
-        groups.put(connection, "g" * 60, 1)
-        limits.put(connection, limits.Limit("p" * 80, 3, "precompute"))
+        pools.put(connection, PoolSettings(name="g" * 60, size=1))
+        pools.put(connection, PoolSettings(name="@" + "p" * 80, size=3, admission="precompute"))
         tasks = (
             connection.exec_driver_sql(f"SELECT id FROM task WHERE instance = {runs[0]} ORDER BY id").scalars().all()
         )
@@ -64,8 +65,8 @@ def full(seeds, world):
         *(f"/tasks/{each}" for each in tasks[:2]),
         *(wide + part for part in ("", "/runs", "/versions", "/start", "/backfill", "/edit")),
         f"/lineage?project={'p' * 80}&workflow={LONG[:100]}",
-        f"/groups/{'g' * 60}",
-        f"/limits/{'p' * 80}",
+        f"/pools/{'g' * 60}",
+        f"/pools/@{'p' * 80}",
         "/alerts?state=failed",
         "/backfills?project=billing",
         "/runs?state=paused",
@@ -99,7 +100,7 @@ def test_errors_are_pages_that_say_what_to_do_and_can_be_read(page, address):
     for path, status, said in [
         ("/nowhere", 404, "there is nothing here"),
         ("/runs/999999", 404, "there is no run 999999"),
-        ("/groups/nobody", 404, "there is no task group 'nobody'"),
+        ("/pools/nobody", 404, "there is no pool 'nobody'"),
         ("/workflows?after=" + "x" * 900, 422, "has not the right form"),
     ]:
         page.goto(address[0] + path)

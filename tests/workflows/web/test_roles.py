@@ -5,10 +5,11 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
-from latchwork_workflows.db import settings
+from latchwork_workflows.db import pools, settings
 from latchwork_workflows.db.alerts import views
 from latchwork_workflows.db.alerts.writing import put
-from latchwork_workflows.db.policies import backfills, grants, groups, limits
+from latchwork_workflows.db.policies import backfills, grants
+from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
 
@@ -47,16 +48,12 @@ API = {
     "GET /healthz": OPEN,
     "GET /metrics": SOME,
     "GET /api/v1/workers": (401, 403, *(503,) * 6),  # there is no store here
-    "GET /api/v1/groups": SOME,
-    "GET /api/v1/groups/{group}": (401, 403, *(404,) * 6),  # there is none of this name
-    "PUT /api/v1/groups/{group}": (401, *(403,) * 6, 204),
-    "DELETE /api/v1/groups/{group}": (401, *(403,) * 6, 404),
+    "GET /api/v1/pools": SOME,
+    "GET /api/v1/pools/{pool}": (401, 403, *(404,) * 6),  # there is none of this name
+    "PUT /api/v1/pools/{pool}": (401, *(403,) * 6, 204),
+    "DELETE /api/v1/pools/{pool}": (401, *(403,) * 6, 404),
     "GET /api/v1/grants": IN,
     "PUT /api/v1/projects/{project}/grants": (401, *(403,) * 7),  # not with a token
-    "GET /api/v1/limits": IN,
-    "GET /api/v1/limits/{limited}": (401, *(404,) * 7),
-    "PUT /api/v1/limits/{limited}": (401, *(403,) * 6, 204),
-    "DELETE /api/v1/limits/{limited}": (401, *(403,) * 6, 404),
     "GET /api/v1/workflows": IN,
     "POST /api/v1/workflows": (401, 403, 403, 403, 403, 200, 200, 200),
     "POST /api/v1/workflows:validate": IN,
@@ -134,9 +131,8 @@ PAGES = {
     "GET /workflows/{project}/{name}/backfill": VIEW,
     "GET /workflows/{project}/{name}/backfill/moments": VIEW,
     "GET /lineage": IN,
-    "GET /limits": SOME,
-    "GET /limits/{project}": VIEW,
-    "GET /groups/{name}": SOME,
+    "GET /pools": SOME,
+    "GET /pools/{name}": SOME,
     "GET /schedules": IN,
     "GET /schedules/preview": IN,
     "GET /settings": IN,
@@ -166,10 +162,8 @@ FORMS = {
     "POST /settings/{kind}/delete": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /settings/connection/test": (401, 403, 403, 403, 403, 303, 303, 303),
     "POST /grants": (401, 403, 403, 403, 403, 403, 303, 303),
-    "POST /groups": (401, *(403,) * 6, 303),
-    "POST /groups/{name}/remove": (401, *(403,) * 6, 303),
-    "POST /limits": (401, *(403,) * 6, 303),
-    "POST /limits/{project}/remove": (401, *(403,) * 6, 303),
+    "POST /pools": (401, *(403,) * 6, 303),
+    "POST /pools/{name}/remove": (401, *(403,) * 6, 303),
     "POST /users": (401, *(403,) * 6, 303),
     "POST /users/{name}/role": (401, 403, 403, 403, 403, 403, 303, 303),
     "POST /users/{name}/enabled": (401, *(403,) * 6, 303),
@@ -252,9 +246,8 @@ BODIES = {
     "PUT /api/v1/workflows/{project}/{name}/online": {"online": True},
     "PUT /api/v1/workflows/{project}/{name}/schedule": {"enabled": True},
     "POST /api/v1/tokens": {"name": "more"},
-    "PUT /api/v1/groups/{group}": {"size": 2},
+    "PUT /api/v1/pools/{pool}": {"size": 2},
     "PUT /api/v1/projects/{project}/grants": {"grantee": "billing", "role": "viewer"},
-    "PUT /api/v1/limits/{limited}": {"max_running_tasks": 2},
     "PATCH /api/v1/users/{name}": {"enabled": True},
     "PUT /api/v1/users/{name}/role": {"project": "default", "role": "viewer"},
 }
@@ -271,13 +264,11 @@ def filled(route, world, seeds, name):
         with seeds.database.write() as connection:
             views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
         path = path.replace("/channels/{name}", "/channels/ops")
-    path = path.replace("{limited}", "elsewhere" if method == "PUT" else "nobody")
-    path = path.replace("{group}", "few" if method == "PUT" else "nobody")
-    if path.startswith(("/groups/", "/limits/")):
+    path = path.replace("{pool}", "few" if method == "PUT" else "nobody")
+    if path.startswith("/pools/"):
         with seeds.database.write() as connection:
-            groups.put(connection, "plenty", 2)
-            limits.put(connection, limits.Limit("default", 900, "suspend"))
-        return method, path.replace("{name}", "plenty").replace("{project}", "default")
+            pools.put(connection, PoolSettings(name="plenty", size=2))
+        return method, path.replace("{name}", "plenty")
     path = path.replace("{task_id}", str(world["tasks"]["archive"])).replace("{attempt_id}", world["attempt"])
     path = path.replace("/users/{name}", "/users/pupil").replace("{project}/{name}", "default/nightly")
     path = path.replace("/projects/{project}", "/projects/default")
@@ -373,8 +364,7 @@ FIELDS = {
     "POST /settings/{kind}/delete": {"name": "one", "project": "default"},
     "POST /settings/connection/test": {"name": "one", "project": "default"},
     "POST /grants": {"project": "default", "grantee": "billing", "role": "viewer"},
-    "POST /groups": {"name": "made", "size": "3"},
-    "POST /limits": {"project": "made", "max_running_tasks": "3", "admission": "fail"},
+    "POST /pools": {"name": "@made", "size": "3", "admission": "fail"},
     "POST /runs/{run_id}/ask": {"action": "pause"},
     "POST /tasks/{task_id}/ask": {"action": "force-start"},
     "POST /workflows/{project}/{name}/online": {"online": "yes"},

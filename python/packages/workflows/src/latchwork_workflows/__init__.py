@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     )
     from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
     from latchwork_workflows.model.moments import DateRange
+    from latchwork_workflows.schemas.pools import Pool, PoolDetail
+    from latchwork_workflows.schemas.workers import ActiveTask
     from latchwork_workflows.serve import Serve, ServeOptions
     from latchwork_workflows.services.alerts.seen import AlertSeen, ChannelSeen
-    from latchwork_workflows.services.limiting.groups import GroupSeen
-    from latchwork_workflows.services.limiting.holding import Held, SlotTask
-    from latchwork_workflows.services.limiting.limits import LimitSeen
     from latchwork_workflows.services.many import BackfillRef, BackfillSeen
     from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
@@ -86,9 +85,8 @@ else:
             "latchwork_workflows.keys": ("Keys",),
             "latchwork_workflows.looking": ("RunSeen",),
             "latchwork_workflows.db.settings": ("SettingKind",),
-            "latchwork_workflows.services.limiting.groups": ("GroupSeen",),
-            "latchwork_workflows.services.limiting.holding": ("Held", "SlotTask"),
-            "latchwork_workflows.services.limiting.limits": ("LimitSeen",),
+            "latchwork_workflows.schemas.pools": ("Pool", "PoolDetail"),
+            "latchwork_workflows.schemas.workers": ("ActiveTask",),
             "latchwork_workflows.services.alerts.seen": ("AlertSeen", "ChannelSeen"),
             "latchwork_workflows.services.many": ("BackfillRef", "BackfillSeen"),
             "latchwork_workflows.serve": ("Serve", "ServeOptions"),
@@ -98,6 +96,7 @@ else:
     )
 
 __all__ = [
+    "ActiveTask",
     "AlertSeen",
     "Alerts",
     "BackfillRef",
@@ -107,17 +106,16 @@ __all__ = [
     "Cron",
     "DateRange",
     "DefinitionInvalid",
-    "GroupSeen",
-    "Held",
     "Home",
     "Installation",
     "Keys",
-    "LimitSeen",
     "Node",
     "NotAllowed",
     "NotOwner",
     "On",
     "ParamsModel",
+    "Pool",
+    "PoolDetail",
     "Problem",
     "RunInfo",
     "RunRef",
@@ -126,7 +124,6 @@ __all__ = [
     "Serve",
     "ServeOptions",
     "SettingKind",
-    "SlotTask",
     "StoreMismatch",
     "TaskFunction",
     "TaskType",

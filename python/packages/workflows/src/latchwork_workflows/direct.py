@@ -30,7 +30,7 @@ from latchwork_workflows.services import Parts, workflows
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.alerts.part import Alerts
 from latchwork_workflows.services.grants import Granting
-from latchwork_workflows.services.limiting.part import Limiting
+from latchwork_workflows.services.pools import Pools
 from latchwork_workflows.services.stored import StoredSettings
 from latchwork_workflows.state import Scope
 from latchwork_workflows.types import TaskTypes
@@ -80,7 +80,7 @@ class RunRef:
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
+class WorkflowClient(Alerts, StoredSettings, Granting):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -90,6 +90,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
 
     def __init__(self, parts: Parts, who: Identity) -> None:
         super().__init__(parts, who)
+        self.pools = Pools(parts, who)
         self._owned: list[Any] = []
 
     @classmethod
@@ -294,7 +295,7 @@ class WorkflowClient(Alerts, StoredSettings, Limiting, Granting):
             return runs_desk.force(self._parts, self._who, task_id, "force-success").id
 
     def force_start(self, task_id: int) -> int:
-        """A queued task is taken without waiting for a slot of its group; errors as for ``act``."""
+        """A queued task is taken without waiting for a slot of its pool; errors as for ``act``."""
         with told():
             return runs_desk.force(self._parts, self._who, task_id, "force-start").id
 

@@ -13,12 +13,12 @@ Keys, below ``@workflows``; see ``workflows_store``:
          .../poke                      look now
        <name>/cancels/<x>              an attempt that is to be ended, and not taken again
        <name>/data/<x>                 the second part of a large spec; deleted with the item
-       <name>/slots/<task group>/size  how many tasks of a group run at a time
-       <name>/slots/<task group>/<i>   one of them; written by a claim, dies with the worker's session
+       <name>/slots/<pool>/size        how many tasks of a pool run at a time; see ``worker.pools``
+       <name>/slots/<pool>/<i>         one of them; written by a claim, bound to the worker's session
        <name>/workers/...              the workers; see ``primitives.Group``
 
 ``x`` is ``<task>.<n>``: the id of the task's row, which a rerun has another of, and the number of the attempt. A lane
-is a worker group, or ``<worker group>~<task group>``: who finds a group full leaves out a lane, and no single items.
+is a worker group, or ``<worker group>~<pool>``: a worker skips the lanes of full pools, not single items.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from typing import Literal
 from latchwork.errors import InvalidKey
 from latchwork.spi import MOST_WHOLE, short
 from latchwork.store import Store, system_namespace
+from latchwork_workflows.schemas.pools import project_of
 
 #: How tasks are taken: by instance, or as they were submitted; in both by the priority of the instance first.
 Order = Literal["instance", "submitted"]
 
 _ITEM = re.compile(r"(\d{2})(\d{20})\.(\d{1,9})\.(\d{1,3})", re.ASCII)
 _X = re.compile(r"(\d{1,19})\.(\d{1,9})", re.ASCII)
-#: What the names of a project's slots begin with.
+#: The name of a project's pool in keys begins with this.
 PROJECT = "="
-#: A name of a project that is longer is not a part of keys as it stands.
+#: A longer name of a project is replaced by its hash in keys.
 _LONG = 60
 _BETWEEN = "~"
 
@@ -141,13 +142,13 @@ class Keys:
         """Tells the shard's master to look now."""
         return f"{self.shard(shard)}/poke"
 
-    def group_size(self, task_group: str) -> str:
-        """How many tasks of a group run at a time: a number as text."""
-        return f"{self.slots}/{task_group}/size"
+    def pool_size(self, pool: str) -> str:
+        """The size of a pool, by its name in keys: a number as text."""
+        return f"{self.slots}/{pool}/size"
 
-    def slot(self, task_group: str, number: int) -> str:
-        """One of the slots of a task group, from 0."""
-        return f"{self.slots}/{task_group}/{number}"
+    def slot(self, pool: str, number: int) -> str:
+        """One of the slots of a pool, from 0."""
+        return f"{self.slots}/{pool}/{number}"
 
 
 def shard_name(shard: int) -> str:
@@ -181,26 +182,27 @@ def is_attempt(x: str) -> bool:
     return True
 
 
-def lane_of(worker_group: str, task_group: str | None = None, project: str | None = None) -> str:
-    """Where tasks of a worker group are, or those that need a slot of a task group, of a project, or of both."""
-    slots = [each for each in (task_group, None if project is None else project_group(project)) if each is not None]
-    return _BETWEEN.join([worker_group, *slots])
+def lane_of(worker_group: str, *pools: str) -> str:
+    """Return the partition for tasks of a worker group that need a slot of each of these pools."""
+    return _BETWEEN.join([worker_group, *map(pool_key, pools)])
 
 
-def project_group(project: str) -> str:
-    """What the slots of a project are of: no task group is called so."""
+def pool_key(pool: str) -> str:
+    """Return the name of a pool in keys: of a project ``=<project>``, or ``=`` and a hash if that is long."""
+    project = project_of(pool)
+    if project is None:
+        return pool
     return PROJECT + (project if len(project) <= _LONG else hashlib.sha256(project.encode()).hexdigest()[:32])
 
 
-def slots_of(lane: str) -> tuple[str, ...]:
-    """What a task of a lane needs a slot of each: its task group, its project."""
+def worker_group_of(lane: str) -> str:
+    """Return the worker group of a partition."""
+    return lane.partition(_BETWEEN)[0]
+
+
+def pools_of(lane: str) -> tuple[str, ...]:
+    """Return the pools of which a task of a partition needs a slot each, by their names in keys."""
     return tuple(lane.split(_BETWEEN)[1:])
-
-
-def groups_of(lane: str) -> tuple[str, str | None]:
-    """The worker group of a lane, and its task group if it has one."""
-    worker_group = lane.partition(_BETWEEN)[0]
-    return worker_group, next((each for each in slots_of(lane) if not each.startswith(PROJECT)), None)
 
 
 def shelf_of(order: Order, instance: int, instance_priority: int, task_priority: int, submitted_at: float) -> str:

@@ -14,11 +14,12 @@ from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.explain import Cause
 from latchwork_workflows.logs import LogMissing, LogPart
+from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import Parts, WorkerSeen, workflows
 from latchwork_workflows.services import attempts as attempts_desk
 from latchwork_workflows.services import causes as causes_desk
 from latchwork_workflows.services import runs as runs_desk
-from latchwork_workflows.services.limiting.holding import SlotTask, at_work
+from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.services.workflows import Shown
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.records import OVER
@@ -215,7 +216,7 @@ class Looks:
             raise LatchworkError("this client has no store; give its URL to see the workers")
         return self._parts.cluster.workers()
 
-    def at_work(self, workers: Sequence[WorkerSeen]) -> dict[str, tuple[SlotTask, ...]]:
+    def at_work(self, workers: Sequence[WorkerSeen]) -> dict[str, tuple[ActiveTask, ...]]:
         """What each of these workers runs, by its name; those that it has for the longest first."""
         with self._parts.database.read() as connection:
             return at_work(connection, self._who, workers)

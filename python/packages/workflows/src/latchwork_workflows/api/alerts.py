@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 
 from latchwork_workflows.api import models as m
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services.alerts import seen as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Who
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/api/v1", tags=["alerts"])
 StateWord = Literal["", "pending", "sending", "sent", "failed", "unsure"]
 
 
-class DeliveryRow(m.Document):
+class DeliveryRow(Document):
     """One alert by one channel. ``unsure``: it was sent twice, and nobody knows whether it came."""
 
     id: int
@@ -29,7 +30,7 @@ class DeliveryRow(m.Document):
     error: str | None
 
 
-class AlertRow(m.Document):
+class AlertRow(Document):
     """Something that people were told."""
 
     id: int
@@ -43,7 +44,7 @@ class AlertRow(m.Document):
     deliveries: list[DeliveryRow]
 
 
-class ChannelRequest(m.Document):
+class ChannelRequest(Document):
     """A channel. Secrets are named in its options: ``${secret:NAME}``."""
 
     kind: Literal["smtp", "webhook", "apprise"]
@@ -51,7 +52,7 @@ class ChannelRequest(m.Document):
     enabled: bool = True
 
 
-class ChannelRow(m.Document):
+class ChannelRow(Document):
     """A channel; ``workflows``: those that name it."""
 
     name: str
@@ -64,7 +65,7 @@ class ChannelRow(m.Document):
     workflows: list[str]
 
 
-class TestSent(m.Document):
+class TestSent(Document):
     """The alert that tests a channel."""
 
     alert: int

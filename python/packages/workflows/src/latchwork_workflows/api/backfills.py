@@ -13,6 +13,7 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.model.model import Priority
 from latchwork_workflows.model.moments import DateRange
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services import backfills as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Problem, Who
@@ -20,7 +21,7 @@ from latchwork_workflows.web import Problem, Who
 router = APIRouter(prefix="/api/v1", tags=["backfills"])
 
 
-class BackfillRequest(m.Document):
+class BackfillRequest(Document):
     """For which dates a workflow is to run: ``first`` and ``last``, or ``dates``."""
 
     first: date | None = None
@@ -38,7 +39,7 @@ class BackfillRequest(m.Document):
     ] = "none"
 
 
-class BackfillRow(m.Document):
+class BackfillRow(Document):
     """A backfill; ``counts``: how many of its runs are in each state, ``submitted`` those that were never started."""
 
     id: int
@@ -57,7 +58,7 @@ class BackfillRow(m.Document):
     cause: int | None = None
 
 
-class BackfillRun(m.Document):
+class BackfillRun(Document):
     """One run of a backfill."""
 
     id: int

@@ -9,6 +9,7 @@ from pydantic import StringConstraints
 
 from latchwork_workflows.api import models as m
 from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services import grants as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Role, Who
@@ -17,7 +18,7 @@ router = APIRouter(prefix="/api/v1", tags=["grants"])
 _Grantee = Annotated[str, StringConstraints(pattern=rf"^$|{NAME_PATTERN}", max_length=100)]
 
 
-class GrantRow(m.Document):
+class GrantRow(Document):
     """That a project, or with an empty ``grantee`` all, may use the workflows of another."""
 
     project: str
@@ -25,7 +26,7 @@ class GrantRow(m.Document):
     role: Literal["viewer", "operator"]
 
 
-class GrantRequest(m.Document):
+class GrantRequest(Document):
     """The role of a project in another; an empty ``grantee`` stands for all projects, null takes the role away."""
 
     grantee: _Grantee

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 
-from latchwork_workflows.api import models as m
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services.lineage import lineage
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Problem, Who
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/api/v1", tags=["lineage"])
 _Word = Annotated[str, Query(max_length=100)]
 
 
-class LineageWorkflow(m.Document):
+class LineageWorkflow(Document):
     """A workflow: `project.name`; one that is only named, and not there, has no version."""
 
     workflow: str
@@ -23,7 +23,7 @@ class LineageWorkflow(m.Document):
     online: bool
 
 
-class LineageLink(m.Document):
+class LineageLink(Document):
     """That a task of a workflow starts another (`sub_process`), or waits for its runs (`dependent`)."""
 
     workflow: str
@@ -34,7 +34,7 @@ class LineageLink(m.Document):
     other_task: str
 
 
-class LineageDocument(m.Document):
+class LineageDocument(Document):
     """Workflows that name others or are named, and what is between them; `alone` counts those that are neither."""
 
     workflows: list[LineageWorkflow]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Path, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from latchwork.spi import MOST_MOMENT_S, MOST_WHOLE
 from latchwork_workflows.model.model import Definition, Name, Priority
 from latchwork_workflows.model.plain import plain_problems
+from latchwork_workflows.schemas.base import Document
 
 MOST_ID = MOST_WHOLE
 Id = Annotated[int, Path(ge=1, le=MOST_ID)]
@@ -45,12 +46,6 @@ def plain_json(value: Any) -> Any:
 
 Plain = Annotated[dict[str, Any], AfterValidator(plain_json)]
 Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(plain_json)]
-
-
-class Document(BaseModel):
-    """What all have in common: rows can be read as they are, a field that nobody knows is a mistake."""
-
-    model_config = ConfigDict(from_attributes=True, extra="forbid")
 
 
 class FieldProblem(Document):
@@ -130,9 +125,9 @@ class Validated(Document):
 class StartRequest(Document):
     """What a run is to be."""
 
-    params: Plain = {}
+    params: Plain = Field(default_factory=dict)
     priority: Priority | None = None
-    start_from: Annotated[list[Name], Field(max_length=5000)] = []
+    start_from: list[Name] = Field(default_factory=list, max_length=5000)
     scope: Literal["only", "downstream", "upstream"] = "downstream"
     dry: bool = False
     no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
@@ -142,7 +137,7 @@ class StartRequest(Document):
 class RecoverRequest(Document):
     """For a recovery: which tasks run again besides those that failed. For a rerun: whether every task runs."""
 
-    start_from: Annotated[list[Name], Field(max_length=5000)] = []
+    start_from: list[Name] = Field(default_factory=list, max_length=5000)
     no_cache: Annotated[bool, Field(description="every task runs, whatever is known of its outputs")] = False
 
 

@@ -10,19 +10,20 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from latchwork_workflows.api import models as m
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.views import overview
-from latchwork_workflows.services.limiting.holding import SlotTask, at_work
+from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services.parts import WorkerSeen, need_any, parts_of
 from latchwork_workflows.services.runs import find
+from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.web import Identity, Problem, Who, may_still
 
 router = APIRouter()
 _TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
 
 
-class WorkerTask(m.Document):
+class WorkerTask(Document):
     """A task that a worker has now; ``since`` is null for the moment before its master has heard of it."""
 
     task: int
@@ -32,7 +33,7 @@ class WorkerTask(m.Document):
     since: float | None
 
 
-class WorkerRow(m.Document):
+class WorkerRow(Document):
     """A worker that lives, and what it runs: as far as one may see that."""
 
     name: str
@@ -59,7 +60,7 @@ def list_workers(request: Request, who: Who) -> list[WorkerRow]:
     return [WorkerRow(**_plain(each, running[each.name])) for each in found]
 
 
-def _plain(seen: WorkerSeen, running: Sequence[SlotTask]) -> dict[str, Any]:
+def _plain(seen: WorkerSeen, running: Sequence[ActiveTask]) -> dict[str, Any]:
     row = {name: getattr(seen, name) for name in WorkerRow.model_fields if name != "running"}
     fields = WorkerTask.model_fields
     tasks = [WorkerTask(**{name: getattr(each, name) for name in fields}) for each in running if each.task]

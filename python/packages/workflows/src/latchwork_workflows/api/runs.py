@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from latchwork_workflows.api import models as m
 from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.db.views import catalog, instances, kin
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services import attempts as logs
 from latchwork_workflows.services import causes, families, workflows
 from latchwork_workflows.services import runs as desk
@@ -23,14 +24,14 @@ AttemptId = Annotated[str, Path(pattern=r"^[0-9]{1,19}\.[0-9]{1,9}\.[0-9]{1,19}$
 _Offset = Annotated[int, Query(ge=0, le=m.MOST_ID)]
 
 
-class CauseRow(m.Document):
+class CauseRow(Document):
     """One reason; ``task`` is empty if it is one of the run itself."""
 
     task: str
     why: str
 
 
-class WhyDocument(m.Document):
+class WhyDocument(Document):
     """Why a run is where it is (empty while something of it is at work), and each of its tasks."""
 
     cause: list[CauseRow]
@@ -205,7 +206,7 @@ def force(
     action: Annotated[str, Path(pattern="^[a-z-]{1,30}$", description="force-success or force-start")],
     key: m.UniqueKey = None,
 ) -> m.AskedDocument:
-    """Count a failed task as success, or start a queued one without a slot of its group."""
+    """Count a failed task as success, or start a queued one without a slot of its pool."""
     return _told(parts_of(request), desk.force(parts_of(request), who, task_id, action, unique_key=key))
 
 
@@ -254,5 +255,5 @@ def _told(parts: Parts, asked: Asked) -> m.AskedDocument:
     return m.AskedDocument(command=asked.id, is_new=asked.is_new, instance=row.instance if row else None)
 
 
-def _fields(row: Any, model: type[m.Document]) -> dict[str, Any]:
+def _fields(row: Any, model: type[Document]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in model.model_fields if hasattr(row, name)}

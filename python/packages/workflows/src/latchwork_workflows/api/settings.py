@@ -11,6 +11,7 @@ from latchwork_workflows.api import models as m
 from latchwork_workflows.api.models import plain_json
 from latchwork_workflows.db.settings import SettingKind
 from latchwork_workflows.model.model import NAME_PATTERN
+from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.services import settings as desk
 from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.web import Who
@@ -28,7 +29,7 @@ Among = Annotated[
 _Values = Annotated[dict[str, Annotated[str, StringConstraints(max_length=100_000)]], AfterValidator(plain_json)]
 
 
-class Setting(m.Document):
+class Setting(Document):
     """What all have in common. Who may not see values sees ``shown`` false."""
 
     project: str
@@ -55,45 +56,45 @@ class ParameterRow(Setting):
     value: Any
 
 
-class ConnectionRequest(m.Document):
+class ConnectionRequest(Document):
     """A connection. A URL with a password is refused."""
 
     url: Annotated[str, StringConstraints(max_length=4000), AfterValidator(plain_json)]
     secret: Annotated[str, StringConstraints(max_length=100), AfterValidator(plain_json)] = ""
 
 
-class EnvironmentRequest(m.Document):
+class EnvironmentRequest(Document):
     """All variables of an environment."""
 
     variables: _Values
 
 
-class ParameterRequest(m.Document):
+class ParameterRequest(Document):
     """Any JSON."""
 
     value: Annotated[Any, AfterValidator(plain_json)]
 
 
-class TryRequest(m.Document):
+class TryRequest(Document):
     """Where a connection is tried."""
 
     within: Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")] = ""
     group: Annotated[str, Field(pattern=NAME_PATTERN)] = "default"
 
 
-class Written(m.Document):
+class Written(Document):
     """What became of it."""
 
     is_new: bool
 
 
-class Removed(m.Document):
+class Removed(Document):
     """The workflows that name it still: their tasks will fail."""
 
     missed_by: list[str]
 
 
-class Tried(m.Document):
+class Tried(Document):
     """The command that starts the run in which a worker tries it."""
 
     command: int

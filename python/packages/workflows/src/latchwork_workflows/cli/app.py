@@ -8,11 +8,10 @@ from latchwork_workflows.cli import (
     care,
     define,
     grants,
-    groups,
-    limits,
     many,
     nodes,
     operate,
+    pools,
     serving,
     settings,
     users,
@@ -49,7 +48,6 @@ workflows_app = group(
     **{"force-success": operate.force_success, "force-start": operate.force_start},
     workers=watch.workers,
     alerts=alerts.alerts,
-    limits=limits.limits,
     doctor=care.doctor,
     export=care.export,
     **{"import": care.import_},
@@ -62,5 +60,5 @@ workflows_app.add_typer(users.users_app, name="users")
 workflows_app.add_typer(settings.connections_app, name="connections")
 workflows_app.add_typer(settings.environments_app, name="environments")
 workflows_app.add_typer(settings.parameters_app, name="parameters")
-workflows_app.add_typer(groups.groups_app, name="groups")
+workflows_app.add_typer(pools.pools_app, name="pools")
 workflows_app.add_typer(grants.grants_app, name="grants")

@@ -298,7 +298,7 @@ force_success = _forces(
 force_start = _forces(
     "force-start",
     "waits for no slot",
-    "Let a queued task start without a slot of its task group or project.",
+    "Let a queued task start without a slot of its pools.",
     "latchwork workflows force-start 12 load",
 )
 

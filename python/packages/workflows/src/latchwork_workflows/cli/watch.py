@@ -28,7 +28,7 @@ from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from latchwork_workflows import RunSeen, SlotTask, WorkflowClient
+    from latchwork_workflows import ActiveTask, RunSeen, WorkflowClient
     from latchwork_workflows.services import WorkerSeen
 
 Run = Annotated[
@@ -271,19 +271,19 @@ def workers(
     listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
 
 
-def _at_work(client: WorkflowClient) -> list[tuple[WorkerSeen, Sequence[SlotTask]]]:
+def _at_work(client: WorkflowClient) -> list[tuple[WorkerSeen, Sequence[ActiveTask]]]:
     found = client.workers()
     running = client.at_work(found)
     return [(each, running[each.name]) for each in found]
 
 
-def _worker_json(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, Any]:
+def _worker_json(row: tuple[WorkerSeen, Sequence[ActiveTask]]) -> dict[str, Any]:
     seen, running = row
-    tasks = [each._asdict() for each in running if each.task is not None]
+    tasks = [each.model_dump() for each in running if each.task is not None]
     return {**{name: each for name, each in seen._asdict().items() if name != "attempts"}, "running": tasks}
 
 
-def _worker_row(row: tuple[WorkerSeen, Sequence[SlotTask]]) -> dict[str, str]:
+def _worker_row(row: tuple[WorkerSeen, Sequence[ActiveTask]]) -> dict[str, str]:
     seen, running = row
     named = [f"{each.name} of {each.run}" for each in running if each.task is not None]
     more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""

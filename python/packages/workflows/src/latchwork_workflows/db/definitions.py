@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.policies import groups
+from latchwork_workflows.db import pools
 from latchwork_workflows.db.tables import definition, definition_version, schedule
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.model.model import Definition, ScheduleSpec
@@ -40,7 +40,7 @@ def apply(
     A schedule that is new or differs begins with its next fire time. One that does not differ keeps its missed fire
     times, and one that is switched off stays so.
 
-    Task groups that it names and nobody has made are made: one task of each at a time.
+    Pools that it names and that do not exist are created with a size of 1.
 
     Args:
         connection: a transaction.
@@ -50,7 +50,7 @@ def apply(
         online: whether it may be started. None: a new workflow may, and one that is there stays as it is.
     """
     body, now = checked.definition.to_json(), time.time()
-    groups.ensure(connection, [each.task_group for each in checked.definition.tasks if each.task_group is not None])
+    pools.ensure(connection, [each.pool for each in checked.definition.tasks if each.pool is not None])
     there = _locked(connection, checked.definition)
     if there is None:
         is_online = online is not False

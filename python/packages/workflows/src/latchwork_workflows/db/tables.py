@@ -222,7 +222,7 @@ task = Table(
     Column("n", Integer, nullable=False, server_default="0"),
     Column("failures", Integer, nullable=False, server_default="0"),
     Column("forced_after", Integer),
-    # Lane and shelf of the item: reckoned anew (the minute, a changed priority or group) it would be a second item.
+    # Lane and shelf of the item: reckoned anew (the minute, a changed priority or pool) it would be a second item.
     Column("queue_key", String(300)),
     Column("wake_at", Float),
     # When it is given up, if the master holds it and it waits for others.
@@ -318,11 +318,13 @@ connection = Table(
     Column("secret", String(100), nullable=False, server_default=text("''")),
 )
 
-task_group = Table(
-    "task_group",
+#: How many tasks of a pool run at a time; of a project's pool also what becomes of a start that is one too many.
+pool = Table(
+    "pool",
     metadata,
-    Column("name", String(100), primary_key=True),
+    Column("name", String(101), primary_key=True),
     Column("size", Integer, nullable=False),
+    Column("admission", String(12), nullable=False),
 )
 
 #: Code bundles, by the sha256 of their bytes; the bytes are in the log store unless it cannot be reached by workers.

@@ -55,15 +55,15 @@ class Ahead(NamedTuple):
 
 
 class Full(NamedTuple):
-    """What has no slot free that the task needs.
+    """A pool without a free slot.
 
     Attributes:
-        what: such as ``task group 'warehouse'``.
+        pool: The name of the pool.
         size: how many slots it has.
         holders: who has them, in words; may be empty.
     """
 
-    what: str
+    pool: str
     size: int
     holders: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class Known:
         others: the states of all tasks of the run, by name.
         owner: who has the shard; empty: nobody yet.
         crew: the workers of its group; None: the store was not asked.
-        limits: sizes of the task groups, by name.
+        sizes: The sizes of all pools, by name.
         full: what it needs a slot of and has none free.
         held: of a task that its master holds; None: of any other.
         is_cut: whether no branch that leads to it was chosen.
@@ -104,7 +104,7 @@ class Known:
     others: Mapping[str, TaskState]
     owner: str = ""
     crew: Crew | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
     full: Sequence[Full] = ()
     held: Held | None = None
     is_cut: bool = False
@@ -131,8 +131,8 @@ def why(name: str, known: Known, definition: Definition, now: float) -> str:
     state = known.state
     if known.instance is InstanceState.SERIAL_WAIT:
         return (
-            f"Its run waits for its turn: another run of {definition.key} goes on, or is paused, or the project "
-            f"{definition.project} has as many tasks as it may."
+            f"Its run waits for its turn: another run of {definition.key} goes on, or is paused, or the pool of "
+            f"project {definition.project} is full."
         )
     if known.held is not None and (answer := why_held(state, known.held, now)):
         return answer
@@ -197,10 +197,10 @@ def _in_line(ahead: Ahead | None) -> str:
 
 def _queued(task: TaskSpec, definition: Definition, known: Known) -> str:
     group = task.worker_group or definition.worker_group
-    task_group, crew, is_queued = task.task_group, known.crew, _in_line(known.ahead)
-    if task_group and task_group not in known.limits:
-        make = f"make it with `latchwork workflows groups set {task_group} --size N`"
-        return f"It is queued for a slot of the task group {task_group!r}, which is not there: {make}."
+    pool, crew, is_queued = task.pool, known.crew, _in_line(known.ahead)
+    if pool and pool not in known.sizes:
+        create = f"create it with `latchwork workflows pools set {pool} --size N`"
+        return f"It is queued for a slot of the pool {pool!r}, which does not exist: {create}."
     if crew is not None and not crew.workers:
         return f"It is queued for the worker group {group!r}, which has no worker: start one with --group {group}."
     if crew is not None and not crew.knowing:
@@ -213,7 +213,7 @@ def _queued(task: TaskSpec, definition: Definition, known: Known) -> str:
     if crew is not None and crew.busy >= crew.slots > 0:
         slots, verb = ("the slot", "is") if crew.slots == 1 else (f"all {crew.slots} slots", "are")
         return f"{is_queued}; {slots} of the {counted(crew.workers, 'worker')} of the group {group!r} {verb} busy."
-    limit = f" and for one of {known.limits[task_group]} slots of the task group {task_group!r}" if task_group else ""
+    limit = f" and for one of {known.sizes[pool]} slots of the pool {pool!r}" if pool else ""
     return f"{is_queued}; it waits for a worker of the group {group!r}{limit} to take it."
 
 
@@ -225,9 +225,9 @@ def _refused(tenant: str | None, workers: int, group: str) -> str:
 
 
 def _taken(full: Full) -> str:
-    slots = "the one slot" if full.size == 1 else f"all {full.size} slots"
+    slots, verb = ("the one slot", "is") if full.size == 1 else (f"all {full.size} slots", "are")
     shown = ", ".join(full.holders[:3]) + (f" and {len(full.holders) - 3} more" if len(full.holders) > 3 else "")
-    return f"{slots} of the {full.what} {'is' if full.size == 1 else 'are'} taken{f', by {shown}' if shown else ''}"
+    return f"{slots} of the pool {full.pool!r} {verb} taken{f', by {shown}' if shown else ''}"
 
 
 def _waits(after: Sequence[str], known: Known) -> str:

@@ -19,7 +19,7 @@ from latchwork_workflows.db.accounts import end_all
 from latchwork_workflows.db.alerts.tables import channel
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.policies.tables import project_grant, project_limit
+from latchwork_workflows.db.policies.tables import project_grant
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.checks import (
@@ -29,6 +29,7 @@ from latchwork_workflows.model.settings.checks import (
     parameter_problems,
 )
 from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.types import TaskTypes
 
 FORMAT = 1
@@ -74,13 +75,6 @@ class CarriedConnection(_Record):
     secret: str = Field("", max_length=100)
 
 
-class CarriedGroup(_Record):
-    """How many tasks of a task group run at a time."""
-
-    name: str = Field(max_length=100)
-    size: int = Field(ge=1)
-
-
 class CarriedChannel(_Record):
     """A channel of alerts, with the names of its secrets."""
 
@@ -96,14 +90,6 @@ class CarriedGrant(_Record):
     project: str = Field(max_length=100)
     grantee: str = Field(max_length=100)
     role: Literal["viewer", "operator"]
-
-
-class CarriedLimit(_Record):
-    """How many tasks of a project run at a time, and what a start does while it has as many."""
-
-    project: str = Field(max_length=100)
-    max_running_tasks: int = Field(ge=1, le=10_000)
-    admission: Literal["suspend", "fail", "precompute"] = "suspend"
 
 
 class CarriedAccount(_Record):
@@ -122,10 +108,9 @@ class Document(_Record):
     parameters: list[CarriedParameter] = []
     environments: list[CarriedEnvironment] = []
     connections: list[CarriedConnection] = []
-    task_groups: list[CarriedGroup] = []
+    pools: list[PoolSettings] = []
     channels: list[CarriedChannel] = []
     grants: list[CarriedGrant] = []
-    limits: list[CarriedLimit] = []
     accounts: list[CarriedAccount] = []
 
 
@@ -150,10 +135,9 @@ _PLAIN: tuple[tuple[str, str, sa.Table, tuple[str, ...]], ...] = (
     ("parameters", "parameter", tables.parameter, ("project", "name")),
     ("environments", "environment", tables.environment, ("project", "name")),
     ("connections", "connection", tables.connection, ("project", "name")),
-    ("task_groups", "task group", tables.task_group, ("name",)),
+    ("pools", "pool", tables.pool, ("name",)),
     ("channels", "channel", channel, ("name",)),
     ("grants", "grant", project_grant, ("project", "grantee")),
-    ("limits", "limit of project", project_limit, ("project",)),
 )
 
 
@@ -328,7 +312,7 @@ def _changes(there: Document, given: Document, found: Sequence[Checked]) -> Iter
         yield _change("account", account.name, accounts.get(account.name), account)
 
 
-def _change(kind: str, name: str, before: _Record | None, after: _Record) -> Change:
+def _change(kind: str, name: str, before: BaseModel | None, after: BaseModel) -> Change:
     if before is None:
         return Change(kind, name, "new")
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
@@ -343,7 +327,7 @@ def _key(definition: Mapping[str, Any]) -> str:
     return f"{definition.get('project', 'default')}.{definition['name']}"
 
 
-def _name(record: _Record, key: Sequence[str]) -> str:
+def _name(record: BaseModel, key: Sequence[str]) -> str:
     """Names have dots, and no slashes: no two records have one name."""
     return "/".join(getattr(record, each) for each in key if getattr(record, each))
 

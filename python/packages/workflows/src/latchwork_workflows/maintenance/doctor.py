@@ -20,18 +20,17 @@ from latchwork.schedules import Cron
 from latchwork.spi import reason
 from latchwork.store import Store
 from latchwork.types import Entry
-from latchwork_workflows.db import Database, schedules
+from latchwork_workflows.db import Database, pools, schedules
 from latchwork_workflows.db.alerts import views
 from latchwork_workflows.db.alerts.deliveries import STUCK_S
 from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.policies import groups, limits
 from latchwork_workflows.db.tables import command, definition, instance, task
 from latchwork_workflows.db.tables import shard as shard_
 from latchwork_workflows.db.views.naming import missing
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.installation import check_pair, installation_of
-from latchwork_workflows.keys import PROJECT, Item, Keys, groups_of, is_attempt, project_group, workflows_store, x_of
+from latchwork_workflows.keys import PROJECT, Item, Keys, is_attempt, pool_key, pools_of, workflows_store, x_of
 from latchwork_workflows.state import InstanceState, TaskState
 
 #: Seconds for which what passes may stand.
@@ -40,7 +39,6 @@ PASSES_S = 60.0
 BETWEEN_S = 2.0
 #: Of what is open, so many rows are looked at.
 _MOST = 100_000
-_NO_GROUP = "no such task group"
 
 
 class Finding(NamedTuple):
@@ -71,7 +69,7 @@ class Held(NamedTuple):
         state: of the task.
         since: when that was written, in seconds since the epoch.
         goes: whether its run goes on: what is queued has to be in the backlog then.
-        group: the task group that it waits for a slot of; empty: none.
+        pools: The pools of which it needs a slot, by their names in keys.
     """
 
     instance: int
@@ -80,7 +78,7 @@ class Held(NamedTuple):
     state: TaskState
     since: float
     goes: bool
-    group: str = ""
+    pools: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -102,8 +100,9 @@ class Facts:
         masters: those that live.
         unnamed: channels that workflows name and nobody has made, each with these workflows.
         undelivered: open deliveries whose time came a while ago: id, channel, state, when.
-        groups: sizes of the task groups, as the database has them.
-        told: the same, as the store has them.
+        pools: The sizes of pools in the database, by their names in keys.
+        named: The pools that workflows name, each with these workflows.
+        told: The sizes of pools in the store.
     """
 
     items: dict[str, int] = field(default_factory=dict)
@@ -120,13 +119,14 @@ class Facts:
     masters: Sequence[str] = ()
     unnamed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     undelivered: list[tuple[int, str, str, float]] = field(default_factory=list)
-    groups: Mapping[str, int] = field(default_factory=dict)
+    pools: Mapping[str, int] = field(default_factory=dict)
+    named: Mapping[str, Sequence[str]] = field(default_factory=dict)
     told: Mapping[str, int] = field(default_factory=dict)
 
 
 def judge(facts: Facts, now: float) -> list[Finding]:
     """What is wrong. Pure."""
-    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_groups(facts), *_of_left(facts)]
+    found = [*_of_masters(facts), *_of_items(facts), *_of_held(facts, now), *_of_pools(facts), *_of_left(facts)]
     for x, (shard, ended_at) in facts.results.items():
         if ended_at < now - PASSES_S:
             found.append(Finding("old result", x, shard, f"it ended {now - ended_at:.0f} s ago, and no master took it"))
@@ -181,16 +181,16 @@ def _of_held(facts: Facts, now: float) -> Iterator[Finding]:
             yield Finding("task without item", subject, held.shard, "it is queued, but no worker can find it")
 
 
-def _of_groups(facts: Facts) -> Iterator[Finding]:
+def _of_pools(facts: Facts) -> Iterator[Finding]:
     queued = [each for each in facts.held.values() if each.state is TaskState.SUBMITTED]
-    missing = {each.group for each in queued if each.group}
-    for name in sorted(missing - facts.groups.keys()):
-        why = f"tasks wait for a slot of it for ever: `latchwork workflows groups set {name} --size N`"
-        yield Finding(_NO_GROUP, name, None, why, can_mend=False)
-    for name in sorted(facts.groups.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
-        if facts.groups.get(name) != facts.told.get(name):
-            why = f"size {facts.groups.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
-            yield Finding("size of a task group", name, 0, why)
+    needed = {name for each in queued for name in each.pools} | facts.named.keys()
+    for name in sorted(each for each in needed - facts.pools.keys() if not each.startswith(PROJECT)):
+        why = f"its tasks wait for a slot forever: `latchwork workflows pools set {name} --size N`"
+        yield Finding("missing pool", name, None, why, can_mend=False)
+    for name in sorted(facts.pools.keys() | {each for each in facts.told if not each.startswith(PROJECT)}):
+        if facts.pools.get(name) != facts.told.get(name):
+            why = f"size {facts.pools.get(name, 'none')} in the database, {facts.told.get(name, 'none')} in the store"
+            yield Finding("size of a pool", name, 0, why)
 
 
 def _of_left(facts: Facts) -> Iterator[Finding]:
@@ -244,21 +244,17 @@ class Doctor:
             return [Finding("wrong store", self._store.url, None, str(error), can_mend=False)]
         first = judge(self._facts(), self._now())
         if not any(each.can_mend or each.kind == "unknown key" for each in first):
-            return [*first, *self._missing(first)]
+            return [*first, *self._missing()]
         self._wait(BETWEEN_S)
         second = judge(self._facts(), self._now())
         before = {(each.kind, each.subject) for each in first}
         both = [each for each in second if (each.kind, each.subject) in before]
-        return [*both, *self._missing(both)]
+        return [*both, *self._missing()]
 
-    def _missing(self, told: Sequence[Finding]) -> list[Finding]:
-        """What workflows name and is not there: their tasks will fail, or wait for ever.
-
-        A group that queued tasks wait for is told of already.
-        """
-        groups_ = {each.subject for each in told if each.kind == _NO_GROUP}
+    def _missing(self) -> list[Finding]:
+        """The settings that workflows name and that do not exist: their tasks will fail."""
         with self._database.read() as connection:
-            found = [each for each in missing(connection) if each.group not in groups_]
+            found = missing(connection)
         return [
             Finding("missing setting", f"{each.workflow} {each.path}", None, each.message, can_mend=False)
             for each in found
@@ -334,8 +330,8 @@ class Doctor:
             facts.unnamed = {name: of for name, of in views.named(connection).items() if name not in there}
             late = views.stuck(connection, now - STUCK_S)
             facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
-            of_projects = {project_group(each.project): each.max_running_tasks for each in limits.every(connection)}
-            facts.groups = {**groups.sizes(connection), **of_projects}
+            facts.pools = {pool_key(each.name): each.size for each in pools.every(connection)}
+            facts.named = pools.users(connection)
         for each in rows:
             name = f"{each.project}.{each.name}"
             try:
@@ -377,7 +373,7 @@ def _held(connection: sa.Connection) -> dict[str, Held]:
             TaskState(row.state),
             row.changed_at,
             row.goes == InstanceState.RUNNING.value,
-            groups_of(row.queue_key.partition("/")[0])[1] or "",
+            pools_of(row.queue_key.partition("/")[0]),
         )
         for row in connection.execute(chosen.limit(_MOST))
     }

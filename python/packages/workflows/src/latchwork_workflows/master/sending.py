@@ -17,7 +17,7 @@ from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.exchange import cancel_of
-from latchwork_workflows.keys import PROJECT, Item, Keys
+from latchwork_workflows.keys import Item, Keys
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Sending:
 
     def __init__(self, store: Store, keys: Keys, shard: int, fence: Fence) -> None:
         self._store = store
-        self._keys = keys
+        self.keys = keys
         self._shard = shard
         self._fence = fence
         self._backlog = WorkQueue(store, keys.backlog)
@@ -104,7 +104,7 @@ class Sending:
         """Have the owners of other shards look for commands; they would in some seconds, so nothing is lost."""
         for each in shards:
             try:
-                self._store.put(self._keys.poke(each), b"")
+                self._store.put(self.keys.poke(each), b"")
             except LatchworkError:
                 _log.debug("shard %d was not poked", each, exc_info=True)
 
@@ -118,10 +118,10 @@ class Sending:
             strange: keys that nobody of ours wrote.
             seq: the transaction that wrote them: a database that has not made it is from before.
         """
-        ops = [Delete(key) for x in ended for key in (self._keys.result(self._shard, x), self._keys.cancel(x))]
+        ops = [Delete(key) for x in ended for key in (self.keys.result(self._shard, x), self.keys.cancel(x))]
         ops += [Delete(key) for key in strange]
         for start in range(0, len(ops), _MOST_OPS):
-            mark = Put(self._keys.high(self._shard), str(seq).encode())
+            mark = Put(self.keys.high(self._shard), str(seq).encode())
             self._commit([], [mark, *ops[start : start + _MOST_OPS]])
 
     def _commit(self, checks: Sequence[Check], ops: Sequence[Op]) -> None:
@@ -131,20 +131,12 @@ class Sending:
             self.check_owner()
             raise
 
-    def set_sizes(self, wanted: Mapping[str, int]) -> None:
-        """The sizes of task groups, and limits of projects, are these, and there are no others.
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """Return all values below a prefix, by key."""
+        return {each.key: each.value for each in self._store.list(prefix, recursive=True)}
 
-        Of a project that is limited no more the number is large: tasks that were queued for its slots still need some.
-        """
-        keys = self._keys
-        there = {each.key: each.value for each in self._store.list(keys.slots, recursive=True)}
-        there = {key: value for key, value in there.items() if key.endswith("/size")}
-        now = {keys.group_size(name): str(size).encode() for name, size in wanted.items()}
-        ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
-        gone = [key for key in there if key not in now]
-        free = str(MOST_TASKS).encode()
-        ops += [Put(key, free) for key in gone if f"/{PROJECT}" in key and there[key] != free]
-        ops += [Delete(key) for key in gone if f"/{PROJECT}" not in key]
+    def write(self, ops: Sequence[Op]) -> None:
+        """Apply writes under the fence of the shard, in as many transactions as they need."""
         for start in range(0, len(ops), _MOST_OPS):
             self._commit([], ops[start : start + _MOST_OPS])
 
@@ -156,7 +148,7 @@ class Sending:
         for batch in _batches(parcels):
             try:
                 self._commit(
-                    [Absent(self._keys.result(self._shard, each.place.item.x)) for each in batch],
+                    [Absent(self.keys.result(self._shard, each.place.item.x)) for each in batch],
                     list(dict.fromkeys(op for each in batch for op in self._ops_of(each))),
                 )
             except Conflict:
@@ -171,12 +163,12 @@ class Sending:
     def _ops_of(self, parcel: Parcel) -> list[Op]:
         place = parcel.place
         ops = self._backlog.put_ops(place.lane, place.shelf, {place.item.id: parcel.value})
-        return ops if parcel.body is None else [*ops, Put(self._keys.data(place.item.x), parcel.body)]
+        return ops if parcel.body is None else [*ops, Put(self.keys.data(place.item.x), parcel.body)]
 
     def _put_each(self, batch: Sequence[Parcel]) -> list[str]:
         """Some of a batch are there, or have ended: those are left out."""
         items = self._store.get_many([self.key(each.place) for each in batch])
-        results = self._store.get_many([self._keys.result(self._shard, each.place.item.x) for each in batch])
+        results = self._store.get_many([self.keys.result(self._shard, each.place.item.x) for each in batch])
         done = [each.place.item.x for each, item in zip(batch, items, strict=True) if item is not None]
         ended = {each.place.item.x for each, result in zip(batch, results, strict=True) if result is not None}
         for each in batch:
@@ -184,7 +176,7 @@ class Sending:
             if x in done or x in ended:
                 continue
             try:
-                self._commit([Absent(self._keys.result(self._shard, x))], self._ops_of(each))
+                self._commit([Absent(self.keys.result(self._shard, x))], self._ops_of(each))
             except Conflict:
                 continue  # it was put, or ended, just now: the next turn sees that
             done.append(x)
@@ -210,13 +202,13 @@ class Sending:
 
     def _is_somewhere(self, x: str) -> bool:
         """After no item was found: whether it runs, or has ended, in this order: an end makes one of the other."""
-        keys = (self._keys.running(self._shard, x), self._keys.result(self._shard, x))
+        keys = (self.keys.running(self._shard, x), self.keys.result(self._shard, x))
         return any(self._store.get(key) is not None for key in keys)
 
     def _remove(self, x: str, item: QueueItem) -> bool:
         checks, ops = self._backlog.removal(item)
         try:
-            self._commit(checks, [*ops, Delete(self._keys.data(x)), Delete(self._keys.cancel(x))])
+            self._commit(checks, [*ops, Delete(self.keys.data(x)), Delete(self.keys.cancel(x))])
         except Conflict:
             return False  # somebody took it: it runs, or is cancelled then
         return True
@@ -226,7 +218,7 @@ class Sending:
         told: list[str] = []
         for x, place in places.items():
             try:
-                self._commit([Exists(self.key(place))], [Put(self._keys.cancel(x), cancel_of(time.time()))])
+                self._commit([Exists(self.key(place))], [Put(self.keys.cancel(x), cancel_of(time.time()))])
             except Conflict:
                 continue  # it has ended
             told.append(x)
@@ -237,7 +229,7 @@ class Sending:
     def items(self) -> dict[str, Place]:
         """Every item of the backlog, of all shards, by its attempt; those that nobody of ours named are left out."""
         found = {}
-        lanes = f"{self._keys.backlog}/partitions"
+        lanes = f"{self.keys.backlog}/partitions"
         for entry in self._store.list(lanes, recursive=True):
             lane, _, rest = entry.key[len(lanes) + 1 :].partition("/")
             kind, _, rest = rest.partition("/")
@@ -250,7 +242,7 @@ class Sending:
 
     def marked(self) -> set[str]:
         """Attempts, of all shards, that are cancelled or have a second part of their spec."""
-        keys = self._keys
+        keys = self.keys
         return {
             entry.key[len(prefix) + 1 :].partition("/")[0]
             for prefix in (keys.cancels, keys.every_data)
@@ -259,7 +251,7 @@ class Sending:
 
     def unmark(self, attempts: Sequence[str]) -> None:
         """Delete cancels and second parts that belong to no item."""
-        ops = [Delete(key) for x in attempts for key in (self._keys.cancel(x), self._keys.data(x))]
+        ops = [Delete(key) for x in attempts for key in (self.keys.cancel(x), self.keys.data(x))]
         for start in range(0, len(ops), _MOST_OPS):
             self._commit([], ops[start : start + _MOST_OPS])
 

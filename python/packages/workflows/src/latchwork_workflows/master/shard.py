@@ -32,7 +32,7 @@ from latchwork_workflows.master.inputs import Looking, Lull, Seen, missing, repl
 from latchwork_workflows.master.mending import mend
 from latchwork_workflows.master.parcels import Parcels
 from latchwork_workflows.master.plans import Plans
-from latchwork_workflows.master.policies.group_sizes import GroupSizes
+from latchwork_workflows.master.pools import PoolSizes
 from latchwork_workflows.master.sending import PASSING, Parcel, Place, Sending
 from latchwork_workflows.master.taking_turns import next_turns
 from latchwork_workflows.master.writing import Writing, Written
@@ -110,7 +110,7 @@ class ShardRun:
         self._abandoned: dict[str, Place] = {}
         self._pokes: set[int] = set()
         self._parcels = Parcels(tools.database, tools.plans, shard)
-        self._sizes = GroupSizes(shard, self._sending)
+        self._pools = PoolSizes(shard, self._sending)
         self._looking, self._lull = Looking(self._prefix), Lull()
         self._fires: list[tuple[schedules.ScheduleRow, float]] = []
         self._broken: set[schedules.ScheduleRow] = set()
@@ -209,7 +209,7 @@ class ShardRun:
         self._book = Book(known)
         self._took(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
-        self._sizes.forget()
+        self._pools.forget()
         self._looking.forget()
         self._is_known = True
         self._polled_at = -1e18
@@ -343,7 +343,7 @@ class ShardRun:
         with self._tools.database.read() as connection:
             rows = schedules.rows(connection, self._id)
             has_commands = consuming.is_any_open(connection, self._id)
-            self._sizes.look(connection)
+            self._pools.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
             self._turns = next_turns(connection, self._tools.plans, waiting)
         self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_of(each, now)]
@@ -384,7 +384,7 @@ class ShardRun:
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
         self._sending.poke(pokes)
-        self._sizes.tell()
+        self._pools.tell()
         self._put()  # first: somebody waits for it, and for nothing else here
         ended, strange, seq = self._tidy
         if ended or strange:

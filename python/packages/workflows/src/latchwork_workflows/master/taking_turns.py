@@ -1,4 +1,4 @@
-"""Who may go: workflows of which so many runs go at a time, and projects with a limit; in the shard's transaction."""
+"""Who may go: workflows of which so many runs go at a time, and the pools of projects; in the shard's transaction."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 import sqlalchemy as sa
 
+from latchwork_workflows.db import pools
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies import limits, serials
+from latchwork_workflows.db.policies import serials
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.blame import is_of_run
 from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state.records import OVER, InstanceState
 from latchwork_workflows.state.serial import GOING, Other, Turn, places, verdict
 
@@ -33,9 +35,9 @@ class Turns:
         self.pokes: set[int] = set()
 
     def is_limited(self, project: str) -> bool:
-        """Whether tasks of a project need a slot of it."""
+        """Return whether the tasks of a project need a slot of its pool."""
         if project not in self._limited:
-            self._limited[project] = limits.find(self._connection, project) is not None
+            self._limited[project] = pools.find(self._connection, project_pool(project)) is not None
         return self._limited[project]
 
     def has_to_wait(
@@ -84,25 +86,26 @@ class Turns:
             raise WrongState(f"run {other.id} of {key} is {other.state.value}, and {key} discards starts meanwhile")
 
     def _has_room(self, version: Version, *, is_wanted: bool) -> bool:
-        """Whether its project may have more tasks.
+        """Return whether the pool of its project admits another run.
 
         Raises:
-            WrongState: it may not, and such starts are refused.
+            WrongState: The pool is full and refuses starts.
         """
         project = version.definition.project
-        limit = limits.find(self._connection, project)
-        if limit is None or limit.admission == "suspend":
+        name = project_pool(project)
+        pool = pools.find(self._connection, name)
+        if pool is None or pool.admission == "suspend":
             return True
-        limits.find(self._connection, project, lock=True)
-        count = limits.in_hands(self._connection, project)
-        if limit.admission == "precompute" or is_wanted:
-            return count == 0 or count + version.width <= limit.max_running_tasks
-        if count < limit.max_running_tasks:
+        pools.find(self._connection, name, lock=True)
+        count = pools.active_count(self._connection, project)
+        if pool.admission == "precompute" or is_wanted:
+            return count == 0 or count + version.width <= pool.size
+        if count < pool.size:
             return True
         told(self._connection, "refused", by="", project=project, details={"workflow": version.definition.name})
         raise WrongState(
-            f"project {project} has {count} tasks queued or running, and may have {limit.max_running_tasks}: starts "
-            f"are refused meanwhile; see `latchwork workflows limits {project}`"
+            f"project {project} has {count} tasks queued or running, and its pool {name} has a size of {pool.size}: "
+            f"starts are refused meanwhile; see `latchwork workflows pools show {name}`"
         )
 
     def check_again(self, stored: Stored, version: Version, command: str) -> None:

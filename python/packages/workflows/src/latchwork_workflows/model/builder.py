@@ -231,7 +231,7 @@ def task(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
         fn: a function at the top of its module, whose arguments and result are JSON values.
         name: of its tasks; the function's by default. A second call in a workflow is numbered.
         options: fields of ``TaskSpec``: ``retries``, ``retry_interval_s``, ``timeout_s``, ``on_timeout``, ``priority``,
-            ``delay_s``, ``max_queued_s``, ``cache_s``, ``worker_group``, ``task_group``, ``enabled``, ``environment``,
+            ``delay_s``, ``max_queued_s``, ``cache_s``, ``worker_group``, ``pool``, ``enabled``, ``environment``,
         ``env``; and ``after``.
     Raises:
         TypeError: an option that no task has, or a function inside another one.

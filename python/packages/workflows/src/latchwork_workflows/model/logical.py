@@ -18,7 +18,7 @@ from latchwork_workflows.types.logical import ConditionsParams, SubProcessParams
 
 M = TypeVar("M", bound=BaseModel)
 #: Fields that are for workers: a task that no worker gets has none of them.
-_OF_WORKERS = ("retries", "worker_group", "task_group", "environment", "env", "max_queued_s", "cache_s")
+_OF_WORKERS = ("retries", "worker_group", "pool", "environment", "env", "max_queued_s", "cache_s")
 
 
 def problems(definition: Definition) -> Iterator[Problem]:

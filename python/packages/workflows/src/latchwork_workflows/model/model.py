@@ -89,7 +89,7 @@ class TaskSpec(Part):
         cache_s: seconds for which its outputs stand for those of any task of the project with the same type, values
             and code, which has them without running; None: it runs.
         worker_group: which workers take it; None: those of the workflow.
-        task_group: so many of this group run at a time as it says; None: no limit.
+        pool: The pool of which it takes a slot while it runs. None: none.
         enabled: else it is skipped, which counts as success.
         environment: a named set of environment variables; None: that of the workflow.
         env: further environment variables of the task, over those.
@@ -111,7 +111,7 @@ class TaskSpec(Part):
     max_queued_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     cache_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     worker_group: Name | None = None
-    task_group: Name | None = None
+    pool: Name | None = None
     enabled: bool = True
     environment: Name | None = None
     env: dict[str, str] = Field(default_factory=dict)

@@ -10,6 +10,7 @@ from latchwork_workflows.keys import Order, lane_of, shelf_of
 from latchwork_workflows.model.model import PRIORITIES, Definition, TaskSpec
 from latchwork_workflows.model.templates import CONNECTION, fill, names_in
 from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state import OnTimeout, element
 
 
@@ -95,7 +96,9 @@ def queue_key_of(
     is_limited: bool = False,
 ) -> str:
     """Lane, shelf and the task's priority of an attempt that is submitted now: with its row and number, the item."""
-    project = definition.project if is_limited and not forced else None
-    lane = lane_of(task.worker_group or definition.worker_group, None if forced else task.task_group, project)
+    pools = [] if forced or task.pool is None else [task.pool]
+    if is_limited and not forced:
+        pools.append(project_pool(definition.project))
+    lane = lane_of(task.worker_group or definition.worker_group, *pools)
     in_instance = PRIORITIES.index(task.priority)
     return f"{lane}/{shelf_of(order, instance, priority, in_instance, now)}/{in_instance}"

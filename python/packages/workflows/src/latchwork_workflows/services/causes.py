@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import attempts
-from latchwork_workflows.db.policies import groups, limits, serials
+from latchwork_workflows.db import attempts, pools, workers
+from latchwork_workflows.db.policies import serials
 from latchwork_workflows.db.tables import shard
-from latchwork_workflows.db.views import slots
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
-from latchwork_workflows.keys import Item, project_group, slots_of, x_of
+from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
 from latchwork_workflows.model.model import Definition
+from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import held
-from latchwork_workflows.services.limiting.holding import SlotTask, holders_of
 from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
+from latchwork_workflows.services.workers import tasks_of
 from latchwork_workflows.state import InstanceState, TaskState, base_of
 from latchwork_workflows.state.serial import GOING
 from latchwork_workflows.web import Identity
@@ -36,7 +36,7 @@ class _Read(NamedTuple):
 
     owner: str
     held: Mapping[str, Held]
-    limits: Mapping[str, int]
+    sizes: Mapping[str, int]
     last: Mapping[int, attempts.Last]
     workers: Mapping[tuple[int, int], Row]
     full: Mapping[str, Full]
@@ -79,7 +79,7 @@ def reasons(  # noqa: PLR0917 - one run, as it was read
             crew=None
             if workers is None
             else _crew(workers, spec.worker_group or body.worker_group, spec.type, body.tenant),
-            limits=read.limits,
+            sizes=read.sizes,
             full=[read.full[each] for each in _lane(task) if each in read.full],
             held=read.held.get(task.name),
             is_cut=task.cut,
@@ -103,16 +103,14 @@ def _read(  # noqa: PLR0917 - one caller
     taken = parts.slots() if names else None
     with parts.database.read() as connection:
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
-        sizes = groups.sizes(connection)
+        sizes = {each.name: each.size for each in pools.every(connection)}
         return _Read(
             owner or "",
             held.held(connection, row, body, tasks, [each.name for each in asked]),
             sizes,
             attempts.last_outcomes(connection, [each.id for each in asked]),
-            slots.at_work(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
-            {}
-            if taken is None
-            else _full(connection, who, body.project, sizes, {each: taken.get(each, ()) for each in names}),
+            workers.claims(connection, [each.id for each in asked if each.state == TaskState.RUNNING.value]),
+            {} if taken is None else _full(connection, who, sizes, {each: taken.get(each, ()) for each in names}),
             blamed(body, {each.name: TaskState(each.state) for each in tasks}),
         )
 
@@ -123,7 +121,7 @@ def _is_queued(task: Row) -> bool:
 
 def _lane(task: Row) -> tuple[str, ...]:
     """What a queued task needs a slot of each."""
-    return slots_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
+    return pools_of(task.queue_key.partition("/")[0]) if _is_queued(task) else ()
 
 
 def _ahead(parts: Parts, row: Row, asked: Sequence[Row]) -> dict[int, Ahead]:
@@ -164,21 +162,18 @@ def _cancelled(parts: Parts, row: Row, asked: Sequence[Row]) -> Mapping[str, flo
 
 
 def _full(
-    connection: sa.Connection, who: Identity, project: str, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
+    connection: sa.Connection, who: Identity, sizes: Mapping[str, int], taken: Mapping[str, Sequence[str]]
 ) -> dict[str, Full]:
-    """Of these groups those that have no slot free, by name."""
+    """The pools without a free slot, by their names in keys."""
     found = {}
-    for name, holders in taken.items():
-        what, size = f"task group {name!r}", sizes.get(name)
-        if name == project_group(project):
-            limit = limits.find(connection, project)
-            what, size = f"project {project!r}", None if limit is None else limit.max_running_tasks
-        if size is not None and len(holders) >= size:
-            found[name] = Full(what, size, tuple(map(_said, holders_of(connection, who, holders))))
+    for name, size in sizes.items():
+        holders = taken.get(pool_key(name), ())
+        if pool_key(name) in taken and len(holders) >= size:
+            found[pool_key(name)] = Full(name, size, tuple(map(_said, tasks_of(connection, who, holders))))
     return found
 
 
-def _said(holder: SlotTask) -> str:
+def _said(holder: ActiveTask) -> str:
     return "a task that you may not see" if holder.task is None else f"{holder.name!r} of run {holder.run}"
 
 

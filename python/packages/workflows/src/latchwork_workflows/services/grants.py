@@ -7,8 +7,7 @@ from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.policies.grants import ALL, ROLES, Grant
 from latchwork_workflows.looking import Looks
 from latchwork_workflows.looking import told as raised
-from latchwork_workflows.services.limiting.holding import check_name
-from latchwork_workflows.services.parts import Parts, need
+from latchwork_workflows.services.parts import Parts, check_name, need
 from latchwork_workflows.services.people import need_session
 from latchwork_workflows.web import Identity, Problem, Role
 

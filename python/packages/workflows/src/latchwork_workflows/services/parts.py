@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import sqlalchemy as sa
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database
@@ -16,11 +18,13 @@ from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.db.views.naming import Known
 from latchwork_workflows.logs import LogStore
+from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Problem, Role
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 class WorkerSeen(NamedTuple):
@@ -75,7 +79,7 @@ class Cluster(Protocol):
         ...
 
     def slots(self) -> Mapping[str, Sequence[str]]:
-        """The attempts that hold the slots of each group, as ``<task>.<n>``; without groups of which none is taken."""
+        """Return the attempts that hold slots, as ``<task>.<n>``, by the name of the pool in keys."""
         ...
 
     def line(self, lane: str, most: int) -> Line | None:
@@ -117,7 +121,7 @@ class Parts:
             _log.debug("shard %s was not poked", shard, exc_info=True)
 
     def slots(self) -> Mapping[str, Sequence[str]] | None:
-        """The attempts that hold the slots of each group; None: the store cannot be asked."""
+        """Return the attempts that hold slots, by pool. None: the store cannot be reached."""
         return self._asked("slots", lambda cluster: cluster.slots())
 
     def workers(self) -> Sequence[WorkerSeen] | None:
@@ -157,6 +161,30 @@ def need(who: Identity, role: Role, project: str = "") -> None:
     if not who.may(role, project):
         where = f"in project {project!r}" if project else "in all projects"
         raise Problem(403, f"{who.name} is no {role.word} {where}; ask an administrator for that role", needs=role.word)
+
+
+def valid(kind: type[M], **values: Any) -> M:
+    """Return a document with these values.
+
+    Raises:
+        Problem: 422 with the invalid fields.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        errors = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        raise Problem(422, f"{errors[0][0]}: {errors[0][1]}", errors=errors) from None
+
+
+def check_name(field_name: str, name: str) -> None:
+    """Refuse an invalid name of a project.
+
+    Raises:
+        Problem: 422.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        why = f"{name!r:.60} is no name; use up to 100 letters, digits, '_', '-' and '.'"
+        raise Problem(422, f"{field_name}: {why}", errors=[(field_name, why)])
 
 
 def need_any(who: Identity) -> None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db.views import catalog, overview
-from latchwork_workflows.keys import groups_of
+from latchwork_workflows.keys import worker_group_of
 from latchwork_workflows.services.parts import WorkerSeen, parts_of, seen_codes
 from latchwork_workflows.services.workflows import next_fire
 from latchwork_workflows.ui.frame import page
@@ -45,5 +45,5 @@ def home(request: Request, who: Who) -> HTMLResponse:
 def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerSeen]) -> dict[int, list[str]]:
     """The worker groups of which no worker lives and for which tasks of a run are queued, by the run."""
     living = {group for each in workers for group in each.groups}
-    wanted = {run: {groups_of(each)[0] for each in some} for run, some in lanes.items()}
+    wanted = {run: {worker_group_of(each) for each in some} for run, some in lanes.items()}
     return {run: sorted(groups - living) for run, groups in wanted.items() if groups - living}

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db.views import catalog, overview
-from latchwork_workflows.services.limiting.holding import at_work
 from latchwork_workflows.services.parts import need_any, parts_of
+from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.services.workflows import fires, next_fire
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Problem, Role, Who

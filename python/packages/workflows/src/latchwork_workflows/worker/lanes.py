@@ -39,7 +39,7 @@ from latchwork_workflows.worker.attempt import Attempt, result_of
 from latchwork_workflows.worker.attempt import Ending as RunEnding
 from latchwork_workflows.worker.options import MOST_CLAIMS, WorkerOptions
 from latchwork_workflows.worker.performing import Performing
-from latchwork_workflows.worker.task_groups import TaskGroups
+from latchwork_workflows.worker.pools import PoolSlots
 from latchwork_workflows.worker.tenants import may_become
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Lanes(WorkerHooks):
         health: of the log store: while it takes nothing, neither do we.
         performing: runs attempts.
         cancels: which attempts are cancelled, as far as is known here.
-        task_groups: of which so many tasks run at a time.
+        pools: The slots of pools.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Lanes(WorkerHooks):
         health: Health,
         performing: Performing,
         cancels: Mapping[str, object],
-        task_groups: TaskGroups,
+        pools: PoolSlots,
     ) -> None:
         self._keys = keys
         self._session = session
@@ -81,7 +81,7 @@ class Lanes(WorkerHooks):
         self._health = health
         self._performing = performing
         self._cancels = cancels
-        self._task_groups = task_groups
+        self._pools = pools
         self._lock = mutex()
         self._attempts: dict[str, Attempt] = {}
         self.payloads = Payloads()
@@ -93,7 +93,7 @@ class Lanes(WorkerHooks):
 
     def lanes(self) -> Sequence[str]:
         """Those of our groups; none while no log can be written."""
-        return self._task_groups.lanes() if self._health.is_ok else ()
+        return self._pools.lanes() if self._health.is_ok else ()
 
     def waits(self) -> Sequence[str]:
         """Those of our groups."""
@@ -113,7 +113,7 @@ class Lanes(WorkerHooks):
             named = Item.of(item.id)
         except InvalidKey:
             return (), ()
-        slot = self._task_groups.take(item.partition, named.x)
+        slot = self._pools.take(item.partition, named.x)
         if slot is None:
             return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
         who = self._performing
@@ -127,7 +127,7 @@ class Lanes(WorkerHooks):
             x = Item.of(item.id).x
         except InvalidKey:
             return False
-        return self._task_groups.given_up(x) and self._keys.cancel(x) not in self._cancels
+        return self._pools.given_up(x) and self._keys.cancel(x) not in self._cancels
 
     # From the claim to the run
 
@@ -137,7 +137,7 @@ class Lanes(WorkerHooks):
             named = Item.of(claim.item.id)
         except InvalidKey as error:
             return Bury(f"it is no task of workflows: {error}"[:500])
-        self._task_groups.taken(named.x)
+        self._pools.taken(named.x)
         try:
             head = _head_of(claim.value, named)
         except BadRecord as error:
@@ -204,7 +204,7 @@ class Lanes(WorkerHooks):
             named = Item.of(claim.item.id)
         except InvalidKey:
             return ()
-        return [Delete(self._keys.running(named.shard, named.x)), *self._task_groups.release(named.x)]
+        return [Delete(self._keys.running(named.shard, named.x)), *self._pools.release(named.x)]
 
     def claim_over(self, claim: QueueClaim) -> bool:
         """Forget it. Look for what may have its slot: the mirror may never report one that came and went."""
@@ -216,7 +216,7 @@ class Lanes(WorkerHooks):
             found = self._attempts.get(x)
             if found is not None and found.claim is claim:
                 del self._attempts[x]
-        return self._task_groups.given_up(x)
+        return self._pools.given_up(x)
 
     # Ended from outside
 

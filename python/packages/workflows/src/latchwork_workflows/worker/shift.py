@@ -26,8 +26,8 @@ from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.lanes import Lanes
 from latchwork_workflows.worker.options import WorkerOptions
 from latchwork_workflows.worker.performing import Performing
+from latchwork_workflows.worker.pools import PoolSlots
 from latchwork_workflows.worker.preparing import ATTEMPTS, BUNDLES, Preparing, work_folder
-from latchwork_workflows.worker.task_groups import TaskGroups
 from latchwork_workflows.worker.tenants import own_user, tenants_label
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Shift:
             host=host,
         )
         self._cancels = store.mirror(keys.cancels, wait=False, values=False)
-        self._task_groups = TaskGroups(store, keys, options.groups, self._poke, session)
+        self._pools = PoolSlots(store, keys, options.groups, self._poke, session)
         names = frozenset(types.names)
         self.lanes = Lanes(
             keys,
@@ -108,7 +108,7 @@ class Shift:
             health=self.health,
             performing=performing,
             cancels=self._cancels,
-            task_groups=self._task_groups,
+            pools=self._pools,
         )
         self.group = Group(store, keys.workers, member_id=name, labels=_labels(options, names, logs), session=session)
         self.slots = Slots(
@@ -151,7 +151,7 @@ class Shift:
         _empty(self._folder)  # of one of our name that died: its children have ended with its session
         self._cancels.ready(_MIRROR_S)
         self._forgets.append(self._cancels.on_change(self._see_cancels))
-        self._task_groups.begin(_MIRROR_S)
+        self._pools.begin(_MIRROR_S)
         if self._options.on_disconnect == "stop":
             self._forgets.append(self.session.on_state(self._see_state))
             self._start(self._end_when_cut_off, "cut-off")
@@ -178,7 +178,7 @@ class Shift:
         for forget in self._forgets:
             forget()
         self._cancels.close()
-        self._task_groups.close()
+        self._pools.close()
         for thread in self._threads:
             thread.join()
         self._leash.close()

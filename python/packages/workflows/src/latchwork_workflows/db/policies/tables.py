@@ -1,8 +1,8 @@
-"""The tables of rules that are of no shard: outputs that are known already, and limits of projects."""
+"""The tables of rules that are of no shard: outputs that are known already, and grants of projects."""
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, String, Table
+from sqlalchemy import JSON, BigInteger, Column, Float, Index, String, Table
 
 from latchwork_workflows.db.tables import metadata
 
@@ -26,13 +26,4 @@ project_grant = Table(
     Column("project", String(100), primary_key=True),
     Column("grantee", String(100), primary_key=True),
     Column("role", String(10), nullable=False),
-)
-
-#: How many tasks of a project run at a time, and what becomes of a start that is one too many.
-project_limit = Table(
-    "project_limit",
-    metadata,
-    Column("project", String(100), primary_key=True),
-    Column("max_running_tasks", Integer, nullable=False),
-    Column("admission", String(12), nullable=False),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork_workflows.db import settings
-from latchwork_workflows.db.tables import definition, definition_version, task_group
+from latchwork_workflows.db.tables import definition, definition_version
 from latchwork_workflows.model.lineage import NAMING, Named, named_by
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.naming import Settings, problems
@@ -70,13 +70,11 @@ class Missing(NamedTuple):
         workflow: ``project.name``.
         path: where, such as ``tasks[3].params.connection``.
         message: what is missing, and what to do.
-        group: the task group, if it is one that is missing.
     """
 
     workflow: str
     path: str
     message: str
-    group: str = ""
 
 
 def missing(connection: sa.Connection, project: str | None = None) -> list[Missing]:
@@ -88,7 +86,6 @@ def missing(connection: sa.Connection, project: str | None = None) -> list[Missi
     chosen = chosen.where(definition.c.online, definition.c.name.not_like(f"\\{TRIES}%", escape="\\"))
     if project is not None:
         chosen = chosen.where(definition.c.project == project)
-    groups = frozenset(connection.execute(sa.select(task_group.c.name)).scalars())
     known: dict[str, Settings] = {}
     found = []
     for row in connection.execute(chosen.order_by(definition.c.project, definition.c.name)).all():
@@ -98,7 +95,6 @@ def missing(connection: sa.Connection, project: str | None = None) -> list[Missi
         if row.project not in known:
             known[row.project] = settings.of_project(connection, row.project)
         found += [Missing(body.key, *each) for each in problems(body, known[row.project])]
-        found += _groups(body, groups)
     return found
 
 
@@ -107,10 +103,3 @@ def _read(body: str) -> Definition | None:
         return Definition.model_validate_json(body)
     except ValueError:
         return None  # of another version of ours
-
-
-def _groups(body: Definition, groups: frozenset[str]) -> Iterator[Missing]:
-    for index, task in enumerate(body.tasks):
-        if task.task_group is not None and task.task_group not in groups:
-            why = f"there is no task group {task.task_group!r}: set its size first"
-            yield Missing(body.key, f"tasks[{index}].task_group", why, task.task_group)

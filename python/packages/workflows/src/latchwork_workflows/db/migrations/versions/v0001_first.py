@@ -107,10 +107,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_shard")),
     )
     op.create_table(
-        "task_group",
-        sa.Column("name", sa.String(length=100), nullable=False),
+        "pool",
+        sa.Column("name", sa.String(length=101), nullable=False),
         sa.Column("size", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_task_group")),
+        sa.Column("admission", sa.String(length=12), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_pool")),
     )
     op.create_table(
         "definition_version",

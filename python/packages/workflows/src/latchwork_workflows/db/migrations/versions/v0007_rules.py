@@ -1,4 +1,4 @@
-"""Rules: outputs that are known, limits of projects and who may use them, and backfills that lead to others.
+"""Rules: outputs that are known, grants of projects, and backfills that lead to others.
 
 Revision 0007, of 2026-11.
 """
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Three tables and three columns."""
+    """Two tables and three columns."""
     op.add_column("attempt", sa.Column("cached_from", sa.BigInteger(), nullable=True))
     op.add_column("instance", sa.Column("fresh", sa.Boolean(), server_default=sa.text("false"), nullable=False))
     op.add_column("backfill", sa.Column("cause", sa.BigInteger(), nullable=True))
@@ -33,11 +33,4 @@ def upgrade() -> None:
         sa.Column("grantee", sa.String(length=100), nullable=False),
         sa.Column("role", sa.String(length=10), nullable=False),
         sa.PrimaryKeyConstraint("project", "grantee", name=op.f("pk_project_grant")),
-    )
-    op.create_table(
-        "project_limit",
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("max_running_tasks", sa.Integer(), nullable=False),
-        sa.Column("admission", sa.String(length=12), nullable=False),
-        sa.PrimaryKeyConstraint("project", name=op.f("pk_project_limit")),
     )

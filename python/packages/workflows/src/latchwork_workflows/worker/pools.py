@@ -1,13 +1,13 @@
-"""Task groups: so many of their tasks run at a time, in all workers together. Exact, by keys that the claims create.
+"""Slots of pools: at most ``size`` tasks of a pool run at a time, in all workers together. Claims create the slots.
 
-Keys:  <name>/slots/<task group>/size    the limit, a number as text
-       <name>/slots/<task group>/<i>     one that runs; created by its claim, bound to the worker's session
+Keys:  <name>/slots/<pool>/size    the size, a number as text
+       <name>/slots/<pool>/<i>     one running task; created by its claim, bound to the worker's session
 
-A task of a group waits in a lane of its own (``<worker group>~<task group>``), which is left out while the group is
-full. A project with a limit has slots like a group, called ``@<project>``; a task of both needs one of each, and waits
-in ``<worker group>~<task group>~@<project>``. A slot that goes wakes all who follow ``slots/``. That watch merges
-states: a worker that was refused a slot which its mirror does not have looks again soon, and one looks again after each
-of its own slots. After a limit was made smaller, what runs beyond it ends by itself.
+The tasks of a pool wait in a partition of their own (``<worker group>~<pool>``), which is skipped while the pool is
+full. A task that also belongs to a project's pool needs a slot of each, and waits in
+``<worker group>~<pool>~=<project>``. Every worker watches ``slots/`` and looks again when a slot is deleted. That watch
+merges states: a worker that was refused a slot which its mirror does not have looks again soon, and one looks again
+after each of its own slots. Tasks that run beyond a smaller size are not stopped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from latchwork.clock import Clock
 from latchwork.spi import mutex
 from latchwork.store import Mirror, Session, Store
 from latchwork.types import At, Change, Check, Create, Delete, Entry, Op
-from latchwork_workflows.keys import PROJECT, Keys, slots_of
+from latchwork_workflows.keys import PROJECT, Keys, pools_of
 
 #: Seconds for which a slot that we wanted, and may not have got, is left alone.
 _WANTED_S = 2.0
 _SIZE = "size"
 
 
-class TaskGroups:
-    """The task groups as one worker sees them. Safe to share between threads.
+class PoolSlots:
+    """The slots of all pools, as one worker sees them. Thread-safe.
 
     Args:
         store: the store.
@@ -53,12 +53,12 @@ class TaskGroups:
         self._is_closed = False
 
     def begin(self, timeout_s: float) -> None:
-        """Follow them from now on."""
+        """Start to follow the slots."""
         self._slots.ready(timeout_s)
         self._slots.on_change(self._see_slots)
 
     def close(self) -> None:
-        """Follow them no more. Twice is fine."""
+        """Stop to follow the slots. Idempotent."""
         with self._lock:
             self._is_closed = True
             mirrors = [self._slots, *self._shelves.values()]
@@ -71,7 +71,7 @@ class TaskGroups:
             self._poke()
 
     def _follow_lanes(self) -> None:
-        """A watch for the index of each lane with a task group: feeders wait for the lanes without one."""
+        """Watch the index of each partition of a pool. The worker loop watches the partitions without one."""
         for lane in self._all_lanes():
             with self._lock:
                 if self._is_closed or lane in self._shelves or "~" not in lane:
@@ -93,17 +93,17 @@ class TaskGroups:
     def _all_lanes(self) -> list[str]:
         names = [key.split("/")[-2] for key in self._slots if key.endswith(f"/{_SIZE}")]
         projects = [each for each in names if each.startswith(PROJECT)]
-        groups = [each for each in names if not each.startswith(PROJECT)]
-        slots = [*((each,) for each in names), *((each, project) for each in groups for project in projects)]
-        return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in slots)]
+        pools = [each for each in names if not each.startswith(PROJECT)]
+        needed = [*((each,) for each in names), *((each, project) for each in pools for project in projects)]
+        return [*self._groups, *("~".join((group, *each)) for group in self._groups for each in needed)]
 
     def lanes(self) -> Sequence[str]:
-        """Where to look now: without groups that are full, and in the order of what each lane has first."""
+        """Return the partitions to look at, without those of full pools, ordered by the first item of each."""
         lanes = self._all_lanes()
         if len(lanes) == len(self._groups):
             return self._groups
-        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in slots_of(lane)}}
-        open_ = [lane for lane in lanes if all(is_open[name] for name in slots_of(lane))]
+        is_open = {name: bool(self._free(name)) for name in {each for lane in lanes for each in pools_of(lane)}}
+        open_ = [lane for lane in lanes if all(is_open[name] for name in pools_of(lane))]
         return sorted(open_, key=self._first)  # which keeps the order of those that are alike
 
     def _first(self, lane: str) -> str:
@@ -113,7 +113,7 @@ class TaskGroups:
 
     def _size(self, name: str) -> tuple[int, Entry] | None:
         with suppress(KeyError, ValueError):
-            entry = self._slots[self._keys.group_size(name)]
+            entry = self._slots[self._keys.pool_size(name)]
             return int(entry.value), entry
         return None
 
@@ -123,7 +123,7 @@ class TaskGroups:
         now = self._clock.now()
         with self._lock:
             self._picked = {x: each for x, each in self._picked.items() if each[1] is None or each[1] > now}
-            return found | {number for slots, _ in self._picked.values() for group, number in slots if group == name}
+            return found | {number for slots, _ in self._picked.values() for pool, number in slots if pool == name}
 
     def _free(self, name: str) -> list[int]:
         size = self._size(name)
@@ -136,7 +136,7 @@ class TaskGroups:
 
     def take(self, lane: str, x: str) -> tuple[Sequence[Check], Sequence[Op]] | None:
         """What the claim of an attempt checks and writes for its slots; None while it has not all of them."""
-        names = slots_of(lane)
+        names = pools_of(lane)
         if not names:
             return (), ()
         with self._lock:

@@ -1,4 +1,4 @@
-"""`latchwork workflows groups`, `limits`, `backfill --dependents`: what they print, as documents too, how they end."""
+"""`latchwork workflows pools`, `backfill --dependents`: what they print, as documents too, how they end."""
 
 import json
 import os
@@ -24,8 +24,8 @@ HOLDS = """
 name: holds
 params: {go: none}
 tasks:
-  - {name: one, type: shell, task_group: few, params: {script: 'while [ ! -e "$go" ]; do sleep 0.1; done'}}
-  - {name: two, type: shell, task_group: few, params: {script: 'true'}}
+  - {name: one, type: shell, pool: few, params: {script: 'while [ ! -e "$go" ]; do sleep 0.1; done'}}
+  - {name: two, type: shell, pool: few, params: {script: 'true'}}
 """
 FIRST = "{name: first, tasks: [{name: a, type: noop}]}"
 AFTER = "{name: after, tasks: [{name: a, type: dependent, params: {on: {workflow: first, window: today}}}]}"
@@ -45,7 +45,7 @@ def no_thread_left_behind():
 
 @pytest.fixture
 def typed(flows):
-    """What somebody types: `typed("groups list")`; what it printed, its document with `--json`, or its one error."""
+    """What somebody types: `typed("pools list")`; what it printed, its document with `--json`, or its one error."""
 
     def run(line, *, ends=0):
         told = flows(*line.split())
@@ -69,73 +69,64 @@ def by_itself(served, line):
 @pytest.mark.timeout(180)  # three processes, each of which imports all there is
 def test_each_is_a_command_with_a_document_and_an_exit_code(served):
     with WorkflowClient.local(served.home.database) as client:
-        client.set_group("own", 4)
-    shown = json.loads(by_itself(served, "groups show own --json").stdout)
+        client.pools.set("own", 4)
+    shown = json.loads(by_itself(served, "pools show own --json").stdout)
     assert (shown["size"], shown["used"], shown["holders"], shown["queue"]) == (4, 0, [], [])
-    gone = by_itself(served, "groups rm nobody")
+    gone = by_itself(served, "pools rm nobody")
     assert (gone.returncode, gone.stdout, gone.stderr[:6]) == (1, "", "error:")
     wrong = by_itself(served, "backfill first --dependents --json")
     assert (wrong.returncode, "give --from and --to, or --dates" in wrong.stderr) == (2, True)
     with WorkflowClient.local(served.home.database) as client:
-        client.remove_group("own")
+        client.pools.remove("own")
 
 
-def test_groups_are_set_listed_shown_and_removed(served, typed, tmp_path):
-    assert "no task groups; a workflow that names one makes it" in typed("groups list")
-    assert typed("groups set few --size 1") == "task group few has size 1\n"
-    assert typed("groups set more --size 2 --json") == {"group": "more", "size": 2}
+def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
+    assert "no pools; a workflow that names one creates it" in typed("pools list")
+    assert typed("pools set few --size 1") == "pool few has a size of 1\n"
+    assert typed("pools set more --size 2 --json") == {"name": "more", "size": 2, "admission": "suspend"}
     with WorkflowClient.local(served.home.database) as client:
         client.apply(HOLDS)
         run = client.start("holds", {"go": str(tmp_path / "go")}).id()
         try:
             eventually(lambda: "running" in client.instance(run).tasks.values())
-            rows = typed("groups list --json")["groups"]
-            assert rows[0] == {"name": "few", "size": 1, "used": 1, "waiting": 1, "workflows": ["default.holds"]}
-            shown = typed("groups show few")
-            assert shown.splitlines()[:2] == ["task group few: 1 of 1 slot taken, 1 waiting", "held by"]
+            row = typed("pools list --json")["pools"][0]
+            assert (row["name"], row["size"], row["used"], row["waiting"]) == ("few", 1, 1, 1)
+            assert row["workflows"] == ["default.holds"]
+            shown = typed("pools show few")
+            assert shown.splitlines()[:2] == ["pool few: 1 of 1 slot taken, 1 waiting", "held by"]
             assert "default.holds" in shown
-            document = typed("groups show few --json")
+            document = typed("pools show few --json")
             assert {each["name"] for each in document["holders"] + document["queue"]} == {"one", "two"}
             why = typed(f"why {run} --json")
-            assert "the one slot of the task group 'few' is taken, by" in " ".join(why["tasks"].values())
+            assert "the one slot of the pool 'few' is taken, by" in " ".join(why["tasks"].values())
             assert why["cause"] == []
-            assert "task group few is named by default.holds" in typed("groups rm few", ends=1)
+            assert "pool few is named by default.holds" in typed("pools rm few", ends=1)
         finally:
             (tmp_path / "go").touch()
         assert client.wait(run, 60).state.value == "success"
-    assert typed("groups rm more --json") == {"group": "more", "removed": True}
-    assert "there is no task group 'more'" in typed("groups rm more", ends=1)
-    assert "there is no task group 'more'" in typed("groups show more", ends=1)
-    assert "is no name" in typed("groups set a/b --size 1", ends=2)
+    assert typed("pools rm more --json") == {"name": "more", "removed": True}
+    assert "there is no pool 'more'" in typed("pools rm more", ends=1)
+    assert "there is no pool 'more'" in typed("pools show more", ends=1)
+    assert "should match pattern" in typed("pools set a/b --size 1", ends=2)
 
 
-def test_limits_are_set_shown_with_who_waits_and_removed(served, typed):
-    assert typed("limits") == "no limits\n"
-    assert typed("limits default") == "project default has no limit\n"
-    set_ = typed("limits default --max-running-tasks 3 --admission precompute --json")
-    assert set_ == {"project": "default", "max_running_tasks": 3, "admission": "precompute"}
+def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
+    set_ = typed("pools set @default --size 3 --admission precompute --json")
+    assert set_ == {"name": "@default", "size": 3, "admission": "precompute"}
     keys = Keys()
     with latchwork.connect(served.home.store) as opened:
         store = workflows_store(opened)
         store.put(keys.slot("=default", 2), b"nobody")
-        (row,) = typed("limits default --json")["limits"]
+        found = typed("pools show @default --json")
         store.delete(keys.slot("=default", 2))
-    assert (row["max_running_tasks"], row["running"], row["waiting"], row["queue"]) == (3, 1, 0, [])
-    assert row["holders"][0]["task"] is None
-    assert typed("limits").splitlines()[0].split() == [
-        "project",
-        "most",
-        "admission",
-        "running",
-        "waiting",
-        "in",
-        "hands",
-    ]
-    assert "give --max-running-tasks or --remove" in typed("limits default --max-running-tasks 3 --remove", ends=2)
-    assert "name the project" in typed("limits --remove", ends=2)
-    assert "is none of suspend" in typed("limits default --max-running-tasks 3 --admission maybe", ends=2)
-    assert typed("limits default --remove") == "project default has no limit any more\n"
-    assert "project 'default' has no limit" in typed("limits default --remove", ends=1)
+    assert (found["size"], found["used"], found["waiting"], found["active"], found["queue"]) == (3, 1, 0, 0, [])
+    assert found["holders"][0]["task"] is None
+    lines = typed("pools list").splitlines()
+    assert lines[0].split() == ["pool", "size", "running", "waiting", "used", "by"]
+    assert "the project (precompute)" in lines[1]
+    assert "'suspend', 'fail' or 'precompute'" in typed("pools set @default --size 3 --admission maybe", ends=2)
+    assert typed("pools rm @default") == "pool @default is removed\n"
+    assert "there is no pool '@default'" in typed("pools rm @default", ends=1)
 
 
 def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, typed):

@@ -4,17 +4,17 @@ import pytest
 
 from latchwork.types import Create
 from latchwork_workflows import WrongState
-from latchwork_workflows.db.policies import limits
+from latchwork_workflows.db import pools
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.keys import lane_of, project_group, slots_of, workflows_store
+from latchwork_workflows.keys import lane_of, pool_key, pools_of, workflows_store
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.serial import Other, Turn, verdict
-from latchwork_workflows.worker.task_groups import TaskGroups
+from latchwork_workflows.worker.pools import PoolSlots
 from patience import eventually
 from workflows.hands import a_workflow
 
-#: Where the tasks of the project `default` wait while it has a limit.
+#: Where the tasks of the project `default` wait while it has a pool.
 LANES = ("default", "default~=default")
 ONE, TWO, ENDS = (
     Other(number, 0, state)
@@ -58,73 +58,76 @@ def test_so_many_runs_go_at_a_time_and_the_next_when_one_has_ended(stage, client
 # Tasks of a project
 
 
-def test_tasks_of_a_project_with_a_limit_need_a_slot_of_it_and_those_of_before_do_not(stage, client):
-    version = stage.apply(a_workflow(tasks={"a": [], "b": {"task_group": "few"}}))
+def test_tasks_of_a_project_with_a_pool_need_a_slot_of_it_and_earlier_ones_do_not(stage, client):
+    version = stage.apply(a_workflow(tasks={"a": [], "b": {"pool": "few"}}))
     hand = stage.hand()
     with stage.master():
         before = stage.start(version)
-        client.set_limit("default", 2)
-        eventually(lambda: stage.store.get(stage.keys.group_size("=default")))
+        client.pools.set("@default", 2)
+        eventually(lambda: stage.store.get(stage.keys.pool_size("=default")))
         made = stage.start(version)
         eventually(lambda: len(stage.items()) == 4)
         lanes = sorted(each.split("/partitions/")[1].split("/")[0] for each in stage.items())
         assert lanes == ["default", "default~=default", "default~few", "default~few~=default"]
-        assert client.limits()[0]._asdict() == {
-            "project": "default",
-            "max_running_tasks": 2,
+        assert client.pools.list()[0].model_dump() == {
+            "name": "@default",
+            "size": 2,
             "admission": "suspend",
-            "running": 0,
-            "in_hands": 4,
+            "used": 0,
             "waiting": 2,
+            "active": 4,
+            "workflows": [],
         }
         client.done(client.force_start(stage.rows(made)["b"]))  # which needs no slot
         eventually(lambda: hand.backlog.size("default") == 2)
-        client.remove_limit("default")
-        eventually(lambda: stage.store.get(stage.keys.group_size("=default")).value == b"10000")
+        client.pools.remove("@default")
+        eventually(lambda: stage.store.get(stage.keys.pool_size("=default")).value == b"10000")
         assert stage.state(before) == stage.state(made) == "running"
 
 
-def test_a_task_of_a_group_and_a_limited_project_takes_a_slot_of_each_or_none(store):
+def test_a_task_of_two_pools_takes_a_slot_of_each_or_none(store):
     from latchwork_workflows.keys import Keys
 
     keys = Keys()
     store = workflows_store(store)
-    store.put(keys.group_size("few"), b"2")
-    store.put(keys.group_size("=p"), b"1")
+    store.put(keys.pool_size("few"), b"2")
+    store.put(keys.pool_size("=p"), b"1")
     session = store.open_session(10.0)
-    groups = TaskGroups(store, keys, ["default"], lambda: None, session)
-    groups.begin(5.0)
-    eventually(lambda: len(groups.lanes()) == 4)
-    checks, ops = groups.take("default~few~=p", "1.1")
+    slots = PoolSlots(store, keys, ["default"], lambda: None, session)
+    slots.begin(5.0)
+    eventually(lambda: len(slots.lanes()) == 4)
+    checks, ops = slots.take("default~few~=p", "1.1")
     assert len(checks) == 2
     assert {each.key for each in ops if isinstance(each, Create)} == {keys.slot("few", 0), keys.slot("=p", 0)}
     store.commit(checks, ops)
-    groups.taken("1.1")
-    eventually(lambda: sorted(groups.lanes()) == ["default", "default~few"])
-    assert groups.take("default~few~=p", "2.1") is None
-    assert groups.take("default~=p", "2.1") is None
-    assert groups.take("default~few", "2.1") is not None
-    store.commit([], groups.release("1.1"))
-    groups.given_up("1.1")
-    eventually(lambda: "default~=p" in groups.lanes())
-    groups.close()
+    slots.taken("1.1")
+    eventually(lambda: sorted(slots.lanes()) == ["default", "default~few"])
+    assert slots.take("default~few~=p", "2.1") is None
+    assert slots.take("default~=p", "2.1") is None
+    assert slots.take("default~few", "2.1") is not None
+    store.commit([], slots.release("1.1"))
+    slots.given_up("1.1")
+    eventually(lambda: "default~=p" in slots.lanes())
+    slots.close()
     session.close()
 
 
 def test_a_lane_names_what_a_task_of_it_needs():
-    assert lane_of("w", "g", "p") == "w~g~=p"
-    assert slots_of("w~g~=p") == ("g", "=p")
-    assert slots_of("w") == ()
-    assert len(project_group("p" * 100)) == 33
+    assert lane_of("w", "g", "@p") == "w~g~=p"
+    assert pools_of("w~g~=p") == ("g", "=p")
+    assert pools_of("w") == ()
+    assert len(pool_key("@" + "p" * 100)) == 33
 
 
 def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage, client):
     stage.apply(a_workflow(tasks={"a": []}))
-    client.set_limit("default", 1, "fail")
+    client.pools.set("@default", 1, "fail")
     hand = stage.hand()
     with stage.master():
         first = client.start("flow").id()
-        with pytest.raises(WrongState, match="project default has 1 tasks queued or running, and may have 1"):
+        with pytest.raises(
+            WrongState, match="project default has 1 tasks queued or running, and its pool @default has a size of 1"
+        ):
             client.start("flow").id()
         hand.end(hand.wait("a", lanes=LANES))
         stage.until(first, "success")
@@ -133,7 +136,7 @@ def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage,
 
 def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
     stage.apply(a_workflow(tasks={"a": []}, serial="priority"))
-    client.set_limit("default", 1, "fail")
+    client.pools.set("@default", 1, "fail")
     with stage.master():
         first = client.start("flow").id()
         with pytest.raises(WrongState, match="starts are refused meanwhile"):
@@ -145,7 +148,7 @@ def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
 def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
     stage.apply(a_workflow(tasks={"a": []}))
     stage.apply(a_workflow("wide", tasks={"x": [], "y": [], "last": ["x", "y"]}))
-    client.set_limit("default", 2, "precompute")
+    client.pools.set("@default", 2, "precompute")
     hand = stage.hand()
     with stage.master(poll_s=0.2):
         first = client.start("flow").id()
@@ -159,19 +162,25 @@ def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
         stage.until(wide, "running")
 
 
-def test_what_is_counted_is_of_the_project_and_in_hands(stage, client):
+def test_active_tasks_are_counted_per_project(stage, client):
     stage.apply(a_workflow(tasks={"a": [], "b": ["a"]}))
     other = stage.apply(a_workflow("flow", tasks={"a": []}, project="other"))
     with stage.master():
         client.start("flow").id()
         stage.start(other)
     with stage.database.read() as connection:
-        assert limits.in_hands(connection, "default") == 1
+        assert pools.active_count(connection, "default") == 1
 
 
 @pytest.mark.parametrize(("most", "admission"), [(0, "suspend"), (10_001, "suspend"), (1, "maybe")])
-def test_a_limit_that_is_none_is_refused(client, most, admission):
+def test_an_invalid_pool_of_a_project_is_refused(client, most, admission):
     with pytest.raises(BadRequest):
-        client.set_limit("default", most, admission)
-    with pytest.raises(UnknownWorkflow, match="has no limit"):
-        client.remove_limit("default")
+        client.pools.set("@default", most, admission)
+    with pytest.raises(UnknownWorkflow, match="there is no pool '@default'"):
+        client.pools.remove("@default")
+
+
+def test_only_the_pool_of_a_project_can_refuse_runs(client):
+    with pytest.raises(BadRequest, match="only the pool of a project, such as @billing"):
+        client.pools.set("few", 2, "fail")
+    assert client.pools.list() == []

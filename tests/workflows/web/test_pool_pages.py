@@ -1,20 +1,22 @@
-"""The pages of task groups and limits, and what the page of a run says of its cause: read, and changed by forms."""
+"""The pages of pools, and what the page of a run says of its cause: read, and changed by forms."""
 
 import re
 
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.policies import grants, groups, limits
+from latchwork_workflows.db import pools
+from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.policies.grants import Grant
 from latchwork_workflows.db.tables import command, event, task
+from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.site import make_site
 from latchwork_workflows.state import Claimed
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell, works
 
-GROUPED = {"name": "grouped", "tasks": [shell(f"g{number}", task_group="few") for number in range(4)]}
-SECRET = {"name": "secret", "project": "billing", "tasks": [shell("hidden", task_group="few")]}
+GROUPED = {"name": "grouped", "tasks": [shell(f"g{number}", pool="few") for number in range(4)]}
+SECRET = {"name": "secret", "project": "billing", "tasks": [shell("hidden", pool="few")]}
 
 
 class FakeCluster:
@@ -52,10 +54,10 @@ def held(seeds, taken):
     other = seeds.run([(1.0, [Claimed("hidden", 1)])], name="secret", given=SECRET)
     seeds.run([], name="secret", given=SECRET)
     with seeds.database.write() as connection:
-        groups.put(connection, "few", 2)
+        pools.put(connection, PoolSettings(name="few", size=2))
         rows = connection.execute(sa.select(task.c.name, task.c.id, task.c.instance)).all()
         found = {(row.instance, row.name): row.id for row in rows}
-        limits.put(connection, limits.Limit("billing", 5, "fail"))
+        pools.put(connection, PoolSettings(name="@billing", size=5, admission="fail"))
     taken["few"] = [f"{found[run, 'g0']}.1", f"{found[other, 'hidden']}.1"]
     taken["=billing"] = [f"{found[other, 'hidden']}.1"]
     return run, found
@@ -67,36 +69,36 @@ def told(seeds, kind):
     return [(row.by, row.details) for row in rows]
 
 
-def test_a_group_shows_who_has_its_slots_and_who_waits_and_hides_what_one_may_not_see(browser, held, ask):
+def test_a_pool_shows_who_has_its_slots_and_who_waits_and_hides_what_one_may_not_see(browser, held, ask):
     run, found = held
-    page = browser("viewer-of-default").get("/groups/few").text
+    page = browser("viewer-of-default").get("/pools/few").text
     assert "2 of 2" in page
     assert f'<a href="/tasks/{found[run, "g0"]}">g0</a>' in page
     assert "worker-1" in page
     assert "a task that you may not see" in page
     assert "hidden" not in re.sub(r'type="hidden"', "", page)
     assert "billing" not in page
-    assert 'action="/groups' not in page  # a viewer changes nothing
-    document = ask("viewer-of-default").get("/api/v1/groups/few").json()
+    assert 'action="/pools' not in page  # a viewer changes nothing
+    document = ask("viewer-of-default").get("/api/v1/pools/few").json()
     assert (document["size"], document["used"], document["waiting"]) == (2, 2, 4)
     assert document["workflows"] == ["default.grouped"]
     assert [each["task"] for each in document["holders"]] == [found[run, "g0"], None]
     other = document["holders"][1]
     assert [other[each] for each in ("task", "run", "name", "workflow", "worker")] == [None, None, "", "", ""]
     assert [each["name"] for each in document["queue"]] == ["g1", "g2", "g3", ""]
-    assert [each["name"] for each in ask("admin").get("/api/v1/groups/few?limit=1").json()["queue"]] == ["g1"]
-    everything = browser().get("/groups/few").text
+    assert [each["name"] for each in ask("admin").get("/api/v1/pools/few?limit=1").json()["queue"]] == ["g1"]
+    everything = browser().get("/pools/few").text
     assert "billing.secret" in everything
 
 
-def test_a_limit_shows_who_has_its_slots_and_is_not_there_for_others(browser, held, ask):
-    page = browser("stranger").get("/limits/billing").text
+def test_the_pool_of_a_project_is_not_there_for_others(browser, held, ask):
+    page = browser("stranger").get("/pools/@billing").text
     assert "1 of 5" in page
     assert "hidden" in page
-    assert browser("viewer-of-default").get("/limits/billing").status_code == 404
-    assert "billing" not in browser("viewer-of-default").get("/limits").text
-    document = ask("stranger").get("/api/v1/limits/billing").json()
-    assert (document["max_running_tasks"], document["running"], document["admission"]) == (5, 1, "fail")
+    assert browser("viewer-of-default").get("/pools/@billing").status_code == 404
+    assert "billing" not in browser("viewer-of-default").get("/pools").text
+    document = ask("stranger").get("/api/v1/pools/@billing").json()
+    assert (document["size"], document["used"], document["admission"]) == (5, 1, "fail")
     assert [each["name"] for each in document["holders"]] == ["hidden"]
 
 
@@ -107,45 +109,46 @@ def test_why_names_who_has_the_slots_as_far_as_one_may_see_them(browser, held, a
     why = ask("viewer-of-default").get(f"/api/v1/runs/{run}/why").json()
     assert set(why["tasks"]) == {"g0", "g1", "g2", "g3"}
     assert why["cause"] == []  # something of it is at work
-    assert 'href="/groups/few"' in browser().get(here).text
+    assert 'href="/pools/few"' in browser().get(here).text
 
 
-def test_sizes_and_limits_are_changed_by_forms_and_stand_in_the_audit(seeds, browser, held):
+def test_pools_are_changed_by_forms_and_stand_in_the_audit(seeds, browser, held):
     client = browser("editor")
     send = {"csrf": client.csrf}
-    answer = client.post("/groups", data={**send, "name": " few ", "size": "3", "back": "one"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/groups/few")
-    assert client.post("/groups", data={**send, "name": "new", "size": "7"}).headers["location"] == "/limits"
-    page = client.get("/limits").text
-    assert "/groups/new" in page
-    assert told(seeds, "group set")[-2:] == [
-        ("editor", {"group": "few", "size": 3, "is_new": False}),
-        ("editor", {"group": "new", "size": 7, "is_new": True}),
+    answer = client.post("/pools", data={**send, "name": " few ", "size": "3", "back": "one"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/pools/few")
+    assert client.post("/pools", data={**send, "name": "new", "size": "7"}).headers["location"] == "/pools"
+    page = client.get("/pools").text
+    assert "/pools/new" in page
+    assert told(seeds, "pool set")[-2:] == [
+        ("editor", {"name": "few", "size": 3, "admission": "suspend", "is_new": False}),
+        ("editor", {"name": "new", "size": 7, "admission": "suspend", "is_new": True}),
     ]
-    assert client.post("/groups/new/remove", data=send).status_code == 303
-    assert "/groups/new" not in client.get("/limits").text
-    limit = {"project": "default", "max_running_tasks": "12", "admission": "precompute"}
-    assert client.post("/limits", data={**send, **limit, "back": "one"}).headers["location"] == "/limits/default"
-    assert "waits until its tasks fit" in client.get("/limits/default").text
-    assert client.post("/limits/default/remove", data=send).status_code == 303
-    assert client.get("/limits/default").status_code == 404
-    assert told(seeds, "limit remove")[-1][0] == "editor"
+    assert client.post("/pools/new/remove", data=send).status_code == 303
+    assert "/pools/new" not in client.get("/pools").text
+    limit = {"name": "@default", "size": "12", "admission": "precompute"}
+    assert client.post("/pools", data={**send, **limit, "back": "one"}).headers["location"] == "/pools/@default"
+    assert "waits until its tasks fit" in client.get("/pools/@default").text
+    assert client.post("/pools/@default/remove", data=send).status_code == 303
+    assert client.get("/pools/@default").status_code == 404
+    assert told(seeds, "pool remove")[-1][0] == "editor"
 
 
 @pytest.mark.parametrize(
     ("path", "sent", "status", "said"),
     [
-        ("/groups", {"name": "few", "size": "0"}, 422, "0 is not from 1 to 10,000"),
-        ("/groups", {"name": "few", "size": "many"}, 422, "&#39;many&#39; is no whole number"),
-        ("/groups", {"name": "<b>a/b", "size": "1"}, 422, "is no name; use up to 100"),
-        ("/groups/few/remove", {}, 409, "task group few is named by"),
-        ("/limits", {"project": "", "max_running_tasks": "2"}, 422, "is no name"),
-        ("/limits", {"project": "default", "max_running_tasks": "99999"}, 422, "is not from 1 to 10,000"),
-        ("/limits", {"project": "default", "max_running_tasks": "2", "admission": "x"}, 422, "is none of suspend"),
+        ("/pools", {"name": "few", "size": "0"}, 422, "greater than or equal to 1"),
+        ("/pools", {"name": "few", "size": "many"}, 422, "&#39;many&#39; is no whole number"),
+        ("/pools", {"name": "<b>a/b", "size": "1"}, 422, "should match pattern"),
+        ("/pools/few/remove", {}, 409, "pool few is named by"),
+        ("/pools", {"name": "@", "size": "2"}, 422, "should match pattern"),
+        ("/pools", {"name": "@default", "size": "99999"}, 422, "less than or equal to 10000"),
+        ("/pools", {"name": "@default", "size": "2", "admission": "x"}, 422, "suspend"),
+        ("/pools", {"name": "few", "size": "2", "admission": "fail"}, 422, "only the pool of a project"),
     ],
 )
 def test_what_is_refused_is_said_on_the_page_with_what_was_written(seeds, browser, held, path, sent, status, said):
-    client, before = browser("editor"), len(told(seeds, "group set"))
+    client, before = browser("editor"), len(told(seeds, "pool set"))
     answer = client.post(path, data={"csrf": client.csrf, **sent})
     assert answer.status_code == status
     assert said in answer.text
@@ -153,7 +156,7 @@ def test_what_is_refused_is_said_on_the_page_with_what_was_written(seeds, browse
     assert "<b>a" not in answer.text
     if sent.get("size"):
         assert f'value="{sent["size"]}"' in answer.text
-    assert len(told(seeds, "group set")) == before
+    assert len(told(seeds, "pool set")) == before
     assert client.post(path, data=sent).status_code == 403  # without the proof of a page
 
 
@@ -162,10 +165,10 @@ def test_a_store_that_is_away_hides_who_has_the_slots_and_not_who_waits(seeds, b
     site = page.app
     cluster, site.state.parts.cluster = site.state.parts.cluster, None
     try:
-        text = page.get("/groups/few").text
+        text = page.get("/pools/few").text
         assert "The store does not answer" in text
         assert "g1" in text
-        assert "not known" in page.get("/limits").text
+        assert "not known" in page.get("/pools").text
     finally:
         site.state.parts.cluster = cluster
 

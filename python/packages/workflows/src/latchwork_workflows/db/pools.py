@@ -1,0 +1,127 @@
+"""Pools in the database. The master of the first shard copies their sizes to the store, in which workers take slots.
+
+The tasks that run are counted by slots in the store. The tasks that are queued or running are counted by rows of all
+shards; a start counts them under the lock of the pool's row, so two starts come one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork_workflows.db.tables import IS_GOING, definition, definition_version, instance, pool, task
+from latchwork_workflows.keys import pools_of
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.schemas.pools import PoolSettings
+from latchwork_workflows.state import TaskState
+
+#: The size of a pool that a workflow named first.
+DEFAULT_SIZE = 1
+_FIND = sa.select(pool).where(pool.c.name == sa.bindparam("name"))
+_FIND_LOCKED = _FIND.with_for_update()
+
+
+def every(connection: sa.Connection) -> list[PoolSettings]:
+    """Return all pools, sorted by name."""
+    return [PoolSettings.model_validate(row) for row in connection.execute(sa.select(pool).order_by(pool.c.name))]
+
+
+def find(connection: sa.Connection, name: str, *, lock: bool = False) -> PoolSettings | None:
+    """Return a pool, or None. With ``lock``, no other transaction locks it until this one has ended."""
+    row = connection.execute(_FIND_LOCKED if lock else _FIND, {"name": name}).first()
+    return None if row is None else PoolSettings.model_validate(row)
+
+
+def ensure(connection: sa.Connection, names: Iterable[str]) -> None:
+    """Create the pools that do not exist, with a size of 1."""
+    rows = [{"name": name, "size": DEFAULT_SIZE, "admission": "suspend"} for name in sorted(set(names))]
+    if rows:
+        insert = (sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert)(pool)
+        connection.execute(insert.on_conflict_do_nothing(index_elements=["name"]), rows)
+
+
+def put(connection: sa.Connection, settings: PoolSettings) -> bool:
+    """Create or change a pool. Return whether it is new."""
+    values = settings.model_dump()
+    changed = connection.execute(sa.update(pool).where(pool.c.name == settings.name).values(**values)).rowcount
+    if not changed:
+        connection.execute(sa.insert(pool).values(**values))
+    return not changed
+
+
+def remove(connection: sa.Connection, name: str) -> bool:
+    """Remove a pool. Return whether it was there."""
+    return bool(connection.execute(sa.delete(pool).where(pool.c.name == name)).rowcount)
+
+
+def users(connection: sa.Connection) -> dict[str, list[str]]:
+    """Return the workflows whose newest version names each pool, as ``project.name``."""
+    newest = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    chosen = sa.select(definition_version.c.body).join(definition, newest)
+    named = chosen.where(definition_version.c.body.contains('"pool"', autoescape=True))
+    found: dict[str, list[str]] = {}
+    for body in connection.execute(named.order_by(definition.c.project, definition.c.name)).scalars():
+        try:
+            flow = Definition.model_validate_json(body)
+        except ValueError:
+            continue  # written by a later version
+        for name in sorted({each.pool for each in flow.tasks if each.pool is not None}):
+            found.setdefault(name, []).append(flow.key)
+    return found
+
+
+def active_count(connection: sa.Connection, project: str) -> int:
+    """Return how many tasks of a project are queued for workers or running, in all shards."""
+    of_project = sa.select(definition.c.code).where(definition.c.project == project)
+    active = _active_runs(instance.c.code.in_(of_project))
+    chosen = sa.select(sa.func.count()).select_from(active).join(task, _is_of(active))
+    states = task.c.state.in_([TaskState.SUBMITTED.value, TaskState.RUNNING.value])
+    return int(connection.execute(chosen.where(states, task.c.queue_key.is_not(None))).scalar_one())
+
+
+def waiting_counts(connection: sa.Connection) -> dict[str, int]:
+    """Return how many queued tasks need a slot of each pool, by the pool's name in keys. Zeros are left out."""
+    found: dict[str, int] = {}
+    for _, lane, _ in _queued(connection):
+        for name in pools_of(lane):
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def waiting(connection: sa.Connection, name: str, most: int) -> tuple[int, list[int]]:
+    """Return how many tasks wait for a slot, and the IDs of the first ``most``, in their order.
+
+    Args:
+        connection: A transaction.
+        name: The pool's name in keys.
+        most: How many IDs.
+    """
+    mine = [(sort_key, number) for number, lane, sort_key in _queued(connection) if name in pools_of(lane)]
+    return len(mine), [number for _, number in nsmallest(most, mine)]
+
+
+def _queued(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
+    """The queued tasks that need a slot: their IDs, partitions and sort keys."""
+    active = _active_runs()
+    chosen = sa.select(task.c.id, task.c.queue_key).select_from(active).join(task, _is_of(active))
+    chosen = chosen.where(task.c.state == TaskState.SUBMITTED.value, task.c.queue_key.contains("~"))
+    for row in connection.execute(chosen):
+        lane, _, sort_key = row.queue_key.partition("/")
+        yield row.id, lane, sort_key
+
+
+def _active_runs(*more: sa.ColumnElement[bool]) -> sa.CTE:
+    """The runs of which workers may have tasks. There are few of them, and they are read first.
+
+    Without the CTE, a database that expects few queued tasks would read all tasks of a long history.
+    """
+    return sa.select(instance.c.id, instance.c.run).where(IS_GOING, *more).cte("going").prefix_with("MATERIALIZED")
+
+
+def _is_of(active: sa.CTE) -> sa.ColumnElement[bool]:
+    return sa.and_(task.c.instance == active.c.id, task.c.run == active.c.run)

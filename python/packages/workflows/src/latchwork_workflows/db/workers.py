@@ -1,0 +1,39 @@
+"""Tasks by the attempts that workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork_workflows.db.tables import attempt, definition, instance, task
+from latchwork_workflows.db.views.instances import TASK
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+_NAMED = sa.select(*TASK, definition.c.project, definition.c.name.label("workflow"))
+_TOGETHER = 400
+
+
+def tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Row]:
+    """Return tasks by ID, with the projects and names of their workflows. Unknown IDs are left out."""
+    found: dict[int, Row] = {}
+    wanted = list(ids)
+    for start in range(0, len(wanted), _TOGETHER):
+        chosen = _NAMED.select_from(task).join(instance, instance.c.id == task.c.instance)
+        chosen = chosen.join(definition, definition.c.code == instance.c.code)
+        part = task.c.id.in_(wanted[start : start + _TOGETHER])
+        found.update({row.id: row for row in connection.execute(chosen.where(part))})
+    return found
+
+
+def claims(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int], Row]:
+    """Return the newest claim of each attempt of these tasks, by task and number: ``worker`` and ``started_at``."""
+    found: dict[tuple[int, int], Row] = {}
+    wanted = list(ids)
+    for start in range(0, len(wanted), _TOGETHER):
+        chosen = sa.select(attempt.c.task, attempt.c.n, attempt.c.worker, attempt.c.started_at)
+        chosen = chosen.where(attempt.c.task.in_(wanted[start : start + _TOGETHER]))
+        found.update({(row.task, row.n): row for row in connection.execute(chosen.order_by(attempt.c.claim))})
+    return found

@@ -1,0 +1,63 @@
+"""Copies the sizes of pools from the database to the store, where workers read them.
+
+The master of the first shard is the only writer, and each write has its fence. It reads the store once per hold of the
+shard; afterwards the store has what this master wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from latchwork.types import Delete, Op, Put
+from latchwork_workflows.db import pools
+from latchwork_workflows.keys import PROJECT, pool_key
+from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.schemas.pools import MAX_SIZE
+
+#: Its master writes the sizes.
+FIRST_SHARD = 0
+
+
+class PoolSizes:
+    """The sizes of all pools. Not thread-safe.
+
+    Args:
+        shard: The shard of this master. All but the first do nothing.
+        sending: The store, under the fence of the shard.
+    """
+
+    def __init__(self, shard: int, sending: Sending) -> None:
+        self._is_ours = shard == FIRST_SHARD
+        self._sending = sending
+        self._wanted: Mapping[str, int] | None = None
+        self._written: Mapping[str, int] | None = None
+
+    def forget(self) -> None:
+        """Read the store again before the next write."""
+        self._written = None
+
+    def look(self, connection: sa.Connection) -> None:
+        """Read the sizes from the database."""
+        if self._is_ours:
+            self._wanted = {pool_key(each.name): each.size for each in pools.every(connection)}
+
+    def tell(self) -> None:
+        """Write the sizes that differ.
+
+        The pool of a project that was removed gets the largest size: tasks that were queued for its slots still take
+        one. Any other pool is deleted.
+        """
+        if self._wanted is None or self._wanted == self._written:
+            return
+        keys = self._sending.keys
+        there = {key: value for key, value in self._sending.values(keys.slots).items() if key.endswith("/size")}
+        now = {keys.pool_size(name): str(size).encode() for name, size in self._wanted.items()}
+        ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
+        gone = [key for key in there if key not in now]
+        free = str(MAX_SIZE).encode()
+        ops += [Put(key, free) for key in gone if f"/{PROJECT}" in key and there[key] != free]
+        ops += [Delete(key) for key in gone if f"/{PROJECT}" not in key]
+        self._sending.write(ops)
+        self._written = self._wanted
