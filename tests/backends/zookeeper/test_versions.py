@@ -227,13 +227,18 @@ def test_exists_of_a_session_bound_key_fails_once_the_session_is_gone(backend, o
         result(other.commit([Exists("o")], [Put("k", b"")]))
 
 
-def test_delete_does_not_take_an_implied_parent_for_the_key_it_remembers(backend, other):
-    put(backend, "k")
-    assert put(backend, "k").version.data == 1
+def test_delete_does_not_take_an_implied_parent_for_the_key_it_remembers(backend, other, raw, root):
+    for _ in range(3):
+        remembered = put(backend, "k")
     delete(other, "k")
     session = open_session(other)
+    put(other, "k")
     put(other, "k/below", session=session)
+    delete(other, "k")
+    put(other, "k")
+    delete(other, "k")
     result(session.close())  # what is left at k has no key, no child, and the same data version
+    assert raw.get(f"/{root}/k")[1].version == remembered.version.data
     assert delete(backend, "k") == ()
 
 

@@ -3,15 +3,17 @@
     /<root>/<key>            data: "=" value, or "@" session "=" value for a session-bound key; empty: a parent.
                              "@" session ":" created "=" value once it is overwritten or bound again: binding a key
                              creates its znode again, and `created` stays
-    /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid
+    /<root>/<key>/#born      the key came to life on a znode that was there already: `created` is this one's czxid. It
+                             stays when the key is deleted and others are below it
     /<root>/<parent>/#keep   this parent had sequential keys and is never removed: its counter must not restart; data:
                              once the server's counter has come to its end, the next number
     /<root>/@gen/<00..3f>    one guard for each bucket of keys: its version grows with every deletion in the bucket
     /<root>/@s/<session>     ephemeral: the session lives; data: the number of its last write
     /<root>/@w/<uuid>        ephemeral: data: the number of the last write of a store's own connection
 
-Keys have no "#", so that the names with one are ours on every level. An implied parent is created and set once in the
-same multi: **a znode of version 0 is a key**. docs/design/zookeeper.md has the protocol built on this.
+Keys have no "#", so that the names with one are ours on every level. An implied parent is a container, created and set
+once in the same multi. **A znode of version 0 is a key, and a childless container of version 1 is none**: the server
+may delete a childless container at any time. docs/design/zookeeper.md has the protocol built on this.
 
 Nothing here touches the network.
 """
@@ -74,6 +76,7 @@ class Znode:
         children: below it, our own ``#born`` not counted.
         gen: version of the bucket's guard before it was read.
         leaf: it is ephemeral: nothing can live below.
+        is_marked: it has a ``#born`` node.
     """
 
     exists: bool
@@ -82,11 +85,12 @@ class Znode:
     children: int = 0
     gen: int = UNKNOWN
     leaf: bool = False
+    is_marked: bool = False
 
 
 def known_key(version: Version) -> Znode:
     """A key seen earlier, taken to be without children until a reply says otherwise."""
-    return Znode(True, version, version.data, 0, version.gen, version.owner is not None)
+    return Znode(True, version, version.data, 0, version.gen, version.owner is not None, version.born)
 
 
 def encode(value: bytes, owner: str | None, created: int | None = None) -> bytes:
@@ -199,10 +203,14 @@ class Layout:
         """One create for ``wire.multi``."""
         return wire.create(path, data, self._acl, flags)
 
-    def create_parent(self, key: str) -> list[bytes]:
-        """Parts of a multi that create an implied parent: set once, so that version 0 stays for keys."""
+    def create_parent(self, key: str, *, is_key: bool = False) -> list[bytes]:
+        """Parts of a multi that create an implied parent: set once, so that version 0 stays for keys.
+
+        It is a container, which the server deletes some time after its last child has gone; not if the same multi makes
+        it a key.
+        """
         path = self.path(key)
-        return [self.create(path), wire.set_data(path, b"", 0)]
+        return [self.create(path) if is_key else wire.create_container(path, self._acl), wire.set_data(path, b"", 0)]
 
     def root_parts(self) -> list[str]:
         """The root and what is above it, from the top."""

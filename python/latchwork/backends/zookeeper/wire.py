@@ -13,6 +13,7 @@ from typing import NamedTuple
 CREATE, DELETE, EXISTS, GET_DATA, SET_DATA = 1, 2, 3, 4, 5
 GET_CHILDREN, SYNC, CHECK, MULTI, REMOVE_WATCHES, MULTI_READ = 8, 9, 13, 14, 18, 22
 ADD_WATCH, CLOSE = 106, -11
+_CREATE2, _CREATE_CONTAINER = 15, 19  # the first names what a multi answers to the second
 
 # Error codes.
 OK = 0
@@ -25,7 +26,7 @@ QUOTA_EXCEEDED = -125
 DELETED, CHANGED = 2, 3
 
 # Create flags.
-PERSISTENT, EPHEMERAL, SEQUENTIAL = 0, 1, 2
+PERSISTENT, EPHEMERAL, SEQUENTIAL, _CONTAINER = 0, 1, 2, 4
 
 #: The server refuses packets from here on (its default ``jute.maxbuffer``); the header takes 8 bytes of it.
 MAX_PAYLOAD = 1_048_575 - 8
@@ -40,7 +41,10 @@ EVENT_HEAD = struct.Struct("!ii")  # type, state
 _MULTI_HEAD = struct.Struct("!iBi")  # type, done, error
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _MULTI_END = _MULTI_HEAD.pack(-1, 1, -1)
-_HEADS = {kind: _MULTI_HEAD.pack(kind, 0, -1) for kind in (CREATE, DELETE, SET_DATA, CHECK, GET_DATA, GET_CHILDREN)}
+_HEADS = {
+    kind: _MULTI_HEAD.pack(kind, 0, -1)
+    for kind in (CREATE, DELETE, SET_DATA, CHECK, GET_DATA, GET_CHILDREN, _CREATE_CONTAINER)
+}
 
 
 class Stat(NamedTuple):
@@ -121,6 +125,11 @@ def acl_list(entries: tuple[tuple[int, str, str], ...]) -> bytes:
 def create(path: str, data: bytes, acl: bytes, flags: int = PERSISTENT) -> bytes:
     """One create for ``multi``."""
     return _HEADS[CREATE] + text(path) + blob(data) + acl + INT.pack(flags)
+
+
+def create_container(path: str, acl: bytes) -> bytes:
+    """One create of a container for ``multi``: the server deletes it some time after its last child has gone."""
+    return _HEADS[_CREATE_CONTAINER] + text(path) + blob(b"") + acl + INT.pack(_CONTAINER)
 
 
 def delete(path: str, version: int = -1) -> bytes:
@@ -206,8 +215,9 @@ def parse_multi(reply: Reply) -> MultiReply:
         if done:
             break
         result: Stat | str | None = None
-        if kind == CREATE:
+        if kind in {CREATE, _CREATE2}:
             result, at = parse_text(body, at)
+            at += _STAT.size if kind == _CREATE2 else 0
         elif kind == SET_DATA:
             result = parse_stat(body, at)
             at += _STAT.size

@@ -257,8 +257,12 @@ class _Compiler:
 
     def _overwrite(self, op: Put, seen: Znode, version: Version) -> None:
         self._guard(op.key, seen)
+        path, pinned = self.layout.path(op.key), self.pinned.get(op.key, -1)
+        if seen.data == 0:  # no key has version 1
+            self._emit("op", op.key, wire.set_data(path, b"", pinned))
+            pinned = -1
         data = encode(op.value, version.owner, version.created)
-        at = self._emit("op", op.key, wire.set_data(self.layout.path(op.key), data, self.pinned.get(op.key, -1)))
+        at = self._emit("op", op.key, wire.set_data(path, data, pinned))
         self.plan.entries.append(PlannedEntry(op.key, op.value, version.owner, at, version.created, version.born))
 
     def _bring_to_life(self, key: str, value: bytes, node: _Node, *, bound: bool) -> None:
@@ -275,6 +279,8 @@ class _Compiler:
             return
         self._guard(key, node.seen)
         pinned = self._pin(key, node.seen)
+        if node.seen.is_marked:
+            self._emit("op", key, wire.delete(self.layout.born(key)))
         if bound:
             self._emit("op", key, wire.delete(path, pinned))
             self._bump(key)
@@ -316,7 +322,7 @@ class _Compiler:
                 break
             missing.append(above)
         for above in reversed(missing):
-            for part in self.layout.create_parent(above):
+            for part in self.layout.create_parent(above, is_key=above in self.touched):
                 self._emit("parent", key, part)
             self.plan.makes.append(above)
             node = self.nodes[above]
@@ -335,8 +341,6 @@ class _Compiler:
     def _remove(self, key: str, node: _Node, seen: Znode, version: Version) -> None:
         """Delete the key; its znode stays as an implied parent when others are below."""
         path = self.layout.path(key)
-        if version.born:
-            self._emit("op", key, wire.delete(self.layout.born(key)))
         pinned = self.pinned.get(key, -1)
         if seen.data:
             self._guard(key, seen)
@@ -347,6 +351,8 @@ class _Compiler:
             self._emit("op", key, wire.set_data(path, b"", pinned))
             node.is_key = False
         else:
+            if version.born:
+                self._emit("op", key, wire.delete(self.layout.born(key)))
             self._emit("op", key, wire.delete(path, pinned))
             node.exists = node.is_key = False
             self._count(key, -1)

@@ -94,4 +94,5 @@ def sweep(reader: Reader, connection: Connection, keys: Iterable[str], deadline:
 
 def _removal(layout: Layout, key: str, node: Znode) -> list[bytes]:
     """Guarded: a key that came to life at this path in the meantime has bumped the guard, or another version."""
-    return [wire.set_data(layout.guard(key), b"", node.gen), wire.delete(layout.path(key), node.data)]
+    mark = [wire.delete(layout.born(key))] if node.is_marked else []
+    return [wire.set_data(layout.guard(key), b"", node.gen), *mark, wire.delete(layout.path(key), node.data)]

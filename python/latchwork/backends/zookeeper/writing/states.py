@@ -266,7 +266,9 @@ def _state(key: str, found: Found, born: Found, gens: Mapping[int, int]) -> Znod
     version = entry.version if entry is not None else None
     assert version is None or isinstance(version, Version)
     children = stat.children - (czxid is not None)
-    return Znode(True, version, stat.version, children, gen, leaf=bool(stat.ephemeral_owner))
+    return Znode(
+        True, version, stat.version, children, gen, leaf=bool(stat.ephemeral_owner), is_marked=czxid is not None
+    )
 
 
 def _parent_state(key: str, reply: Reply, gens: Mapping[int, int]) -> Znode:
