@@ -8,13 +8,14 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from urllib.parse import urlencode
 
 from latchwork_testkit.binaries import ServerMissing
 from latchwork_testkit.server import Server
 
 _PROBE_TIMEOUT_S = 1.0
-#: What a client sends to ask for TLS: the server answers with one byte once it takes connections.
-_SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+#: The first message of a client, of protocol 3.0. The server answers with an R once it lets sessions in.
+_STARTUP = b"\x00\x03\x00\x00user\x00latchwork\x00database\x00postgres\x00\x00"
 
 
 class PostgresServer(Server):
@@ -35,6 +36,10 @@ class PostgresServer(Server):
     def __init__(self, *, data_dir: Path | None = None, settings: dict[str, str] | None = None) -> None:
         super().__init__(data_dir=data_dir)
         self._settings = settings or {}
+
+    def url(self, root: str = "/latchwork", **options: object) -> str:
+        """Connection URL of a store with this root, and these query options."""
+        return postgres_url(self.endpoint, root, **options)
 
     def database_url(self, name: str = "postgres") -> str:
         """What SQLAlchemy connects to a database of it by."""
@@ -70,8 +75,14 @@ class PostgresServer(Server):
     def _is_ready(self) -> bool:
         with socket.create_connection((self._host, self._port("client")), _PROBE_TIMEOUT_S) as probe:
             probe.settimeout(_PROBE_TIMEOUT_S)
-            probe.sendall(_SSL_REQUEST)
-            return probe.recv(1) in {b"N", b"S"}
+            probe.sendall((len(_STARTUP) + 4).to_bytes(4, "big") + _STARTUP)
+            return probe.recv(1) == b"R"
+
+
+def postgres_url(endpoint: str, root: str, **options: object) -> str:
+    """Connection URL of a store on such a server, which may be behind a proxy."""
+    query = urlencode({"root": root.lstrip("/"), **options}, safe="/")
+    return f"postgresql://latchwork@{endpoint}/postgres?{query}"
 
 
 def find_postgres() -> Path:
