@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from latchwork_testkit.binaries import ZOOKEEPER_VERSION, find_etcd, find_zookeeper_classpath
-from latchwork_testkit.servers import EtcdCluster, EtcdServer, ServerMissing, ZooKeeperEnsemble, ZooKeeperServer
+from latchwork_testkit.postgres import find_postgres
+from latchwork_testkit.servers import (
+    EtcdCluster,
+    EtcdServer,
+    PostgresServer,
+    ServerMissing,
+    ZooKeeperEnsemble,
+    ZooKeeperServer,
+)
 
 
 class When(Enum):
@@ -66,6 +74,7 @@ BACKENDS = (
     Backend("etcd34", server=EtcdServer, cluster=EtcdCluster, version="3.4", when=When.OWN),
     Backend("etcd35", server=EtcdServer, cluster=EtcdCluster, version="3.5"),
     Backend("etcd36", server=EtcdServer, cluster=EtcdCluster, version="3.6", when=When.ON_REQUEST),
+    Backend("postgresql", server=PostgresServer),
 )
 BY_NAME = {backend.name: backend for backend in BACKENDS}
 #: Names of those that have servers.
@@ -85,6 +94,8 @@ def is_there(name: str) -> bool:
             find_etcd(ETCD[name])
         elif BY_NAME[name].server is ZooKeeperServer:
             find_zookeeper_classpath(BY_NAME[name].version or ZOOKEEPER_VERSION)
+        elif BY_NAME[name].server is PostgresServer:
+            find_postgres()
     except ServerMissing as error:
         print(f"!!\n!! {name} is NOT checked: {error}\n!!", flush=True)
         return False

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import pytest
 
 from backends_table import BY_NAME
+from latchwork_testkit.postgres import PostgresServer, postgres_url
 
 #: What the processes of xdist are told: the path of the socket, and the key that opens it.
 Way = tuple[str, str]
@@ -33,6 +34,8 @@ class SharedServer:
 
     def url(self, root: str = "/latchwork", **options: object) -> str:
         """Connection URL with this root and these query options."""
+        if self.scheme == PostgresServer.SCHEME:
+            return postgres_url(self.endpoint, root, **options)
         query = f"?{urlencode(options)}" if options else ""
         return f"{self.scheme}://{self.endpoint}/{root.lstrip('/')}{query}"
 

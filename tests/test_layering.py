@@ -76,6 +76,7 @@ LIBRARIES = {
     "kazoo": ("backends.zookeeper",),
     "grpc": ("backends.etcd",),
     "google": ("backends.etcd",),
+    "psycopg": ("backends.postgres",),
     "sqlite3": ("backends.embedded",),
     "cronsim": ("schedules",),
     "msgspec": (
@@ -95,7 +96,7 @@ LIBRARIES = {
     "rich": ("cli", "demo"),
 }
 # One backend each; the other modules of `backends` are shared by them all.
-BACKENDS = ("embedded", "etcd", "zookeeper")
+BACKENDS = ("embedded", "etcd", "postgres", "zookeeper")
 #: Packages whose modules are doors each. Everywhere else one comes in by the package, or by a wing of it.
 OPEN_HOUSES = {"_base", "backends", "store", "testing", ""}
 #: Distributions in python/packages, which latchwork never imports.

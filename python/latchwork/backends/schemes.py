@@ -27,6 +27,8 @@ _MODULES = {
     "zk": "latchwork.backends.zookeeper",
     "zookeeper": "latchwork.backends.zookeeper",
     "etcd": "latchwork.backends.etcd",
+    "postgresql": "latchwork.backends.postgres",
+    "postgres": "latchwork.backends.postgres",
 }
 #: Options that every scheme has, with their defaults.
 DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 10.0}
@@ -40,19 +42,21 @@ class SchemeSpec:
         schemes: the canonical one first, then its aliases.
         default_port: where a host names no port; None: a port must be given.
         options: each option that only this scheme knows, with its validator.
-        location: what follows ``//``: hosts, a file path or a name in this process.
+        location: what follows ``//``: hosts and a root, hosts and a database, a file path or a name in this process.
         extra: the extra of latchwork that installs the client library; None when there is nothing to install.
     """
 
     schemes: tuple[str, ...]
     default_port: int | None = None
     options: Mapping[str, Validator] = field(default_factory=dict, hash=False)
-    location: Literal["hosts", "file", "name"] = "hosts"
+    location: Literal["hosts", "database", "file", "name"] = "hosts"
     extra: str | None = None
 
     def known_options(self) -> list[str]:
         """Every option a URL of this scheme may have, sorted."""
-        place = {"hosts": ["password_file"], "file": ["root"], "name": []}[self.location]
+        place = {"hosts": ["password_file"], "database": ["password_file", "root"], "file": ["root"], "name": []}[
+            self.location
+        ]
         return sorted([*self.options, *DURATIONS, *place])
 
 

@@ -3,6 +3,7 @@
     etcd://[user[:password]@]host:port[,host:port...][/root]?option=value&...      zk:// likewise
     sqlite:///relative.db?root=app     sqlite:////absolute.db?root=app
     memory://name[/root]
+    postgresql://[user[:password]@]host[:port][,host...]/database[?root=app]
 
 Nothing here touches the network, and no client library is imported before its backend is opened. Messages never echo
 a part of a URL that may hold a password.
@@ -60,6 +61,7 @@ _LABEL = "[A-Za-z0-9_-]{1,63}"
 _HOST = re.compile(
     rf"(\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>(?=[^:]{{1,253}}(:|$)){_LABEL}(\.{_LABEL})*\.?))(:(?P<port>[0-9]{{1,5}}))?"
 )
+_DATABASE = re.compile(r"[^/\x00-\x1f]{1,63}")
 _OPTION = re.compile(r"[A-Za-z_]{1,40}")
 _ESCAPES = "write / ? # @ & inside a user or password as %2F %3F %23 %40 %26"
 
@@ -69,12 +71,12 @@ class StoreURL:
     """A parsed connection URL. Its repr and ``redacted()`` never show the password.
 
     Attributes:
-        scheme: canonical: memory, sqlite, zk, etcd or one that another package added.
+        scheme: canonical: memory, sqlite, zk, etcd, postgresql or one that another package added.
         hosts: in the order given, unique; empty for embedded stores.
         user: None when the URL names none.
         password: from the URL, an override or the file named by ``password_file``.
         root: segments joined by ``/``, no leading slash.
-        path: the file of an embedded store, or its name in memory; else None.
+        path: the file of an embedded store, its name in memory, or the database on a server; else None.
         options: what else was given, checked by the scheme's own validators.
         session_ttl_s: TTL asked for the primary session.
         given_session_ttl_s: the same if the URL or an override gives it, else None.
@@ -107,6 +109,10 @@ class StoreURL:
             options = {"root": self.root, **options}
         elif location == "name":
             place = f"{quote(self.path or '')}/{root}"
+        elif location == "database":
+            database = quote(self.path or "", safe="")
+            place = f"{_credentials(self.user, self.password)}{join_hosts(self.hosts)}/{database}"
+            options = {"root": self.root, **options}
         else:
             place = f"{_credentials(self.user, self.password)}{join_hosts(self.hosts)}/{root}"
         query = "&".join(f"{name}={quote(value, safe='/~:+=,')}" for name, value in options.items())
@@ -130,7 +136,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         raise InvalidURL(f"a connection URL starts with scheme://; known schemes are {', '.join(known_schemes())}")
     spec = find_spec(match.group(1))
     authority, path, query = _split(url[match.end() :])
-    if spec.location == "hosts" and "@" in path + query:
+    if spec.location in {"hosts", "database"} and "@" in path + query:
         raise InvalidURL(
             f"an '@' comes after the hosts; {_ESCAPES}, user:password@ before the hosts, and an '@' inside a root "
             "or an option as %40"
@@ -155,7 +161,7 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
         user=_text(own.get("user", user)),
         password=_text(own.get("password", password)),
         root=_check_root(
-            root, show="root" in own or spec.location != "hosts" or "@" in authority or ":" not in authority
+            root, show="root" in own or spec.location in {"file", "name"} or "@" in authority or ":" not in authority
         ),
         path=where,
         options=options,
@@ -241,7 +247,21 @@ def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]
     if spec.location == "name":
         return (), None, None, _memory_name(spec, authority), root
     user, password, hosts = _parse_authority(spec, authority)
+    if spec.location == "database":
+        own_root = options.pop("root", DEFAULT_ROOT).removeprefix("/")
+        return hosts, user, password, _database(spec, path), own_root
     return hosts, user, password, None, root
+
+
+def _database(spec: SchemeSpec, path: str) -> str:
+    """Name of the database; not shown where it is malformed: it may be the rest of a password."""
+    name = unquote(path[1:])
+    if not _DATABASE.fullmatch(name):
+        raise InvalidURL(
+            f"{spec.schemes[0]}:// needs a database of 1-63 characters after the hosts, without a slash: "
+            f"{spec.schemes[0]}://user@host/database?root=app"
+        )
+    return name
 
 
 def _file_path(spec: SchemeSpec, authority: str, path: str) -> str:

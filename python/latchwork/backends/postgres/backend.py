@@ -1,0 +1,229 @@
+"""The backend: puts the pieces together. Safe to share between threads.
+
+A store has up to three connections: one for reads, one for writes and renewals, one for watches.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from latchwork.backends.base import Backend, BackendSession, BackendWatch, Capability, Sink
+from latchwork.backends.futures import Steps, drive, failed
+from latchwork.backends.outcomes import read_of
+from latchwork.backends.postgres.commits import Commit, TreeDeletion, ordered, sequential
+from latchwork.backends.postgres.connection import Row, Statement
+from latchwork.backends.postgres.link import Call, Lane, Link
+from latchwork.backends.postgres.reads import Read, Reading, ReadLane, entry, text
+from latchwork.backends.postgres.sessions import Sessions
+from latchwork.backends.postgres.watches import Hub
+from latchwork.backends.postgres.writes import Settle, WriteLane
+from latchwork.backends.timer import Timer
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
+from latchwork.errors import LatchworkError
+from latchwork.interrupts import mutex
+from latchwork.types import Committed, Create, Entry, HasId, Op, Ordered, SimpleCheck
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+
+_CLOSE_S = 2.0
+#: A store notifies others this often at most: notifying takes a lock of the whole server.
+_NOTIFY_EVERY_S = 0.004
+_CAPABILITIES = Capability(name="postgresql")
+
+
+class PostgresBackend(Backend):
+    """One open store on one root of a database."""
+
+    capabilities = _CAPABILITIES
+    _now = False
+    _limit_s: float | None = None
+
+    def __init__(self, url: StoreURL, clock: Clock) -> None:
+        """Connect; see ``open_backend`` for what it raises."""
+        number = next(_numbers)
+        who = secrets.token_hex(8).encode()
+        self._clock = clock
+        self._link = Link(url, clock)
+        greeted = self._link.greet()
+        self._reading = Reading(self._link.schema, self._link.root)
+        self._reads = ReadLane(self._link, f"latchwork-postgres-reads-{number}", greeted)
+        self._writes = WriteLane(self._link, f"latchwork-postgres-writes-{number}", self._wrote, self._may_notify, who)
+        self._timer = Timer(clock, f"latchwork-postgres-timer-{number}")
+        self._hub = Hub(self._link, self._reading, f"latchwork-postgres-watch-{number}", who)
+        self._hub.tell_others = self._owe_notification  # type: ignore[method-assign]
+        self._sessions = Sessions(self._link, self._writes, self._timer, self._hub.expect)
+        self._lock = mutex()
+        self._notified_at = float("-inf")
+        self._owes = False
+        self._closed = False
+        self._hub.start()
+
+    @property
+    def waiting(self) -> PostgresBackend:
+        """The same with calls that are made in the caller's thread."""
+        face = copy.copy(self)
+        face._now = True  # noqa: SLF001 - a copy of our own
+        return face
+
+    def within(self, limit_s: float) -> PostgresBackend:
+        """The same with calls that end within this time."""
+        face = copy.copy(self)
+        face._limit_s = limit_s  # noqa: SLF001 - a copy of our own
+        return face
+
+    # Reads: never stale here, so ``stale_ok`` changes nothing.
+
+    def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
+        """The entry, or None."""
+        statement = self._reading.get(key)
+        return self._read(f"read {key!r}", [statement], lambda rows: entry(rows[0]) if rows else None)
+
+    def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
+        """One answer per key, in order, all of one moment."""
+
+        def decode(rows: builtins.list[Row]) -> builtins.list[Entry | None]:
+            found = {each.key: each for each in map(entry, rows)}
+            return [found.get(key) for key in keys]
+
+        return self._read(read_of(keys), [self._reading.get_many(keys)], decode)
+
+    def list(
+        self,
+        prefix: str,
+        *,
+        recursive: bool,
+        limit: int | None,
+        start_after: str | None,
+        stale_ok: bool = False,  # noqa: ARG002
+    ) -> Future[builtins.list[Entry]]:
+        """Entries below a prefix, in order of their keys."""
+        statements = self._reading.listing(prefix, recursive=recursive, limit=limit, start_after=start_after)
+        return self._read(f"list {prefix!r}", statements, lambda rows: [entry(row) for row in rows[:limit]])
+
+    def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
+        """Names directly below, sorted, each once."""
+        return self._read(
+            f"read the children of {prefix!r}",
+            self._reading.names(prefix),
+            lambda rows: sorted({text(row[0]) for row in rows}),
+        )
+
+    # Writes.
+
+    def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
+        """All or nothing, together with other commits of this store that wait."""
+        return self._write(lambda deadline: Commit(deadline, checks, ops, self._sessions.ended))
+
+    def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
+        """Create a key with the next number of its parent."""
+        return self._write(lambda deadline: sequential(deadline, key, value, session, self._sessions.ended))
+
+    def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
+        """Create a key and read the older ones in one transaction."""
+        op = Create(stem + unique, value, session)
+        return self._write(lambda deadline: ordered(deadline, stem, op, self._sessions.ended))
+
+    def delete_tree(self, prefix: str) -> Future[int]:
+        """Delete the key at the prefix and all below it, a part at a time; how many keys were there."""
+        return self._write(lambda deadline: TreeDeletion(deadline, prefix))
+
+    # Sessions and watches.
+
+    def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:  # noqa: ARG002
+        """Open a session; the least TTL is a second. That it was ended by others shows at its next renewal."""
+        return self._sessions.open(ttl_s)
+
+    def watch(
+        self,
+        prefix: str,
+        sink: Sink,
+        *,
+        leaf: bool = False,  # noqa: ARG002
+        beside: bool = False,  # noqa: ARG002
+        beats: bool = True,
+    ) -> BackendWatch:
+        """Watch the key equal to the prefix and all below it; ``leaf`` and ``beside`` would save nothing."""
+        return self._hub.watch(prefix, sink, beats=beats)
+
+    def close(self) -> None:
+        """End the watches and the sessions, join the threads, close the connections. Idempotent."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if closed:
+            return
+        deadline = self._clock.now() + min(_CLOSE_S, self._link.call_timeout_s)
+        if self._writes.is_used:
+            leaving = self._writes.leaving(deadline, [*self._sessions.ids, *self._sessions.ended])
+            try:
+                self._writes.begin(leaving).result(min(_CLOSE_S, self._link.call_timeout_s))
+            except (LatchworkError, TimeoutError) as error:
+                _log.info("sessions of a store that is closed end at their deadlines only: %s", error)
+        self._link.closing.set()
+        self._timer.close()
+        for lane in (self._writes, self._reads):
+            lane.close(deadline)
+        self._hub.close()
+
+    # Private.
+
+    def _deadline(self) -> float:
+        limit_s = self._link.call_timeout_s
+        return self._clock.now() + (limit_s if self._limit_s is None else min(limit_s, self._limit_s))
+
+    def _made(self, lane: Lane, call: Call) -> Future[Any]:
+        return lane.make(call) if self._now else lane.begin(call)
+
+    def _read(
+        self, what: str, statements: Sequence[Statement], decode: Callable[[builtins.list[Row]], Any]
+    ) -> Future[Any]:
+        read = Read(what, self._deadline(), statements, decode)
+        if not self._writes.is_in_doubt:
+            return self._made(self._reads, read)
+
+        def steps() -> Steps[Any]:  # a read is final only once it is known what became of the writes before
+            yield self._writes.begin(Settle(f"{what}, which waits for a write whose outcome is unknown", read.deadline))
+            return (yield self._reads.begin(read))
+
+        return drive(steps())
+
+    def _write(self, make: Callable[[float], Call]) -> Future[Any]:
+        try:
+            return self._made(self._writes, make(self._deadline()))
+        except (LatchworkError, ValueError) as error:
+            return failed(error)
+
+    def _wrote(self, notified: bool) -> None:
+        self._hub.wrote()
+        if not notified:
+            self._owe_notification()
+
+    def _may_notify(self) -> bool:
+        """Whether a notification may be sent with the write that is sent now."""
+        now = self._clock.now()
+        if self._link.pooled or now < self._notified_at + _NOTIFY_EVERY_S:
+            return False
+        self._notified_at = now
+        return True
+
+    def _owe_notification(self) -> None:
+        """Notify others a moment later of everything that was written until then."""
+        with self._lock:
+            if self._owes or self._link.pooled:
+                return
+            self._owes = True
+        self._timer.call_later(_NOTIFY_EVERY_S, self._notify)
+
+    def _notify(self) -> None:
+        with self._lock:
+            self._owes = False
+        self._notified_at = self._clock.now()
+        self._writes.begin(self._writes.notification(self._deadline()))

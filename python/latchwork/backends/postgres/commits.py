@@ -1,0 +1,292 @@
+"""The calls that write: what they ask of the server, and what its answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from latchwork.backends.base import MAX_OLDER, VersionKey, check_version
+from latchwork.backends.futures import reject, resolve
+from latchwork.backends.outcomes import describe
+from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.connection import Row, Statement, number, number_array, text_array
+from latchwork.backends.postgres.errors import ServerError
+from latchwork.backends.postgres.link import Call
+from latchwork.backends.postgres.reads import text
+from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, SessionLost
+from latchwork.types import (
+    Absent,
+    At,
+    Committed,
+    Create,
+    Delete,
+    Entry,
+    Exists,
+    HasId,
+    Op,
+    Ordered,
+    SessionAlive,
+    SimpleCheck,
+)
+
+TREE_BATCH = 1_000  # keys deleted in one transaction: others get their turn in between
+_REASONS: dict[type, str] = {
+    At: "was written or deleted since it was read",
+    Absent: "exists",
+    Exists: "does not exist",
+    Create: "exists already",
+}
+_KINDS: dict[type, str] = {At: "a", Absent: "n", Exists: "e"}
+
+
+class Write(Call):
+    """A write whose lost answer is found out.
+
+    Attributes:
+        request: its number while it is under way or in doubt, else 0.
+        sent_at: local clock time of the last send.
+        changes: False for one that only checks.
+    """
+
+    changes = True
+
+    def __init__(self, what: str, deadline: float) -> None:
+        super().__init__(what, deadline)
+        self.request = 0
+        self.sent_at = 0.0
+
+    def late(self, reason: Exception | None) -> LatchworkError:
+        """Unknown while it is in doubt."""
+        if not self.request:
+            return super().late(reason)
+        made = OutcomeUnknown(
+            f"PostgreSQL did not answer in time when asked to {self.what}; it may have been applied, or may be yet: "
+            "read again to know"
+        )
+        made.__cause__ = reason
+        return made
+
+    def found(self, rows: Sequence[Row]) -> None:
+        """It was applied: these are its changes."""
+        raise NotImplementedError
+
+
+class Commit(Write):
+    """All or nothing, in one statement together with others.
+
+    Args:
+        kind: of its operation: "n" for one that takes a number, "o" for one that names older keys; else empty.
+        stem: of the older keys.
+        ended: ids of the sessions that were closed here.
+    """
+
+    def __init__(
+        self,
+        deadline: float,
+        checks: Sequence[SimpleCheck],
+        ops: Sequence[Op],
+        ended: Collection[str] = (),
+        *,
+        kind: str = "",
+        stem: str | None = None,
+    ) -> None:
+        super().__init__(describe(checks, ops), deadline)
+        self.checks, self.ops, self.kind, self.stem = checks, ops, kind, stem
+        self.changes = bool(ops)
+        self.sessions = [None if isinstance(op, Delete) or op.session is None else op.session.id for op in ops]
+        for check in checks:
+            if isinstance(check, At):
+                check_version(check.version, VersionKey)
+        if ended:
+            for session in self.sessions:
+                if session in ended:
+                    raise gone(session)
+            failed = [check for check in checks if isinstance(check, SessionAlive) and check.session_id in ended]
+            if failed:
+                raise conflict(failed)
+        self.size = sum(len(op.value) for op in ops if not isinstance(op, Delete))
+
+    @property
+    def steps(self) -> int:
+        """Checks and operations."""
+        return len(self.checks) + len(self.ops)
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """What the server says of it."""
+        kinds = {row[1] for row in rows}
+        if b"g" in kinds:
+            reject(self.future, gone(text(rows[0][5])))
+        elif kinds & {b"c", b"x"}:
+            failed = [(self.checks if row[1] == b"c" else self.ops)[number(row[2])] for row in rows]
+            reject(self.future, conflict(failed))
+        else:
+            entries = [self._entry(number(row[2]), row[3:7]) for row in rows if row[1] != b"d"]
+            deleted = [self.ops[number(row[2])].key for row in rows if row[1] == b"d"]
+            self._resolve(number(rows[0][3]) if rows else 0, entries, deleted, rows[-1][7] if rows else None)
+
+    def found(self, rows: Sequence[Row]) -> None:
+        """It was applied: these are its changes."""
+        by_key = {text(row[2]): row for row in rows}
+        entries, deleted = [], []
+        for at, op in enumerate(self.ops):
+            row = by_key.get(op.key) if self.kind != "n" else rows[0]
+            if row is not None and isinstance(op, Delete):
+                deleted.append(op.key)
+            elif row is not None:
+                entries.append(self._entry(at, (row[1], row[3], row[4], row[2])))
+        self._resolve(number(rows[0][1]), entries, deleted, None)
+
+    def _entry(self, at: int, row: Row) -> Entry:
+        op = self.ops[at]
+        assert not isinstance(op, Delete)
+        token, owner = number(row[0]), row[2]
+        return Entry(
+            text(row[3]), op.value, VersionKey(token), token, number(row[1]), None if owner is None else owner.decode()
+        )
+
+    def _resolve(self, token: int, entries: list[Entry], deleted: list[str], older: bytes | None) -> None:
+        done: Any = Committed(token, tuple(entries), tuple(deleted))
+        if self.kind == "n":
+            done = entries[0]
+        elif self.kind == "o":
+            names = None if older is None else [name for name in older.decode().split("/") if name]
+            done = Ordered(entries[0], None if names is None or len(names) > MAX_OLDER else tuple(names))
+        resolve(self.future, done)
+
+
+class TreeDeletion(Write):
+    """Deletes a subtree, a part at a time."""
+
+    def __init__(self, deadline: float, prefix: str) -> None:
+        super().__init__(f"delete the tree at {prefix!r}", deadline)
+        self.prefix = prefix
+        self.deleted = 0
+
+    def add(self, count: int) -> None:
+        """So many more were deleted."""
+        self.deleted += count
+        if count < TREE_BATCH:
+            resolve(self.future, self.deleted)
+
+    def late(self, reason: Exception | None) -> LatchworkError:
+        """Unknown once a part was deleted."""
+        error = super().late(reason)
+        if not self.deleted:
+            return error
+        return OutcomeUnknown(f"{self.what}: {self.deleted} keys were deleted, then: {error}; do it again for the rest")
+
+    def found(self, rows: Sequence[Row]) -> None:
+        """It was applied: these are its changes."""
+        self.add(len(rows))
+
+
+class Ask(Call):
+    """A statement that may be run twice.
+
+    Args:
+        once: it is not sent again when its answer is lost.
+        sent: called right before it is sent.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        deadline: float,
+        statement: Statement,
+        decode: Callable[[list[Row]], Any],
+        *,
+        once: bool = False,
+        sent: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(what, deadline)
+        self.statement, self.once, self.sent = statement, once, sent
+        self._decode = decode
+
+    def end(self, rows: list[Row]) -> None:
+        """Give the answer."""
+        try:
+            resolve(self.future, self._decode(rows))
+        except LatchworkError as error:
+            reject(self.future, error)
+
+
+def encode(commits: Sequence[Commit]) -> tuple[bytes, ...]:
+    """Many commits as parameters of one statement."""
+    check_ends: list[int] = []
+    op_ends: list[int] = []
+    value_ends: list[int] = []
+    kinds: list[str] = []
+    keys: list[str | None] = []
+    tokens: list[int] = []
+    op_kinds: list[str] = []
+    op_keys: list[str | None] = []
+    sessions: list[str | None] = []
+    stems: list[str | None] = []
+    values: list[bytes] = []
+    size = 0
+    for commit in commits:
+        for check in commit.checks:
+            kinds.append(_KINDS.get(type(check), "s"))
+            keys.append(check.session_id if isinstance(check, SessionAlive) else check.key)
+            version = check.version if isinstance(check, At) else None
+            tokens.append(version.token if isinstance(version, VersionKey) else 0)
+        for op, session in zip(commit.ops, commit.sessions, strict=True):
+            if isinstance(op, Delete):
+                op_kinds.append("d")
+            else:
+                op_kinds.append(commit.kind or ("c" if isinstance(op, Create) else "p"))
+                values.append(op.value)
+                size += len(op.value)
+            op_keys.append(op.key)
+            sessions.append(session)
+            stems.append(commit.stem)
+            value_ends.append(size)
+        check_ends.append(len(kinds))
+        op_ends.append(len(op_kinds))
+    return (
+        number_array([commit.request for commit in commits]),
+        number_array(check_ends),
+        "".join(kinds).encode(),
+        text_array(keys),
+        number_array(tokens),
+        number_array(op_ends),
+        "".join(op_kinds).encode(),
+        text_array(op_keys),
+        text_array(sessions),
+        text_array(stems),
+        number_array(value_ends),
+        b"".join(values),
+    )
+
+
+def gone(session_id: str | None) -> SessionLost:
+    """The error for a session that has ended."""
+    return SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
+
+
+def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
+    """The error that names what did not hold."""
+    first = failed[0]
+    if isinstance(first, SessionAlive):
+        what = f"session {first.session_id} has ended"
+    else:
+        what = f"{first.key!r} {_REASONS[type(first)]}"
+    more = f" and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
+    return Conflict(f"nothing was written: {what}{more}; read again, then try again", failed)
+
+
+def sequential(deadline: float, key: str, value: bytes, session: HasId | None, ended: Collection[str]) -> Commit:
+    """Create a key with the next number of its parent."""
+    return Commit(deadline, (), (Create(key, value, session),), ended, kind="n")
+
+
+def ordered(deadline: float, stem: str, op: Create, ended: Collection[str]) -> Commit:
+    """Create a key, and name the older ones of its kind."""
+    return Commit(deadline, (), (op,), ended, kind="o", stem=stem)
+
+
+def refusal(error: ServerError, what: str) -> LatchworkError:
+    """Our error for a statement of one call that was refused."""
+    if error.code == errors.NOT_A_LEAF:
+        return InvalidKey(f"could not {what}: of {error.detail!r}, {error}; use another key")
+    return errors.translate(error, what)

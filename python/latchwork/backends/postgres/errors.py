@@ -1,0 +1,119 @@
+"""The one seam between PostgreSQL's errors and ours. Nothing here touches the network."""
+
+from __future__ import annotations
+
+from psycopg import pq
+
+from latchwork.errors import (
+    AuthenticationFailed,
+    ConnectFailed,
+    LatchworkError,
+    PermissionDenied,
+    QuotaExceeded,
+    TransactionTooLarge,
+    Unavailable,
+)
+
+#: What our own functions raise: a key below one that is bound to a session, and no number left.
+NOT_A_LEAF = "LW001"
+NO_NUMBER_LEFT = "LW002"
+
+_READ_ONLY = "25006"
+_PROTOCOL = "08P01"
+#: Nothing is wrong with the statement: the next try may succeed.
+_PASSING = {"40001", "40P01", _READ_ONLY, "53300", "57P01", "57P02", "57P03", "55P03"}
+#: The server refuses the account or the database, whoever asks again. libpq gives no codes while it connects.
+_REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted")
+
+
+class Broken(Exception):
+    """The connection ended or gave no answer in time: whether what was sent was done is unknown."""
+
+
+class ServerError(Exception):
+    """The server refused a statement, which has had no effect.
+
+    Attributes:
+        code: the five characters of its SQLSTATE; empty while connecting.
+        detail: what the server adds.
+    """
+
+    def __init__(self, message: str, code: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether another try may succeed."""
+        return self.code in _PASSING
+
+    @property
+    def ends_connection(self) -> bool:
+        """Whether another connection is needed for another try: this one leads to a server that takes no writes."""
+        return self.code in {_READ_ONLY, "57P01", "57P02", "57P03"}
+
+
+def of_result(result: pq.abc.PGresult) -> ServerError:
+    """The error that a result is."""
+
+    def field(name: pq.DiagnosticField) -> str:
+        return (result.error_field(name) or b"").decode(errors="replace")
+
+    message = " ".join(field(pq.DiagnosticField.MESSAGE_PRIMARY).split())[:400]
+    return ServerError(message, field(pq.DiagnosticField.SQLSTATE), field(pq.DiagnosticField.MESSAGE_DETAIL))
+
+
+def of_connecting(message: str) -> Exception:
+    """What kept a connection from being opened: a ``ServerError`` only if the server will say so again."""
+    is_final = "unsupported startup parameter" in message or any(words in message for words in _REFUSED)
+    return ServerError(message) if is_final else Broken(message)
+
+
+def is_refused_parameter(error: ServerError) -> bool:
+    """Whether a pooler refused a setting that PostgreSQL itself would have taken."""
+    return "unsupported startup parameter" in str(error)
+
+
+def as_connect_failure(error: ServerError, where: str) -> LatchworkError:
+    """Our error for a server that refused the connection."""
+    said = str(error)
+    if "permission denied" in said:
+        return PermissionDenied(f"{where}: {said}; grant the account CONNECT on the database")
+    if "database" in said and "does not exist" in said:
+        return ConnectFailed(f"{where}: {said}; create it, or name another one in the connection URL")
+    if any(words in said for words in _REFUSED):
+        return AuthenticationFailed(f"{where} refused the account: {said}; check the user and password of the URL")
+    return ConnectFailed(f"{where}: {said}")
+
+
+def translate(error: ServerError, what: str) -> LatchworkError:
+    """Our error for a statement that was refused: it had no effect. ``what`` is the action with its key."""
+    return _caused(_made(error, what), error)
+
+
+def unavailable(error: Exception, what: str) -> LatchworkError:
+    """Our error for what was not done in time."""
+    return _caused(Unavailable(f"PostgreSQL could not {what} in time ({error}); try again"), error)
+
+
+def _made(error: ServerError, what: str) -> LatchworkError:
+    code, said = error.code, str(error)
+    if code == "42501":
+        return PermissionDenied(f"the account may not {what} ({said}); see the reference of URLs for what it needs")
+    if code.startswith("28"):
+        return AuthenticationFailed(f"PostgreSQL refused the account when asked to {what} ({said})")
+    if code in {"53100", "53200"}:
+        return QuotaExceeded(f"PostgreSQL is out of space and could not {what} ({said}); free space on its disk")
+    if code == NO_NUMBER_LEFT:
+        return QuotaExceeded(f"could not {what}: all numbers below that parent were given out; use another parent")
+    if code.startswith("54"):
+        return TransactionTooLarge(f"the request to {what} exceeds what PostgreSQL takes ({said}); write less at once")
+    if code in {"42P01", "3F000", "42883"}:
+        return Unavailable(f"PostgreSQL could not {what}: its schema is not there any more ({said}); connect again")
+    return Unavailable(f"PostgreSQL could not {what} ({said}, SQLSTATE {code}); try again")
+
+
+def _caused(ours: LatchworkError, error: Exception) -> LatchworkError:
+    ours.__cause__ = error
+    return ours

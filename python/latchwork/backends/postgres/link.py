@@ -1,0 +1,225 @@
+"""What the parts of a store share of its server, and a lane: one connection, and the calls that take turns on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+from latchwork.backends.futures import Outcome, reject
+from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.connection import Connection, Connector
+from latchwork.backends.postgres.errors import Broken
+from latchwork.backends.postgres.schema import Schema
+from latchwork.backends.url import StoreURL
+from latchwork.clock import Clock
+from latchwork.errors import Closed, ConnectFailed, LatchworkError
+from latchwork.interrupts import condition, mutex
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+
+
+class Link:
+    """The way to one root on one server. Safe to share between threads.
+
+    Attributes:
+        closing: set when the store is closed.
+    """
+
+    def __init__(self, url: StoreURL, clock: Clock) -> None:
+        self._url = url
+        self._connector = Connector(url, clock)
+        self.clock = clock
+        self.call_timeout_s = url.call_timeout_s
+        self.schema = Schema(url.options.get("schema", "latchwork"))
+        self.root = 0
+        self.closing = threading.Event()
+
+    @property
+    def pooled(self) -> bool:
+        """A pooler stands between: no session of the server is ours."""
+        return self._connector.pooled
+
+    @property
+    def where(self) -> str:
+        """The server, for messages."""
+        return self._connector.where
+
+    @property
+    def channel(self) -> str:
+        """On which the clients of the root notify each other."""
+        return f"{self.schema.name}_{self.root}"
+
+    def greet(self) -> Connection:
+        """Connect for the first time.
+
+        Raises:
+            ConnectFailed: no server that takes writes answered within ``connect_timeout_s``.
+        """
+        limit_s = self._url.connect_timeout_s
+        try:
+            return self.open(self.clock.now() + limit_s)
+        except Broken as error:
+            raise ConnectFailed(
+                f"{self.where} did not answer within {limit_s:g} s ({error}); check that it runs and takes writes, and "
+                "the host, the port and the TLS options (sslmode, tls_ca, tls_cert, tls_key)"
+            ) from error
+
+    def open(self, deadline: float) -> Connection:
+        """Connect; try again until the deadline.
+
+        Raises:
+            Broken: there was no connection until then.
+            Closed: the store was closed.
+            LatchworkError: the server refused the account or the schema.
+        """
+        while True:
+            connection = None
+            try:
+                connection = self._connector.open(deadline)
+                self.root = self.schema.enter(connection, self._url.root, self.where, deadline)
+                return connection
+            except Broken:
+                if connection is not None:
+                    connection.close()
+                if self.clock.now() + RETRY_S >= deadline:
+                    raise
+            except BaseException:
+                if connection is not None:
+                    connection.close()
+                raise
+            if self.clock.wait(self.closing, RETRY_S):
+                raise Closed(f"the store on {self.where} was closed; connect again")
+
+
+class Call:
+    """One call of a store, which ends in time.
+
+    Attributes:
+        what: the action with its key, for messages.
+        deadline: local clock time.
+        future: what the caller gets.
+    """
+
+    def __init__(self, what: str, deadline: float) -> None:
+        self.what = what
+        self.deadline = deadline
+        self.future: Future[Any] = Outcome()
+
+    def late(self, reason: Exception | None) -> LatchworkError:
+        """The error of a call that was not served in time."""
+        return errors.unavailable(reason or Broken("other calls took all the time"), self.what)
+
+
+class Lane(ABC):
+    """One connection. Calls use it one after the other, or several at once; in the caller's thread or in its own.
+
+    Safe to share between threads. Its thread starts when a call has to wait for the first time.
+    """
+
+    def __init__(self, link: Link, name: str, connection: Connection | None = None) -> None:
+        self._link = link
+        self._connection = connection
+        self._name = name
+        self._turn = mutex()  # held by the thread that uses the connection
+        self._mutex = mutex()  # guards what follows
+        self._changed = condition(self._mutex)
+        self._queue: deque[Call] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a connection, or a call that wants one."""
+        return self._connection is not None or bool(self._queue)
+
+    @abstractmethod
+    def _serve(self, calls: list[Call]) -> None:
+        """End the future of each call; the turn is held."""
+
+    def begin(self, call: Call) -> Future[Any]:
+        """Have the call served in the lane's thread."""
+        with self._mutex:
+            if self._closed:
+                reject(call.future, self._refusal())
+                return call.future
+            self._queue.append(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return call.future
+
+    def make(self, call: Call) -> Future[Any]:
+        """Serve the call in this thread, unless others have their turn first."""
+        if self._queue or not self._turn.acquire(blocking=False):
+            return self.begin(call)
+        try:
+            if self._closed:
+                reject(call.future, self._refusal())
+            else:
+                self._serve([call])
+        finally:
+            self._turn.release()
+        return call.future
+
+    def close(self, deadline: float) -> None:
+        """Refuse further calls, end the thread and the connection. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - self._link.clock.now()))
+        if self._turn.acquire(timeout=max(0.0, deadline - self._link.clock.now())):
+            self._disconnect()
+            self._turn.release()
+        else:
+            _log.warning("%s was still waiting for an answer when it was closed", self._name)
+
+    def _still_pending(self, calls: list[Call], reason: Exception | None) -> list[Call]:
+        """Those that have not ended; ends those whose time is over, for this reason."""
+        now = self._link.clock.now()
+        for call in calls:
+            if call.deadline <= now:
+                reject(call.future, call.late(reason))
+        return [call for call in calls if not call.future.done()]
+
+    def _refusal(self) -> Closed:
+        return Closed(f"the store on {self._link.where} was closed; connect again")
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self, deadline: float) -> Connection:
+        """The connection, or a new one; raises as ``Link.open``."""
+        if self._connection is not None and self._connection.is_readable():
+            self._disconnect()  # the server has ended it
+        if self._connection is None:
+            self._connection = self._link.open(deadline)
+        return self._connection
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                while not self._queue and not self._closed:
+                    self._link.clock.wait_condition(self._changed)
+                if not self._queue:
+                    return
+            with self._turn:
+                with self._mutex:
+                    calls = self._take()
+                if calls:
+                    self._serve(calls)
+
+    def _take(self) -> list[Call]:
+        """What is served next, together; the mutex is held."""
+        count = min(len(self._queue), 100)
+        return [self._queue.popleft() for _ in range(count)]

@@ -1,0 +1,185 @@
+"""Reading entries: the statements, what their rows say, and the lane for them.
+
+Keys are ASCII and compared by their bytes, so what lies below ``a`` is everything from ``a/`` up to, not including,
+``a0`` (the character after the slash). The index has the head of a key only: every comparison is made twice.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from latchwork.backends.base import VersionKey
+from latchwork.backends.futures import reject, resolve
+from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.connection import Row, Statement, number, text_array
+from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.link import RETRY_S, Call, Lane
+from latchwork.backends.postgres.schema import Schema
+from latchwork.errors import LatchworkError
+from latchwork.types import Entry
+
+_COLUMNS = "key, value, token, created, owner"
+_END = "\x7f"  # after every character of a key
+_RANGE = (
+    "root = $1::int and left(key, {head}) >= left($2::text, {head}) and left(key, {head}) <= left($3::text, {head}) "
+    "and key >= $2::text and key < $3::text"
+)
+
+# Visits one key per name directly below: after a key directly below it goes on with the next one ("!" comes before
+# every character of a key), after one further down it jumps behind the whole subtree. So the cost is one index look-up
+# per name, however much lies below. $4 is the position of the name within the key.
+_VISITED = f"""
+with recursive visited (key) as (
+  (select key from {{s}}.entries where {_RANGE} order by left(key, {{head}}), key limit 1)
+  union all
+  select (
+    select e.key from {{s}}.entries e, lateral (select case position('/' in substr(v.key, $4))
+        when 0 then v.key || '!' else substr(v.key, 1, $4 + position('/' in substr(v.key, $4)) - 2) || '0' end as low) n
+    where e.root = $1 and left(e.key, {{head}}) >= left(n.low, {{head}}) and left(e.key, {{head}}) <= left($3, {{head}})
+      and e.key >= n.low and e.key < $3 order by left(e.key, {{head}}), e.key limit 1)
+  from visited v where v.key is not null)
+"""
+
+
+class Reading:
+    """The statements for one root, and what their rows say."""
+
+    def __init__(self, schema: Schema, root: int) -> None:
+        self._root = b"%d" % root
+        at = "root = $1 and left(key, {head}) = left($2, {head}) and key = $2"
+        ordered = " order by left(key, {head}), key limit $4"
+        self._get = schema.query("get", f"select {_COLUMNS} from {{s}}.entries where {at}")
+        self._get_many = schema.query(
+            "get_many",
+            f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from unnest($2::text[]) k "
+            "join {s}.entries e on e.root = $1 and left(e.key, {head}) = left(k, {head}) and e.key = k",
+        )
+        self._subtree = schema.query("subtree", f"select {_COLUMNS} from {{s}}.entries where {_RANGE}{ordered}")
+        self._directly = schema.query(
+            "directly",
+            _VISITED + "select e.key, e.value, e.token, e.created, e.owner from visited v join {s}.entries e on "
+            "e.root = $1 and left(e.key, {head}) = left(v.key, {head}) and e.key = v.key "
+            "where position('/' in substr(v.key, $4)) = 0 order by v.key limit $5",
+        )
+        self._names = schema.query(
+            "names", _VISITED + "select split_part(substr(key, $4), '/', 1) from visited where key is not null"
+        )
+
+    def get(self, key: str) -> Statement:
+        """One key."""
+        return Statement(self._get, (self._root, key.encode()))
+
+    def get_many(self, keys: Sequence[str]) -> Statement:
+        """Those of the keys that are there, in no order."""
+        return Statement(self._get_many, (self._root, text_array(keys)))
+
+    def listing(
+        self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None
+    ) -> builtins.list[Statement]:
+        """The entries below a prefix, in order: the rows of the statements one after the other."""
+        most = None if limit is None else b"%d" % limit
+        found = []
+        for low, high in ranges(prefix, start_after):
+            if recursive:
+                found.append(Statement(self._subtree, (self._root, low, high, most)))
+            else:
+                found.append(Statement(self._directly, (self._root, low, high, _position(prefix), most)))
+        return found
+
+    def names(self, prefix: str) -> builtins.list[Statement]:
+        """The names directly below a prefix; each may come twice."""
+        return [
+            Statement(self._names, (self._root, low, high, _position(prefix))) for low, high in ranges(prefix, None)
+        ]
+
+    def at_and_below(self, prefix: str) -> builtins.list[Statement]:
+        """The entry at the prefix and its whole subtree."""
+        below = self.listing(prefix, recursive=True, limit=None, start_after=None)
+        return [self.get(prefix), *below] if prefix else below
+
+
+def ranges(prefix: str, start_after: str | None) -> list[tuple[bytes, bytes]]:
+    """The key ranges of a subtree, in order; those at the top leave out the hidden keys."""
+    found = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
+    first = "" if start_after is None else start_after + "!"
+    return [(max(low, first).encode(), high.encode()) for low, high in found if first < high]
+
+
+def _position(prefix: str) -> bytes:
+    return b"%d" % (len(prefix) + 2 if prefix else 1)
+
+
+def entry(row: Row) -> Entry:
+    """The entry that a row is."""
+    key, value, token, created, owner = row
+    assert key is not None
+    at = number(token)
+    return Entry(
+        key.decode(), value or b"", VersionKey(at), at, number(created), None if owner is None else owner.decode()
+    )
+
+
+def text(data: bytes | None) -> str:
+    """A text of the server."""
+    return "" if data is None else data.decode()
+
+
+class Read(Call):
+    """A call that reads: statements, and what their rows come to."""
+
+    def __init__(
+        self, what: str, deadline: float, statements: Sequence[Statement], decode: Callable[[list[Row]], Any]
+    ) -> None:
+        super().__init__(what, deadline)
+        self.statements = statements
+        self._decode = decode
+
+    def end(self, answers: Sequence[list[Row]]) -> None:
+        """Give the answer."""
+        rows = answers[0] if len(answers) == 1 else [row for answer in answers for row in answer]
+        try:
+            resolve(self.future, self._decode(rows))
+        except Exception as error:
+            reject(self.future, error)
+
+
+class ReadLane(Lane):
+    """Reads, which are made again while there is time when the connection breaks."""
+
+    def _serve(self, calls: list[Call]) -> None:
+        reason: Exception | None = None
+        while pending := self._still_pending(calls, reason):
+            try:
+                reason = self._try([call for call in pending if isinstance(call, Read)])
+            except Broken as error:
+                reason = error
+                self._disconnect()
+            except LatchworkError as error:
+                for call in pending:
+                    reject(call.future, error)
+            except BaseException:
+                self._disconnect()
+                raise
+
+    def _try(self, pending: list[Read]) -> ServerError | None:
+        """Make the reads; why some were not answered."""
+        deadline = min(call.deadline for call in pending)
+        connection = self._connected(deadline)
+        answers = iter(connection.run([each for call in pending for each in call.statements], deadline))
+        reason: ServerError | None = None
+        for call in pending:
+            own = [next(answers) for _ in call.statements]
+            refused = next((each for each in own if isinstance(each, ServerError)), None)
+            if refused is None:
+                call.end([each for each in own if not isinstance(each, ServerError)])
+            elif refused.is_passing:
+                reason = refused
+            else:
+                reject(call.future, errors.translate(refused, call.what))
+        if reason is not None:
+            if reason.ends_connection:
+                self._disconnect()
+            self._link.clock.wait(self._link.closing, RETRY_S)
+        return reason

@@ -1,0 +1,163 @@
+"""Sessions: rows with a deadline by the server's clock, which one statement renews for all sessions of a store.
+
+Nothing here renews by itself: the store's session threads ask for it. What is asked for within a twentieth of the
+shortest TTL is sent together.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from latchwork.backends.base import BackendSession
+from latchwork.backends.futures import Outcome, chain, completed, failed, reject, resolve, then
+from latchwork.backends.postgres.commits import Ask, gone
+from latchwork.backends.postgres.connection import Row, Statement, number, text_array
+from latchwork.backends.postgres.link import Link
+from latchwork.backends.postgres.reads import text
+from latchwork.backends.postgres.writes import WriteLane
+from latchwork.backends.timer import Timer
+from latchwork.interrupts import mutex
+
+#: Shorter sessions would end when a busy machine delays their owner a little.
+LEAST_TTL_S = 1.0
+_TOGETHER_PART = 1 / 20
+_RENEWALS_PER_TTL = 3
+
+
+class PostgresSession:
+    """One row of the sessions table. Safe to share between threads."""
+
+    confirm_gap_s = 0.0
+
+    def __init__(self, owner: Sessions, session_id: str, ttl_s: float, opened_at: float, token: int) -> None:
+        self._owner = owner
+        self.id = session_id
+        self.ttl_s = ttl_s
+        self.opened_at = opened_at
+        self.token = token
+        self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
+
+    def renew(self) -> Future[float]:
+        """Keep it for another TTL; the local clock time at which the server was asked."""
+        return self._owner.renew(self)
+
+    def close(self) -> Future[None]:
+        """End it now; what is asked of it from here on fails. Idempotent."""
+        return self._owner.end(self)
+
+
+class Sessions:
+    """The sessions of one store. Safe to share between threads.
+
+    Attributes:
+        ended: ids of the sessions that were closed here and may be in the database yet.
+    """
+
+    def __init__(self, link: Link, lane: WriteLane, timer: Timer, opened: Callable[[float], None]) -> None:
+        self._link = link
+        self._lane = lane
+        self._timer = timer
+        self._opened = opened
+        self._lock = mutex()
+        self._open: dict[str, PostgresSession] = {}
+        self._asked: dict[str, Future[float]] = {}
+        self.ended: set[str] = set()
+        query = link.schema.query
+        self._open_query = query("open_session", "select {s}.open_session($1, $2, $3)")
+        self._renew_query = query("renew_sessions", "select {s}.renew_sessions($1, $2)")
+        self._close_query = query("close_sessions", "select {s}.close_sessions($1, $2)")
+
+    @property
+    def ids(self) -> list[str]:
+        """Those that are open here."""
+        with self._lock:
+            return list(self._open)
+
+    def open(self, ttl_s: float) -> Future[BackendSession]:
+        """Open a session."""
+        ttl_s = max(float(ttl_s), LEAST_TTL_S)
+        opened_at = self._link.clock.now()
+        session_id = secrets.token_hex(8)
+        params = (b"%d" % self._link.root, session_id.encode(), repr(ttl_s).encode())
+
+        def made(rows: list[Row]) -> BackendSession:
+            session = PostgresSession(self, session_id, ttl_s, opened_at, number(rows[0][0]))
+            with self._lock:
+                self._open[session_id] = session
+            self._opened(ttl_s)
+            return session
+
+        deadline = opened_at + self._link.call_timeout_s
+        return self._lane.begin(Ask("open a session", deadline, Statement(self._open_query, params), made))
+
+    def renew(self, session: PostgresSession) -> Future[float]:
+        """Have it renewed together with others that ask about now."""
+        outcome: Future[float] = Outcome()
+        with self._lock:
+            if session.id not in self._open:
+                return failed(gone(session.id))
+            is_first = not self._asked
+            before = self._asked.get(session.id)
+            if before is None:
+                self._asked[session.id] = outcome
+            least_s = min(each.ttl_s for each in self._open.values())
+            together = len(self._open) > 1
+        if before is not None:
+            chain(before, outcome)
+        elif is_first and together:
+            self._timer.call_later(least_s * _TOGETHER_PART, self._send)
+        elif is_first:
+            self._send()
+        return outcome
+
+    def end(self, session: PostgresSession) -> Future[None]:
+        """Refuse the session from now on, and have its keys vanish."""
+        with self._lock:
+            known = self._open.pop(session.id, None) is not None
+            if known:
+                self.ended.add(session.id)
+            retry = not known and session.id in self.ended
+        if not known and not retry:
+            return completed(None)
+
+        def ended(_: object) -> None:
+            self.ended.discard(session.id)
+
+        deadline = self._link.clock.now() + self._link.call_timeout_s
+        params = (b"%d" % self._link.root, text_array([session.id]))
+        what = f"close session {session.id}"
+        closing = self._lane.begin(Ask(what, deadline, Statement(self._close_query, params), lambda _: None))
+        return then(closing, ended)
+
+    def _send(self) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, {}
+            ttl_s = min((self._open[each].ttl_s for each in asked if each in self._open), default=LEAST_TTL_S)
+        if not asked:
+            return
+        sent_at = [0.0]
+
+        def sent() -> None:
+            sent_at[0] = self._link.clock.now()
+
+        statement = Statement(self._renew_query, (b"%d" % self._link.root, text_array(list(asked))))
+        deadline = self._link.clock.now() + min(self._link.call_timeout_s, max(0.5, ttl_s / 4))
+        ask = Ask(f"renew {len(asked)} sessions", deadline, statement, _names, once=True, sent=sent)
+        self._lane.begin(ask).add_done_callback(lambda done: self._renewed(asked, sent_at[0], done))
+
+    def _renewed(self, asked: dict[str, Future[float]], sent_at: float, done: Future[Sequence[str]]) -> None:
+        error = done.exception()
+        alive = set() if error is not None else set(done.result())
+        for session_id, outcome in asked.items():
+            if error is not None:
+                reject(outcome, error)
+            elif session_id in alive:
+                resolve(outcome, sent_at)
+            else:
+                reject(outcome, gone(session_id))
+
+
+def _names(rows: list[Row]) -> list[str]:
+    return [text(row[0]) for row in rows]

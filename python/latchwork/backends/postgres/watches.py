@@ -1,0 +1,344 @@
+"""One thread per open store that follows the changes of its root, feeds the watches and ends sessions that are over.
+
+It reads the table of changes from the last one it knows on. It looks when this store has written, when another one
+notifies it, and every second or two in case that a notification was lost with the process that owed it. Behind a pooler
+nobody can notify it: there it looks every 30 ms while there are watches.
+
+A look is one snapshot of the database. If the last known change is not among the changes any more, they were trimmed,
+or the server has gone back to an older state: then every watch begins again with a ``Snapshot``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import select
+import struct
+import threading
+from collections.abc import Iterable
+
+from latchwork.backends.base import Broken as BrokenWatch
+from latchwork.backends.base import Current, Delta, Sink, Snapshot, WatchEvent
+from latchwork.backends.delivery import DeliveringWatch
+from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.connection import Connection, Row, Statement, number
+from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.link import Link
+from latchwork.backends.postgres.reads import Reading, entry, text
+from latchwork.errors import Closed, LatchworkError, PermissionDenied
+from latchwork.interrupts import mutex
+from latchwork.types import Change, Entry
+
+_log = logging.getLogger(__name__)
+
+_CURRENT_EVERY_S = 1.0
+_FALLBACK_S = 2.0
+_POLL_S = 0.03
+#: Between two looks, so that many commits are told at once.
+_PAUSE_S = 0.002
+_RECONNECT_S = 0.1
+_LOOK_TIMEOUT_S = 20.0
+#: Stores end the sessions of others this much after their deadline, each at another moment of it.
+_SWEEP_JITTER_S = 0.1
+_IDLE_SWEEP_S = 30.0
+
+
+class PostgresWatch(DeliveringWatch):
+    """One watch. The thread alone delivers to it."""
+
+    def __init__(self, hub: Hub, prefix: str, sink: Sink, *, beats: bool) -> None:
+        super().__init__(prefix, sink, hub.forget)
+        self.beats = beats
+        self.is_new = True
+        self.told_at = 0.0
+
+
+class Hub:
+    """The thread and its connection. Safe to share between threads."""
+
+    def __init__(self, link: Link, reading: Reading, name: str, who: bytes) -> None:
+        self._link = link
+        self._reading = reading
+        self._clock = link.clock
+        self._who = who
+        self._lock = mutex()
+        self._watches: dict[str, list[PostgresWatch]] = {}  # by prefix
+        self._connection: Connection | None = None
+        self._known: tuple[int, int] | None = None  # token and request of the last change that was told
+        self._look_at = 0.0  # local clock time; brought forward by those who know of a change
+        self._looked_at = 0.0
+        self._sweep_at = 0.0
+        self._failing = False
+        self._closing = False
+        query = link.schema.query
+        self._begin = query("begin", "begin transaction isolation level repeatable read read only")
+        self._commit = query("commit", "commit")
+        self._changes = query(
+            "changes",
+            "select token, request, key, created from {s}.changes where root = $1 and token >= $2 order by token",
+        )
+        self._newest = query(
+            "newest",
+            "select token, request, key, created from {s}.changes where root = $1 order by token desc limit 1",
+        )
+        self._sweep = query("sweep", "select * from {s}.sweep($1)")
+        self._listen = query("listen", f"listen {link.channel}")
+        self._wakes, self._wake = os.pipe()
+        os.set_blocking(self._wakes, False)
+        os.set_blocking(self._wake, False)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def watch(self, prefix: str, sink: Sink, *, beats: bool) -> PostgresWatch:
+        """Add a watch; its first event comes from the thread."""
+        watch = PostgresWatch(self, prefix, sink, beats=beats)
+        with self._lock:
+            if self._closing:
+                raise Closed(f"the store on {self._link.where} was closed; connect again")
+            self._watches.setdefault(prefix, []).append(watch)
+        self.look()
+        return watch
+
+    def forget(self, watch: PostgresWatch) -> None:
+        """Take a watch out."""
+        with self._lock:
+            beside = self._watches.get(watch.prefix, [])
+            if watch in beside:
+                beside.remove(watch)
+            if not beside:
+                self._watches.pop(watch.prefix, None)
+
+    def wrote(self) -> None:
+        """This store has written something."""
+        if self._watches:
+            self.look()
+
+    def look(self) -> None:
+        """Look as soon as possible."""
+        self._look_at = 0.0
+        self._nudge()
+
+    def expect(self, ttl_s: float) -> None:
+        """A session was opened that may be over so much later."""
+        self._sweep_at = min(self._sweep_at, self._clock.now() + ttl_s)
+        self._nudge()
+
+    def close(self) -> None:
+        """End every watch, join the thread and close the connection. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            watches = [watch for each in self._watches.values() for watch in each]
+        for watch in watches:
+            watch.close()
+        self._nudge()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+        os.close(self._wakes)
+        os.close(self._wake)
+
+    # Private: in the thread.
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has more than enough wakes to read
+            os.write(self._wake, b"x")
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._step()
+                self._wait()
+            except Broken as error:
+                self._fail(error)
+            except PermissionDenied as error:
+                self._end_watches(error)
+            except LatchworkError as error:
+                self._fail(error)
+            except Exception as error:
+                _log.exception("following the changes failed; please report this")
+                self._fail(error)
+        self._disconnect()
+
+    def _step(self) -> None:
+        now = self._clock.now()
+        sweeps = now >= self._sweep_at
+        looks = bool(self._watches) and now >= self._look_at
+        if not (sweeps or looks):
+            return
+        connection = self._connected()
+        deadline = now + _LOOK_TIMEOUT_S
+        if sweeps:
+            self._sweep_now(connection, deadline)
+        if looks or self._watches:
+            self._look_now(connection, deadline)
+        if self._failing:
+            self._failing = False
+            _log.info("watches go on")
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._link.open(self._clock.now() + self._link.call_timeout_s)
+            self._sweep_at = 0.0
+            if not self._link.pooled:
+                _ask(self._connection, [Statement(self._listen)], self._clock.now() + self._link.call_timeout_s)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _sweep_now(self, connection: Connection, deadline: float) -> None:
+        (rows,) = _ask(connection, [Statement(self._sweep, (b"%d" % self._link.root,))], deadline)
+        ended, next_s = number(rows[0][0]), rows[0][1]
+        left_s = _IDLE_SWEEP_S if next_s is None else max(0.0, _float(next_s))
+        self._sweep_at = self._clock.now() + min(left_s, _IDLE_SWEEP_S) + random.uniform(0.0, _SWEEP_JITTER_S)
+        if ended:
+            _log.info("%d sessions of others were over and have been ended", ended)
+            self._look_at = 0.0
+            self.tell_others()
+
+    def tell_others(self) -> None:
+        """Set by the backend: notify other stores."""
+
+    def _look_now(self, connection: Connection, deadline: float) -> None:
+        with self._lock:
+            watches = [watch for each in self._watches.values() for watch in each]
+        self._looked_at = as_of = self._clock.now()
+        self._look_at = as_of + self._pause_s()
+        root, known = b"%d" % self._link.root, self._known
+        since = b"%d" % (known[0] if known is not None else 0)
+        first = [Statement(self._begin), Statement(self._newest, (root,)), Statement(self._changes, (root, since))]
+        _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
+        is_gap = known is None or not rows or (number(rows[0][0]), number(rows[0][1])) != known
+        changed = {} if is_gap else {text(row[2]): row for row in rows[1:]}
+        told = self._concerned(changed)
+        wanted = [key for key in told if changed[key][3] is not None]
+        new = [watch for watch in watches if watch.is_new or is_gap]
+        reads = [self._reading.at_and_below(watch.prefix) for watch in new]
+        statements = [
+            self._reading.get_many(wanted),
+            *(each for read in reads for each in read),
+            Statement(self._commit),
+        ]
+        answers = iter(_ask(connection, statements if wanted else statements[1:], deadline))
+        found = {each.key: each for each in map(entry, next(answers))} if wanted else {}
+        events = self._deltas(changed, told, found, as_of)
+        for watch, read in zip(new, reads, strict=True):
+            events[watch] = Snapshot(tuple(entry(row) for _ in read for row in next(answers)), as_of)
+        self._known = (number(last[0][0]), number(last[0][1])) if last else None
+        for watch in watches:
+            self._deliver(watch, events.get(watch), as_of)
+
+    def _concerned(self, changed: Iterable[str]) -> dict[str, list[PostgresWatch]]:
+        """Changed keys that somebody watches, with the watches."""
+        told: dict[str, list[PostgresWatch]] = {}
+        with self._lock:
+            for key in changed:
+                if key.startswith("@"):
+                    continue
+                found = list(self._watches.get("", ()))
+                at = key.find("/")
+                while at > 0:
+                    found += self._watches.get(key[:at], ())
+                    at = key.find("/", at + 1)
+                found += self._watches.get(key, ())
+                if found:
+                    told[key] = found
+        return told
+
+    @staticmethod
+    def _deltas(
+        changed: dict[str, Row], told: dict[str, list[PostgresWatch]], found: dict[str, Entry], as_of: float
+    ) -> dict[PostgresWatch, WatchEvent]:
+        """What the watches are told that have a state already."""
+        own: dict[PostgresWatch, list[Change]] = {}
+        for key in sorted(told, key=lambda key: number(changed[key][0])):
+            for watch in told[key]:
+                own.setdefault(watch, []).append(Change(key, found.get(key)))
+        return {watch: Delta(tuple(changes), as_of) for watch, changes in own.items()}
+
+    def _deliver(self, watch: PostgresWatch, event: WatchEvent | None, as_of: float) -> None:
+        if watch.is_new and not isinstance(event, Snapshot):
+            return
+        watch.is_new = False
+        if event is None and watch.beats and as_of - watch.told_at >= _CURRENT_EVERY_S * 0.9:
+            event = Current(as_of)
+        if event is not None:
+            watch.told_at = as_of
+            watch.deliver(event)
+
+    def _pause_s(self) -> float:
+        """Seconds to the next look if nothing is heard."""
+        if self._link.pooled:
+            return _POLL_S
+        with self._lock:
+            beats = any(watch.beats for each in self._watches.values() for watch in each)
+        return _CURRENT_EVERY_S if beats else _FALLBACK_S
+
+    def _fail(self, error: Exception) -> None:
+        self._disconnect()
+        if not self._failing and not self._closing:
+            self._failing = True
+            _log.warning("watches are delayed and go on by themselves: %s", error)
+        self._clock.wait(self._link.closing, _RECONNECT_S)
+        self._look_at = 0.0
+
+    def _end_watches(self, error: LatchworkError) -> None:
+        self._disconnect()
+        with self._lock:
+            watches = [watch for each in self._watches.values() for watch in each]
+            self._watches.clear()
+        for watch in watches:
+            watch.deliver(BrokenWatch(error))
+        self._sweep_at = self._clock.now() + _IDLE_SWEEP_S
+
+    def _wait(self) -> None:
+        """Until something is due or heard; a look comes no sooner than a moment after the one before."""
+        connection = self._connection
+        while not self._closing:
+            now = self._clock.now()
+            due = self._sweep_at
+            if self._watches:
+                due = min(due, max(self._look_at, self._looked_at + _PAUSE_S))
+            if now >= due:
+                return
+            waits = [self._wakes] if connection is None else [self._wakes, connection.fileno]
+            # Real time even under a virtual clock: other processes do not wait for that clock.
+            ready, _, _ = select.select(waits, [], [], min(due - now, _IDLE_SWEEP_S))
+            if self._wakes in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakes, 4096)
+            if connection is not None and connection.fileno in ready:
+                heard = connection.notified()
+                if any(who != self._who for who in heard):
+                    self._look_at = 0.0
+
+
+def _ask(
+    connection: Connection, statements: list[Statement], deadline: float, count: int | None = None
+) -> list[list[Row]]:
+    """The rows of the statements; of so many, if a count is given: those that were not made have none.
+
+    Raises:
+        Broken: the connection ended, or the server refuses for now.
+        LatchworkError: it refuses.
+    """
+    rows: list[list[Row]] = []
+    for answer in connection.run(statements, deadline):
+        if isinstance(answer, ServerError):
+            if answer.is_passing:
+                raise Broken(str(answer)) from answer
+            raise errors.translate(answer, "follow the changes")
+        rows.append(answer)
+    return rows + [[]] * ((count or 0) - len(rows))
+
+
+def _float(data: bytes) -> float:
+    return float(struct.unpack("!d", data)[0])

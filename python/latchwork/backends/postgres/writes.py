@@ -1,0 +1,257 @@
+"""Writing: many commits in one statement, and finding out what became of those whose answer was lost.
+
+Every write names its writer, the row of one open store in ``writers``, and has a request ID that is stored with its
+changes. When an answer is lost, the store puts another writer in the place of its own, under the lock of the root:
+
+    the lost statement had the lock before   it has ended, and what it changed is found by its request IDs
+    it has not had the lock yet              it finds its writer gone, and does nothing: it can be sent again
+
+So a write is applied, or not applied for good, before anything else that this store asks is answered. A write whose
+deadline passes before the server can be asked is ``OutcomeUnknown``; reads of the same store wait for the answer too.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+
+from latchwork.backends.futures import reject, resolve
+from latchwork.backends.postgres import errors
+from latchwork.backends.postgres.commits import TREE_BATCH, Ask, Commit, TreeDeletion, Write, encode, refusal
+from latchwork.backends.postgres.connection import (
+    Answer,
+    Connection,
+    Row,
+    Statement,
+    as_text,
+    number,
+    number_array,
+    text_array,
+)
+from latchwork.backends.postgres.errors import Broken, ServerError
+from latchwork.backends.postgres.link import RETRY_S, Call, Lane, Link
+from latchwork.backends.postgres.schema import KEPT_CHANGES, KEPT_S
+from latchwork.errors import LatchworkError
+
+_BATCH_BYTES = 2_000_000
+_BATCH_STEPS = 1_000
+#: The changes of a request that was sent longer ago may have been forgotten.
+_REMEMBERED_S = KEPT_S * 0.8
+#: Changes that this store makes between two times at which it has old ones forgotten.
+_TRIM_EVERY = KEPT_CHANGES // 4
+
+
+class Settle(Call):
+    """Ends once nothing is in doubt that was asked before."""
+
+
+class WriteLane(Lane):
+    """Writes of one store, in the order in which they were asked.
+
+    Args:
+        committed: called after something may have been written, with whether other processes are notified of it.
+        may_notify: whether other processes shall be notified of what is written now.
+    """
+
+    def __init__(
+        self, link: Link, name: str, committed: Callable[[bool], None], may_notify: Callable[[], bool], who: bytes
+    ) -> None:
+        super().__init__(link, name)
+        self._committed = committed
+        self._may_notify = may_notify
+        self._who = who
+        self._writer = 0
+        self._in_doubt: dict[int, Write] = {}
+        self._seen = 0  # a token of this store; its later writes have greater ones
+        self._untrimmed = 0
+        query = link.schema.query
+        self._write = query(
+            "write", f"select * from {{s}}.write({', '.join(f'${at}' for at in range(1, 15))})", binary=(13,)
+        )
+        self._tree = query("tree", "select {s}.delete_below($1, $2, $3, $4, $5)")
+        self._supersede = query("supersede", "select * from {s}.supersede($1, $2, $3, $4, $5)")
+        self._leave = query("leave", "select {s}.leave($1, $2, $3)")
+        self._notify = query("notify", "select {s}.notify($1, $2)")
+        self._trim = query("trim", "select {s}.trim($1, $2, $3)")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the outcome of a write is unknown: a read would not be final."""
+        return bool(self._in_doubt)
+
+    def notification(self, deadline: float) -> Ask:
+        """Tell the other processes that something was written."""
+        return Ask("notify", deadline, self._notifying(), lambda _: None, once=True)
+
+    def leaving(self, deadline: float, sessions: Sequence[str]) -> Ask:
+        """End the sessions and the writer."""
+        params = (b"%d" % self._link.root, b"%d" % self._writer, text_array(sessions))
+        return Ask("close the store", deadline, Statement(self._leave, params), lambda _: None)
+
+    # Private: in the thread whose turn it is.
+
+    def _take(self) -> list[Call]:
+        calls: list[Call] = []
+        size = steps = 0
+        while self._queue and steps < _BATCH_STEPS and size < _BATCH_BYTES:
+            call = self._queue.popleft()
+            calls.append(call)
+            if isinstance(call, Commit):
+                size += call.size
+                steps += call.steps
+        return calls
+
+    def _serve(self, calls: list[Call]) -> None:
+        reason: Exception | None = None
+        while pending := self._still_pending(calls, reason):
+            deadline = min(call.deadline for call in pending)
+            try:
+                connection = self._ready(deadline)
+                pending = [call for call in pending if not call.future.done()]
+                reason = self._send(connection, pending, deadline)
+            except Broken as error:
+                reason = error
+                self._lose(pending, error)
+            except LatchworkError as error:
+                for call in pending:
+                    reject(call.future, call.late(error) if isinstance(call, Write) and call.request else error)
+            except BaseException:
+                self._disconnect()  # what was sent is in doubt
+                raise
+
+    def _lose(self, pending: Collection[Call], error: Broken) -> None:
+        """The connection is of no more use, and what was sent on it is in doubt."""
+        self._disconnect()
+        for call in pending:
+            if isinstance(call, Ask) and call.once:
+                reject(call.future, call.late(error))
+
+    def _ready(self, deadline: float) -> Connection:
+        """The connection of a writer that has nothing in doubt."""
+        connection = self._connected(deadline)
+        if self._writer and not self._in_doubt:
+            return connection
+        after = secrets.randbits(62) or 1
+        doubts = dict(self._in_doubt)
+        numbers = [self._link.root, self._writer, after, self._seen]
+        params = (*(b"%d" % each for each in numbers), number_array(list(doubts)))
+        (answer,) = connection.run([Statement(self._supersede, params)], deadline)
+        if isinstance(answer, ServerError):
+            self._disconnect()
+            if answer.is_passing:
+                raise Broken(str(answer)) from answer
+            raise errors.translate(answer, "begin to write")
+        self._writer = after
+        self._in_doubt.clear()
+        rows: dict[int, list[Row]] = {}
+        for row in answer:
+            rows.setdefault(number(row[0]), []).append(row)
+        for request, write in doubts.items():
+            self._settle(write, rows.get(request, ()))
+        if rows:
+            self._committed(False)
+        return connection
+
+    def _settle(self, write: Write, rows: Sequence[Row]) -> None:
+        """End a write that was in doubt, if it was applied; if it was not, it can be sent again."""
+        if rows:
+            write.found(rows)
+        elif self._link.clock.now() - write.sent_at > _REMEMBERED_S:
+            reject(write.future, write.late(Broken("it is not remembered any more whether it was applied")))
+        write.request = 0
+
+    def _send(self, connection: Connection, pending: Sequence[Call], deadline: float) -> ServerError | None:
+        """Send what is pending, and end what was answered; why something was not."""
+        batches = self._batches(pending)
+        if not batches:
+            return None
+        notifies = bool(self._in_doubt) and self._may_notify()
+        extra = self._extra(notifies=notifies)
+        answers = connection.run([*(statement for statement, _ in batches), *extra], deadline, owe=len(extra))
+        wrote = bool(self._in_doubt)
+        self._in_doubt.clear()
+        refused = [self._answered(calls, answer) for (_, calls), answer in zip(batches, answers, strict=True)]
+        if wrote:
+            self._committed(notifies)
+        reason = next((error for error in refused if error is not None), None)
+        if reason is not None:
+            if reason.ends_connection:
+                self._disconnect()
+            self._link.clock.wait(self._link.closing, RETRY_S)
+        return reason
+
+    def _batches(self, pending: Sequence[Call]) -> list[tuple[Statement, Sequence[Call]]]:
+        """The statements for what is pending, each with its calls; what changes something is in doubt from here on."""
+        now = self._link.clock.now()
+        for call in pending:
+            if isinstance(call, Write) and call.changes:
+                call.request, call.sent_at = secrets.randbits(62) or 1, now
+                self._in_doubt[call.request] = call
+        root, writer = b"%d" % self._link.root, b"%d" % self._writer
+        commits = [call for call in pending if isinstance(call, Commit)]
+        batches: list[tuple[Statement, Sequence[Call]]] = []
+        if commits:
+            batches.append((Statement(self._write, (root, writer, *encode(commits))), commits))
+        for call in pending:
+            if isinstance(call, TreeDeletion):
+                params = (root, writer, b"%d" % call.request, call.prefix.encode(), b"%d" % TREE_BATCH)
+                batches.append((Statement(self._tree, params), [call]))
+            elif isinstance(call, Ask):
+                call.sent()
+                batches.append((call.statement, [call]))
+            elif isinstance(call, Settle):
+                resolve(call.future, None)
+        return batches
+
+    def _extra(self, *, notifies: bool) -> list[Statement]:
+        """What is sent behind the writes, and nobody waits for."""
+        extra = []
+        if self._untrimmed >= _TRIM_EVERY:
+            self._untrimmed = 0
+            params = (b"%d" % self._link.root, b"%d" % KEPT_CHANGES, b"%d" % KEPT_S)
+            extra.append(Statement(self._trim, params))
+        if notifies:
+            extra.append(self._notifying())
+        return extra
+
+    def _answered(self, calls: Sequence[Call], answer: Answer) -> ServerError | None:
+        """End the calls of one statement as it was answered; the error after which they shall be made again."""
+        for call in calls:
+            if isinstance(call, Write):
+                call.request = 0
+        if isinstance(answer, list):
+            self._end(calls, answer)
+        elif answer.is_passing:
+            return answer
+        elif len(calls) == 1:
+            reject(calls[0].future, refusal(answer, calls[0].what))
+        else:  # one of them was refused, and all with it
+            for call in calls:
+                self._serve([call])
+        return None
+
+    def _end(self, calls: Sequence[Call], rows: list[Row]) -> None:
+        first = calls[0]
+        if isinstance(first, Ask):
+            first.end(rows)
+        elif isinstance(first, TreeDeletion):
+            if rows[0][0] is None:  # superseded: to be sent by another writer
+                self._writer = 0
+            else:
+                self._untrimmed += number(rows[0][0])
+                first.add(number(rows[0][0]))
+        elif rows and rows[0][1] == b"s":
+            self._writer = 0
+        else:
+            self._untrimmed += len(rows)
+            own: list[list[Row]] = [[] for _ in calls]
+            for row in rows:
+                own[number(row[0]) - 1].append(row)
+                if row[1] in {b"w", b"o", b"d"}:
+                    self._seen = max(self._seen, number(row[3]))
+            for call, its in zip(calls, own, strict=True):
+                assert isinstance(call, Commit)
+                call.end(its)
+
+    def _notifying(self) -> Statement:
+        return Statement(self._notify, (as_text(self._link.channel), self._who))
