@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from latchwork import interrupts
+from latchwork.clock import SystemClock
 from latchwork.testing._sim.locks import (
     SimLock,
     real_join,
@@ -49,7 +50,7 @@ _LEAST_DELAY_S = 2e-9
 @contextmanager
 def installed(sim: Turns) -> Iterator[None]:
     """Install the replacements for the duration of the simulation."""
-    replaced = [(where, name, getattr(where, name)) for where, name, _ in _stand_ins(sim)]
+    replaced = [(where, name, vars(where)[name]) for where, name, _ in _stand_ins(sim)]
     for where, name, stand_in in _stand_ins(sim):
         setattr(where, name, stand_in)
     try:
@@ -94,6 +95,7 @@ def _stand_ins(sim: Turns) -> list[tuple[Any, str, object]]:
         (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]  # noqa: SLF001
         (time, "monotonic", monotonic),
         (time, "clock_gettime", gettime),
+        (SystemClock, "now", staticmethod(inside(sim.now, SystemClock.now))),
         (time, "sleep", inside(sim.sleep, real_sleep)),
         (builtins, "__import__", as_one_step(_real_import)),
         (importlib, "import_module", as_one_step(_real_import_module)),
