@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from latchwork.errors import UserCodeFailed
-from latchwork.interrupts import call_outside
+from latchwork.interrupts import here
 from latchwork.words import has_message, reason
 
 P = ParamSpec("P")
@@ -39,12 +39,15 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         UserCodeFailed: it raised something else, which is the cause.
         BaseException: it was interrupted in the main thread.
     """
+    before, here.is_inside = here.is_inside, False  # as ``call_outside``
     try:
-        return call_outside(fn, *args, **kwargs)
+        return fn(*args, **kwargs)
     except BaseException as error:
         if is_interrupt(error) or _is_plain(error):
             raise
         raise failure_of(fn, error) from error
+    finally:
+        here.is_inside = before
 
 
 async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:

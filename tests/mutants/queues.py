@@ -19,7 +19,7 @@ DEFECTS = (
         "Queue",
         "an item is claimed without checking that it is still there",
         "primitives/queue/taking.py",
-        "        checks: list[Check] = [At(each.entry) for each in batch]\n",
+        "        checks: list[Check] = [each.item.check for each in batch]\n",
         "        checks: list[Check] = []\n",
         id_of("primitives/queue", "an_item_that_is_done_between_look_and_claim_is_not_taken_again", on="memory"),
     ),

@@ -7,6 +7,7 @@ Fields that a type does not name are skipped, so that a newer version can add so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -84,16 +85,16 @@ class Decoder(Generic[T]):
         text = value.decode()  # msgspec does not look at the encoding of text that it skips
         try:
             found = self._decoder.decode(text)
-            if _may_be_deep(text) and not _is_flat(msgspec.json.decode(text)):
+            # only so many brackets can be JSON that is nested so deep
+            if text.count("[") + text.count("{") > MOST_DEPTH and not _is_flat(msgspec.json.decode(text)):
                 raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
         except RecursionError:
             raise ValueError("it is nested too deep") from None
         return found
 
 
-def encode(record: object) -> bytes:
-    """Return the value to store for a record."""
-    return msgspec.json.encode(record)
+#: Returns the value to store for a record.
+encode: Callable[[object], bytes] = msgspec.json.encode
 
 
 _JSON: Decoder[Any] = Decoder(Any, "JSON that can be used")
@@ -112,11 +113,6 @@ def read_json(value: bytes) -> Any:
 def read_object(value: bytes) -> dict[str, Any]:
     """Return the JSON object in a value; an empty one when the value is something else."""
     return _OBJECT.find(value) or {}
-
-
-def _may_be_deep(text: str) -> bool:
-    """Return whether a text has enough brackets for JSON that is nested more than ``MOST_DEPTH`` deep."""
-    return text.count("[") + text.count("{") > MOST_DEPTH
 
 
 def _is_flat(found: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -302,6 +302,7 @@ class Collector:
 
     async def _follow(self, backoff: Backoff) -> None:
         with self._store.watch(self._prefix) as watch:
+            watch.matters = _has_results
             with self._lock:
                 self._watch = watch
             while not self._stop.is_set():
@@ -348,6 +349,11 @@ class Collector:
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
             del self._read[: len(part)]
+
+
+def _has_results(changes: Sequence[Change]) -> bool:
+    """Whether some keys were written: those that we delete are no news."""
+    return any(change.entry is not None for change in changes)
 
 
 class WorkerWatch:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from latchwork.callers import warn_in_loop
+from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, OwnershipLost, Unavailable
 
@@ -72,31 +72,28 @@ class Answers:
 
     def read(self, future: Future[T], what: str) -> T:
         """Wait for a call that changes nothing."""
-        warn_in_loop(f"Store.{what.partition(' ')[0]}")
-        try:
-            return self._result(future)
-        except TimeoutError as error:
-            if future.done():  # by now, or with such an error of its own
-                return future.result()
-            raise self.late(what, writes=False) from error
+        return self._wait(future, what, writes=False)
 
     def write(self, future: Future[T], what: str) -> T:
         """Wait for a call that writes."""
-        warn_in_loop(f"Store.{what.partition(' ')[0]}")
+        return self._wait(future, what, writes=True)
+
+    def _wait(self, future: Future[T], what: str, *, writes: bool) -> T:
+        if in_loop():
+            warn_in_loop(f"Store.{what.partition(' ')[0]}")
         try:
-            return self._result(future)
+            if self._limit is not None:
+                return self._result(future, self._limit)
+            return future.result(self._call_timeout_s + _GRACE_S)
         except TimeoutError as error:
             if future.done():  # by now, or with such an error of its own
                 return future.result()
-            raise self.late(what, writes=True) from error
+            raise self.late(what, writes=writes) from error
 
-    def _result(self, future: Future[T]) -> T:
-        longest_s = self._call_timeout_s + _GRACE_S
-        if self._limit is None:
-            return future.result(longest_s)
-        until = self._clock.now() + longest_s
+    def _result(self, future: Future[T], limit: Limit) -> T:
+        until = self._clock.now() + self._call_timeout_s + _GRACE_S
         while True:
-            left_s = min(until - self._clock.now(), self._limit.remaining_s())
+            left_s = min(until - self._clock.now(), limit.remaining_s())
             try:
                 return future.result(max(0.0, left_s))
             except TimeoutError:

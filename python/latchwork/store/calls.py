@@ -149,11 +149,14 @@ class Calls:
     ) -> Future[Committed]:
         """All or nothing; with ``by`` as a renewal of this session, too, where the backend has that."""
         self._check()
-        self._usable(by)
+        if by is not None:
+            self._usable(by)
         parts = self._scope.checks(checks)
-        sent = [op.sent if isinstance(op, Resolved) else self._scope.op(op) for op in ops]
+        sent = self._scope.ops(ops)
         simple = list(parts)
-        self._usable(check_transaction(simple, sent, self._unlimited.capabilities))
+        session = check_transaction(simple, sent, self._unlimited.capabilities)
+        if session is not None:
+            self._usable(session)
         backend = self._backend
         future = backend.commit(simple, sent) if by is None else by.carry(backend, simple, sent)
         return mapped(future, self._scope.committed, lambda error: self._conflict(error, parts, sent, ops))
@@ -161,7 +164,7 @@ class Calls:
     def _write(self, op: Op) -> Future[Committed]:
         """Commit one operation without checks: refuses what ``commit`` refuses, with less work."""
         self._check()
-        sent = self._scope.op(op)
+        (sent,) = self._scope.ops([op])
         if not isinstance(sent, Delete):
             check_value(sent.key, sent.value)
             self._usable(sent.session)
@@ -242,8 +245,11 @@ def check_value(key: str, value: bytes) -> None:
 
 def _size_of_checks(checks: Sequence[SimpleCheck]) -> int:
     """An absent key counts twice: a server may look by writing and deleting it."""
-    keys = [check for check in checks if not isinstance(check, SessionAlive)]
-    return sum([len(check.key) * (2 if isinstance(check, Absent) else 1) for check in keys])
+    size = 0
+    for check in checks:
+        if not isinstance(check, SessionAlive):
+            size += len(check.key) * (2 if isinstance(check, Absent) else 1)
+    return size
 
 
 def check_transaction(checks: Sequence[SimpleCheck], ops: Sequence[Op], capability: Capability) -> HasId | None:

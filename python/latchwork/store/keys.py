@@ -7,7 +7,7 @@ caller's key may name one to read it, never to write: only ``system_namespace`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from latchwork.backends.grammar import (
@@ -45,6 +45,7 @@ _OPEN_OR_SYSTEM = rf"(?:{_OPEN}|@(?:{'|'.join(SYSTEMS)})(?=/|\Z))"
 _SHORT, _MORE = rf"(?=.{{1,{MAX_KEY_CHARS}}}\Z)", rf"{{0,{MAX_KEY_SEGMENTS - 1}}}\Z"
 _KEY = re.compile(rf"{_SHORT}{_OPEN}(?:/{_OPEN}){_MORE}")
 _READABLE = re.compile(rf"{_SHORT}{_OPEN_OR_SYSTEM}(?:/{_OPEN_OR_SYSTEM}){_MORE}")
+_SEGMENT = re.compile(rf"{_OPEN}\Z")
 _ONE_SEGMENT = re.compile(rf"{SEGMENT}\Z")
 #: A message shows so many characters of a key that is too long.
 _SHOWN = 60
@@ -73,6 +74,11 @@ def validate_readable(key: str) -> str:
     if not isinstance(given, str) or not _READABLE.match(given):
         raise InvalidKey(_fault(key))
     return key
+
+
+def is_segment(text: object) -> bool:
+    """Whether something is text that can be one segment of a key, and is not reserved."""
+    return isinstance(text, str) and _SEGMENT.match(text) is not None
 
 
 def validate_prefix(prefix: str) -> str:
@@ -245,7 +251,8 @@ class Scope:
             return done
         start = len(self.prefix) + 1
         entries = [Entry(e.key[start:], e.value, e.version, e.token, e.created, e.owner) for e in done.entries]
-        return Committed(done.token, tuple(entries), tuple([key[start:] for key in done.deleted]))
+        deleted = [key[start:] for key in done.deleted] if done.deleted else ()
+        return Committed(done.token, tuple(entries), tuple(deleted))
 
     def checks(self, checks: Sequence[Check]) -> dict[SimpleCheck, Check]:
         """Each check below the root, validated, with the check it came from; fences are opened, duplicates removed."""
@@ -264,11 +271,18 @@ class Scope:
                 out.setdefault(check, check)
         return out
 
-    def op(self, op: Op) -> Op:
-        """The operation with its key below the root, validated."""
-        key = self._valid(op.key, _KEY)
-        if key == op.key:
-            return op
-        if isinstance(op, Delete):
-            return Delete(key)
-        return (Put if isinstance(op, Put) else Create)(key, op.value, op.session)
+    def ops(self, ops: Iterable[Op | Resolved]) -> list[Op]:
+        """The operations with their keys below the root, validated."""
+        found: list[Op] = []
+        for op in ops:
+            if isinstance(op, Resolved):
+                found.append(op.sent)
+                continue
+            key = self._valid(op.key, _KEY)
+            if key == op.key:
+                found.append(op)
+            elif isinstance(op, Delete):
+                found.append(Delete(key))
+            else:
+                found.append((Put if isinstance(op, Put) else Create)(key, op.value, op.session))
+        return found

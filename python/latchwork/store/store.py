@@ -512,7 +512,9 @@ def resolved(store: Store, ops: Iterable[Op]) -> list[Op]:
     Raises:
         InvalidKey: a key is malformed, or reserved.
     """
-    return cast("list[Op]", [Resolved(store._scope.op(op), op) for op in ops])  # noqa: SLF001 - of this module
+    given = list(ops)
+    sent = store._scope.ops(given)  # noqa: SLF001 - of this module
+    return cast("list[Op]", [Resolved(*both) for both in zip(sent, given, strict=True)])
 
 
 def _system_of(store: Store, name: str) -> Store:

@@ -225,7 +225,7 @@ class SessionLock(GuardsWork):
         async with self._waits.begin(timeout_s) as (waiter, patience):
             place = await self._take(waiter, patience)
             if place is None:
-                self._waits.refuse_closed(waiter)
+                self._waits.refuse_closed(waiter.session)
                 raise WaitTimeout(await self._timed_out(timeout_s))
             return (await self._had(place, waiter)).uses[0]
 

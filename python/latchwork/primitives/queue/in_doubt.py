@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from latchwork._base.decoding import read_object
 from latchwork.errors import Conflict, LatchworkError
@@ -26,6 +27,14 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for which a claim in doubt is left to the next take.
 _LEFT_TO_TAKES_S = 1.0
+
+
+class HasVersion(Protocol):
+    """An item as it was read."""
+
+    @property
+    def version(self) -> Hashable:
+        """The version of its key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +53,7 @@ class ClaimInDoubt:
     item_key: str
     nonce: str
     session: Session
-    item: Entry | None
+    item: HasVersion | None
 
     @classmethod
     def certain(cls, claim: Entry, item_key: str, session: Session) -> ClaimInDoubt:

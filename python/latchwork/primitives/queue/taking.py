@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from latchwork._base.decoding import encode
 from latchwork.errors import BadRecord, Conflict, LatchworkError, OutcomeUnknown
@@ -20,7 +20,7 @@ from latchwork.primitives.queue.items import QueueItem, letter_op, new_id, other
 from latchwork.primitives.queue.pages import EMPTY_S, FEW, NO_SHARE, Hint, Kept, Pages, Share, glance
 from latchwork.store.session import Session
 from latchwork.store.steps import Steps, ask, called, steps_of
-from latchwork.types import Absent, At, Check, Create, Delete, Entry, Op, Put
+from latchwork.types import Absent, Check, Create, Delete, Entry, Op, Put
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ Parts = tuple[Sequence[Check], Sequence[Op]]
 Accept = Callable[[QueueItem], bool]
 Extra = Callable[[QueueItem], Parts]
 T = TypeVar("T")
+R = TypeVar("R", Entry, QueueItem)
 
 
 def nothing_more(_item: QueueItem) -> Parts:
@@ -78,9 +79,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeTry:
-    """One item that is to be taken: as it was read, as it would be, and what the caller adds."""
+    """One item that is to be taken: where it was read, as it was read, and what the caller adds."""
 
-    entry: Entry
+    source: Any
     item: QueueItem
     claim_key: str
     checks: Sequence[Check]
@@ -89,8 +90,8 @@ class TakeTry:
     @property
     def size(self) -> int:
         """About how many bytes of keys and values it writes and checks."""
-        values = sum(len(op.value) for op in self.ops if not isinstance(op, Delete))
-        return len(self.entry.value) + 4 * len(self.entry.key) + values + 400
+        values = sum(len(op.value) for op in self.ops if not isinstance(op, Delete)) if self.ops else 0
+        return len(self.item.value) + 4 * len(self.item.key) + values + 600
 
 
 def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
@@ -115,7 +116,7 @@ def batch_of(tries: Sequence[TakeTry], most: int) -> list[TakeTry]:
 def blamed(batch: Sequence[TakeTry], failed: Sequence[object]) -> tuple[list[TakeTry], list[TakeTry]]:
     """Return, of a refused transaction, the items that others took or changed, and those whose extra checks failed."""
     keys = {getattr(each, "key", None) for each in failed}
-    lost = [each for each in batch if each.entry.key in keys or each.claim_key in keys]
+    lost = [each for each in batch if each.item.key in keys or each.claim_key in keys]
     refused = [each for each in batch if each not in lost and _is_refused(each, failed, keys)]
     return lost, refused
 
@@ -124,15 +125,10 @@ def _is_refused(each: TakeTry, failed: Sequence[object], keys: set[str | None]) 
     return any(check in failed for check in each.checks) or any(op.key in keys for op in each.ops)
 
 
-def _from_anywhere(free: list[Entry]) -> list[Entry]:
+def _from_anywhere(free: list[R]) -> list[R]:
     """Return the same from a random one on, those before it at the end."""
     at = random.randrange(len(free)) if free else 0
     return free[at:] + free[:at]
-
-
-def _entry_of(item: QueueItem) -> Entry:
-    """Return an item as it was read: its key, value and version."""
-    return Entry(item.key, item.to_bytes(), item.version, 0, 0)
 
 
 class Taking:
@@ -159,10 +155,11 @@ class Taking:
 
     async def take_items(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
         """Take these items as they were read."""
-        entries = [_entry_of(item) for item in items]
-        claims = await self._collect(partial(self._take_of, entries, wish, session), session)
-        places = {item.key: at for at, item in enumerate(items)}
-        return sorted(claims, key=lambda claim: places.get(claim.item.key, len(places)))
+        claims = await self._collect(partial(self._take_of, list(items), wish, session), session)
+        if len(claims) > 1:
+            places = {item.key: at for at, item in enumerate(items)}
+            claims.sort(key=lambda claim: places.get(claim.item.key, len(places)))
+        return claims
 
     async def take_known(self, items: Sequence[QueueItem], wish: Wish, session: Session) -> list[QueueClaim]:
         """Take the first of these items that is still as it was read; if none is, look."""
@@ -174,7 +171,7 @@ class Taking:
         (partition,) = wish.partitions
         await self._settle_in_doubt(wish, session, claims)
         if not claims:
-            await self._take_of([_entry_of(item) for item in items], wish, session, claims)
+            await self._take_of(list(items), wish, session, claims)
         await self._take_from_partition(partition, wish, session, claims)
 
     async def take_first(self, wish: Wish, session: Session, *, is_sure: bool) -> list[QueueClaim]:
@@ -282,8 +279,8 @@ class Taking:
         item = QueueItem(item_id, 1, size=len(value), value=value, partition=partition, sort_key=sort_key, key=key)
         return CreateClaimed(self._info, self._in_doubt, item, self._about, session=session)
 
-    async def _take_of(self, free: list[Entry], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[Entry]:
-        """Take from a page; return the rest of it.
+    async def _take_of(self, free: list[R], wish: Wish, session: Session, claims: list[QueueClaim]) -> list[R]:
+        """Take from a page, or of items that were read before; return the rest of them.
 
         When others were faster, it continues at a random item of the page, so that takers spread out.
         """
@@ -306,20 +303,21 @@ class Taking:
                 await self._report_refused(refused, wish)
                 tries = [each for each in tries if each not in lost and each not in refused]
                 if lost:
-                    free, tries = _from_anywhere([*(each.entry for each in tries), *free]), []
-        return [*(each.entry for each in tries), *free]
+                    left_over: list[R] = [each.source for each in tries]
+                    free, tries = _from_anywhere(left_over + free), []
+        return [*[each.source for each in tries], *free]
 
     async def _report_refused(self, refused: Iterable[TakeTry], wish: Wish) -> None:
         for each in refused:
             if wish.on_refused is not None:
-                await called(wish.on_refused, QueueItem.of(each.entry))
+                await called(wish.on_refused, each.item)
 
-    async def _try_of(self, entry: Entry, wish: Wish) -> TakeTry | None:
+    async def _try_of(self, source: Entry | QueueItem, wish: Wish) -> TakeTry | None:
         """Return how to take an item; None if it is not wanted, or became a dead letter, as does a broken record."""
         try:
-            item = QueueItem.of(entry)
+            item = source if isinstance(source, QueueItem) else QueueItem.of(source)
         except BadRecord:
-            await self.bury(shown(entry), nothing_more)
+            await self.bury(shown(cast("Entry", source)), nothing_more)
             return None
         if item.attempts >= self._info.max_attempts:
             why = item.why or f"taken {item.attempts} times, and never acknowledged"
@@ -328,7 +326,7 @@ class Taking:
         if not wish.accept(item):
             return None
         checks, ops = wish.extra(item)  # noqa: S610 - no Django here
-        return TakeTry(entry, item.taken(), self._names.claim_of(item), tuple(checks), tuple(ops))
+        return TakeTry(source, item, self._names.claim_of(item), tuple(checks), tuple(ops))
 
     async def bury(self, item: QueueItem, extra: Extra) -> bool:
         """Make a dead letter of an item that no client has claimed: its takers died, or its record is broken."""
@@ -352,10 +350,11 @@ class Taking:
         """Claim these, all or none."""
         nonce = new_id()
         body = encode({**self._about, "nonce": nonce})
-        checks: list[Check] = [At(each.entry) for each in batch]
+        taken = [each.item.taken() for each in batch]
+        checks: list[Check] = [each.item.check for each in batch]
         ops: list[Op] = []
-        for each in batch:
-            ops += [Put(each.entry.key, each.item.to_bytes()), Create(each.claim_key, body, session)]
+        for each, item in zip(batch, taken, strict=True):
+            ops += [Put(item.key, item.to_bytes()), Create(each.claim_key, body, session)]
         for each in batch:
             checks += each.checks
             ops += each.ops
@@ -364,10 +363,10 @@ class Taking:
         except BaseException as error:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):  # or interrupted
                 self._in_doubt.note(
-                    ClaimInDoubt(each.claim_key, each.entry.key, nonce, session, each.entry) for each in batch
+                    ClaimInDoubt(each.claim_key, each.item.key, nonce, session, each.item) for each in batch
                 )
             raise
-        pairs = [(each.item.at(written[2 * n]), written[2 * n + 1]) for n, each in enumerate(batch)]
+        pairs = [(item.at(written[2 * n]), written[2 * n + 1]) for n, item in enumerate(taken)]
         return await self._claimed(pairs, session)
 
     async def _claimed(self, pairs: Sequence[tuple[QueueItem, Entry]], session: Session) -> list[QueueClaim]:

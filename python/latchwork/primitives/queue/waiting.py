@@ -242,6 +242,15 @@ class Waiting:
         await ask(self._store.commit, [place.fence], [Put(place.ticket.key, encode(body))])
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An item as a watch has reported it last; without an ``item`` if it is a broken record."""
+
+    version: Hashable
+    item: QueueItem | None
+    is_wanted: bool
+
+
 class IsFree:
     """Follows a partition, and says whether an item that is accepted is free. Single-threaded.
 
@@ -256,8 +265,7 @@ class IsFree:
         self._items = names.items(partition)
         self._claims = names.claims(partition)
         self._accept = accept
-        self._wanted: dict[tuple[str, str], bool] = {}
-        self._entries: dict[tuple[str, str], Entry] = {}
+        self._known: dict[tuple[str, str], Seen] = {}
         self._claimed: set[tuple[str, str]] = set()
         self._good: set[tuple[str, str]] = set()
         self._bad: set[tuple[str, str]] = set()
@@ -295,10 +303,8 @@ class IsFree:
         places, self._good = sorted(self._good), set()
         if len(places) > most:
             return []
-        try:
-            return [QueueItem.of(self._entries[place]) for place in places]
-        except BadRecord:  # the next look makes a dead letter of it
-            return []
+        items = [self._known[place].item for place in places]
+        return [] if None in items else items  # type: ignore[return-value]
 
     def _note(self, change: Change) -> None:
         is_item = change.key.startswith(f"{self._items}/")
@@ -310,19 +316,23 @@ class IsFree:
         if not is_item:
             (self._claimed.discard if change.entry is None else self._claimed.add)(place)
         elif change.entry is None:
-            self._wanted.pop(place, None)
-            self._entries.pop(place, None)
+            self._known.pop(place, None)
             self.ours.pop(place, None)
         else:
-            self._wanted[place] = _is_wanted(change.entry, self._accept)
-            self._entries[place] = change.entry
-        wanted, is_free = self._wanted.get(place), place not in self._claimed and not self._is_ours(place)
-        (self._good.add if wanted and is_free else self._good.discard)(place)
-        (self._bad.add if wanted is False and is_free else self._bad.discard)(place)
+            self._known[place] = self._read(change.entry)
+        self._good.discard(place)
+        self._bad.discard(place)
+        seen = self._known.get(place)
+        if seen is not None and place not in self._claimed and self.ours.get(place, self) != seen.version:
+            (self._good if seen.is_wanted else self._bad).add(place)
 
-    def _is_ours(self, place: tuple[str, str]) -> bool:
-        entry = self._entries.get(place)
-        return entry is not None and place in self.ours and self.ours[place] == entry.version
+    def _read(self, entry: Entry) -> Seen:
+        """Read an item. A broken record is wanted: the next look makes a dead letter of it."""
+        try:
+            item = QueueItem.of(entry)
+        except BadRecord:
+            return Seen(entry.version, None, is_wanted=True)
+        return Seen(entry.version, item, is_wanted=self._accept(item))
 
 
 def _is_wanted(entry: Entry, accept: Accept) -> bool:

@@ -418,12 +418,12 @@ class WorkQueue(Closes):
         return await self._take(partial(self._taking.take_items, fresh, wish))
 
     async def _take(self, take: Callable[[Session], Steps[list[QueueClaim]]]) -> list[QueueClaim]:
-        async with self._waits.begin(0.0) as (waiter, _):
-            try:
-                claims = await take(waiter.session)
-            except LatchworkError as error:
-                self._waits.refuse_closed(waiter, error)
-                raise
+        session = await self._waits.session()
+        try:
+            claims = await take(session)
+        except LatchworkError as error:
+            self._waits.refuse_closed(session, error)
+            raise
         self._waiting.taken(claims)
         return claims
 

@@ -26,6 +26,7 @@ from latchwork.interrupts import mutex
 from latchwork.primitives.waiting.common import Patience, check_name, refuse_in_callback
 from latchwork.store.backoff import Backoff
 from latchwork.store.forks import ForkGuard
+from latchwork.store.keys import is_segment
 from latchwork.store.session import Session
 from latchwork.store.steps import Pause, Signal, Steps, ask, steps_of
 from latchwork.store.store import Store
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 def check_member(member_id: str, kind: str) -> str:
     """The id itself; ``InvalidKey`` if it cannot be one segment of a key."""
+    if is_segment(member_id):
+        return member_id
     check_name(member_id, kind)
     if "/" in member_id:
         raise InvalidKey(f"{kind} name {member_id!r} cannot be used: it must not contain '/'")
@@ -97,17 +100,29 @@ class Waits:
             try:
                 yield waiter, patience
             except SessionLost as error:
-                self.refuse_closed(waiter, error)
+                self.refuse_closed(waiter.session, error)
                 raise
+
+    async def session(self) -> Session:
+        """The session for a call that does not wait: the one that was given, or the store's.
+
+        Raises:
+            Closed, ForkedProcess, SessionLost, Unavailable, OutcomeUnknown: as ``begin``.
+        """
+        self.check()
+        return await self._open_session(Patience(self._store.clock, 0.0))
 
     async def _open_session(self, patience: Patience) -> Session:
         """The session that was given, or the store's: tried again while there is time."""
-        if self._given is None and (opened := self._store.opened_session()) is not None:
+        if self._given is not None:
+            self._given.ensure_usable()
+            return self._given
+        if (opened := self._store.opened_session()) is not None:
             return opened
         backoff = Backoff()
         while True:
             try:
-                session = self._given if self._given is not None else await ask(self._store.primary_session)
+                session: Session = await ask(self._store.primary_session)
                 session.ensure_usable()
             except (Unavailable, OutcomeUnknown) as error:
                 if patience.is_over:
@@ -137,15 +152,15 @@ class Waits:
             if not waiter.is_kept:
                 waiter.close()
 
-    def refuse_closed(self, waiter: Waiter, cause: BaseException | None = None) -> None:
+    def refuse_closed(self, session: Session, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` if the object or the session of a wait was closed."""
         self.check(cause)
-        if waiter.session.state == "closed":
+        if session.state == "closed":
             raise Closed(f"the session of {self._what} was closed; use another one") from cause
 
     def refuse_ended(self, waiter: Waiter, cause: BaseException | None = None) -> None:
         """Raise ``Closed`` or ``SessionLost`` if a wait ended for another reason than lack of time."""
-        self.refuse_closed(waiter, cause)
+        self.refuse_closed(waiter.session, cause)
         if waiter.session.remaining_s() <= 0.0:
             raise SessionLost(f"the session of a wait for {self._what} has ended; wait again") from cause
 

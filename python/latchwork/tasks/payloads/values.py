@@ -78,7 +78,17 @@ def unpack(data: bytes | memoryview, what: str) -> Any:
     Raises:
         BadPayload: they are no value of ours.
     """
-    return _Unpacker(what).value(data)
+    try:
+        return _PLAIN.decode(data)
+    except Exception:  # it holds marks, or is broken, which this says
+        return _Unpacker(what).value(data)
+
+
+def _refuse_mark(_mark: int, _data: memoryview) -> NoReturn:
+    raise ValueError
+
+
+_PLAIN = msgpack.Decoder(ext_hook=_refuse_mark)
 
 
 class _Packer:
