@@ -20,7 +20,7 @@ from latchwork.errors import Closed, Conflict, ForkedProcess, LatchworkError, Ou
 from latchwork.executor.errors import NoSuchMember
 from latchwork.executor.futures import AllFuture, Callbacks, Stage, TaskFuture, TaskTicket
 from latchwork.executor.items import TaskItem
-from latchwork.executor.keys import Keys
+from latchwork.executor.keys import ANY, Keys
 from latchwork.executor.placing import Placing, is_for_all
 from latchwork.executor.stored import StoredTasks, TaskLocation, TaskState
 from latchwork.executor.submitter_session import (
@@ -28,6 +28,7 @@ from latchwork.executor.submitter_session import (
     Preparing,
     SubmitterSession,
     WorkerWatch,
+    copies_ops,
     named,
     open_line,
     until,
@@ -40,7 +41,7 @@ from latchwork.store.driving.notifier import Notifier
 from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, ask, driven, undone_if_interrupted
 from latchwork.tasks import Payloads
-from latchwork.types import At, Check
+from latchwork.types import At, Check, Op
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class Submitter:
 
     def add(self, item: TaskItem, hint: Any, what: str, wanted: PlacementRequest) -> TaskFuture[Any]:
         """A task more; stored soon, in order. Does no I/O. ``RuntimeError`` after a shutdown."""
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         with self._changed.mutex:
             if self._closing:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -232,9 +234,11 @@ class Submitter:
         if not placed:
             return None
         checks: dict[Check, None] = {At(line.sub): None}
+        ops: dict[Op, None] = {}
         for _, item in placed:
-            checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
-        ops = dict.fromkeys(op for _, item in placed for op in self._preparing.creations(item))
+            if item.lanes != (ANY,):
+                checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
+            ops.update(dict.fromkeys(copies_ops(self._backlog, item)))
         try:
             await ask(self._store.commit, list(checks), list(ops))
         except Conflict as error:

@@ -197,20 +197,18 @@ class Preparing:
             self._written[item.number] = ref
         return replace(item, payload=b"", blob=ref)
 
-    def creations(self, item: TaskItem) -> list[Op]:
-        """The writes that store all copies of it; one of a shelf may be there twice."""
-        return copies_ops(self._backlog, item)
-
     def forget(self, number: int) -> None:
         """The task is over."""
         self._written.pop(number, None)
 
 
 def copies_ops(backlog: WorkQueue, item: TaskItem) -> list[Op]:
-    """The writes that put all copies of a task into their lanes."""
+    """The writes that put all copies of a task into their lanes; one of a shelf may be there twice."""
     stored = item.to_bytes()
-    pairs = zip(item.lanes, item.item_ids, strict=True)
-    return [op for lane, each in pairs for op in backlog.put_ops(lane, item.shelf, {each: stored})]
+    ops: list[Op] = []
+    for lane, each in zip(item.lanes, item.item_ids, strict=True):
+        ops += backlog.put_ops(lane, item.shelf, {each: stored})
+    return ops
 
 
 class ResultSink(Protocol):

@@ -243,7 +243,13 @@ class Scope:
         if not self.prefix:
             return changes
         start = len(self.prefix) + 1
-        return [Change(each.key[start:], self.maybe(each.entry)) for each in changes]
+        found: list[Change] = []
+        for each in changes:
+            e = each.entry
+            if e is not None:
+                e = Entry(e.key[start:], e.value, e.version, e.token, e.created, e.owner)
+            found.append(Change(each.key[start:], e))
+        return found
 
     def committed(self, done: Committed) -> Committed:
         """What a transaction did, as seen inside the namespace."""

@@ -174,17 +174,14 @@ class Renewer:
     @property
     def is_over(self) -> bool:
         """True once the lease is over, whether or not anybody was told yet."""
-        if not self._lease.is_over(self._clock.now()):
-            return False
-        with self._lock:  # a confirmation that came before the end may be on its way into the lease
-            return self._lease.is_over(self._clock.now())
+        return self.remaining_s() <= 0.0
 
     def remaining_s(self) -> float:
         """Seconds left, 0 when it is over."""
         left_s = self._lease.remaining_s(self._clock.now())
         if left_s > 0.0:
             return left_s
-        with self._lock:  # likewise
+        with self._lock:  # a confirmation that came before the end may be on its way into the lease
             return self._lease.remaining_s(self._clock.now())
 
     def silent_s(self) -> float:

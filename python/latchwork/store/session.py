@@ -208,7 +208,7 @@ class Session:
             raise self._home.error()
         if self._closed:
             raise Closed(f"session {self.id} was closed; open another with store.open_session()")
-        if self._is_over():
+        if self._lost.is_set() or self._renewer.remaining_s() <= 0.0:
             msg = f"session {self.id} is lost: no renewal was confirmed for {self.ttl_s:.3g} s; open another"
             raise SessionLost(msg)
 
@@ -290,7 +290,7 @@ class Session:
         return listeners, enders
 
     def _is_over(self) -> bool:
-        return self._lost.is_set() or self._renewer.is_over
+        return self._lost.is_set() or self._renewer.remaining_s() <= 0.0
 
     def _run(self) -> None:
         while not self._closed:

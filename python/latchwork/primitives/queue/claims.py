@@ -54,6 +54,7 @@ class QueueInfo:
         store: the store of the queue.
         names: its keys.
         what: the queue, for messages: ``queue 'work'``.
+        home: the process that made it.
         max_attempts: attempts of an item.
         is_bounded: it has a capacity, so its items stay in their partitions.
         is_numbered: it is a ``Queue``: one partition, in which items are numbered.
@@ -62,6 +63,7 @@ class QueueInfo:
     store: Store
     names: Names
     what: str
+    home: ForkGuard
     max_attempts: int
     is_bounded: bool = False
     is_numbered: bool = False
@@ -91,13 +93,17 @@ class QueueClaim(GuardsWork):
         self._store = info.store
         self._claim = claim
         self._session = session
-        self._what = info.item(item)
-        self._home = ForkGuard(self._what)
+        self._home = info.home
         self._has_ended = False
         self._is_ending = False
         self._is_in_doubt = False
         self._fence: Fence | None = None
         self._made: Ownership | None = None
+
+    @property
+    def _what(self) -> str:
+        """It, for messages."""
+        return self._info.item(self.item)
 
     def __repr__(self) -> str:
         return f"<QueueClaim of {self._what}, attempt {self.attempts}, {self.remaining_s():.2f}s>"

@@ -174,13 +174,10 @@ class QueueItem:
 
     def to_letter(self) -> bytes:
         """Encode it as a dead letter."""
-        return self._encoded(self.partition, self.sort_key, self.id)
+        return self.to_bytes(self.partition, self.sort_key, self.id)
 
-    def to_bytes(self) -> bytes:
-        """Encode it as an item."""
-        return self._encoded()
-
-    def _encoded(self, *place: str) -> bytes:
+    def to_bytes(self, *place: str) -> bytes:
+        """Encode it as an item; with its place as a dead letter."""
         head = ItemHead(self.attempts, self.size, self.why, self.data_id, self.nonce, *place)
         return encode({**self.more, **to_builtins(head)} if self.more else head) + b"\n" + self.value
 

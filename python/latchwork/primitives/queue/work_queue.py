@@ -86,15 +86,16 @@ class WorkQueue(Closes):
         check_text(label, f"the label of {self._what}")
         self._store = store
         self._names = Names(name)
+        self._waits = Waits(store, self._what, session)
         self._info = QueueInfo(
             store,
             self._names,
             self._what,
+            self._waits.home,
             max_attempts,
             is_bounded=capacity is not None,
             is_numbered=self._is_numbered,
         )
-        self._waits = Waits(store, self._what, session)
         self._waiting = Waiting(self._info, label)
         self._taking = Taking(self._info, {"label": label, "host": identity.host, "pid": identity.pid})
         self._puts: OrderedPuts | None = None

@@ -44,9 +44,14 @@ def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -
     Returns:
         In the order in which a look would take them; all that was told, or nothing.
     """
-    rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}
-    if len(told) > room or any(item.partition not in rank or is_suspect(item) for item in told):
+    if len(told) > room:
         return []
+    for item in told:
+        if item.partition not in lanes or is_suspect(item):
+            return []
+    if len(told) == 1:
+        return list(told)
+    rank = {lane: number for number, lane in reversed(list(enumerate(lanes)))}
     return sorted(told, key=lambda item: (rank[item.partition], item.sort_key, item.id))
 
 
@@ -124,7 +129,7 @@ class Lines:
 
     def look_s(self, most_s: float) -> float:
         """Seconds after which to look again, at most ``most_s``."""
-        return look_within_s(self._ahead.values(), most_s)
+        return look_within_s(self._ahead.values(), most_s) if self._ahead else most_s
 
     def looked(self, found: int, *, is_hungry: bool) -> None:
         """A look is over, or a claim without one."""

@@ -290,7 +290,7 @@ class WorkerLoop(Starts):
         )
 
     def _runs(self) -> bool:
-        return any(task.outcome is None for task in self._tasks.values())
+        return bool(self._tasks) and any(task.outcome is None for task in self._tasks.values())
 
     def _room(self) -> int:
         """How many to take now."""
