@@ -47,8 +47,8 @@ _log = logging.getLogger(__name__)
 
 OnSessionLost = Literal["fail", "resubmit"]
 
-#: What one transaction puts: items, and bytes.
-MOST_ITEMS, MOST_BYTES = 80, 500_000
+#: What one transaction puts: items, and bytes; and what it writes, with the index and the results that it deletes.
+MOST_ITEMS, MOST_BYTES, MOST_WRITES = 80, 500_000, 90
 #: So many tasks are taken back at a time.
 _MOST_CANCELLED = 40
 
@@ -239,8 +239,10 @@ class Submitter:
             if item.lanes != (ANY,):
                 checks.update(dict.fromkeys(self._placing.checks(item.lanes, item.target)))
             ops.update(dict.fromkeys(copies_ops(self._backlog, item)))
+        deletions = line.collector.take_read(max(0, MOST_WRITES - len(ops)))
         try:
-            await ask(self._store.commit, list(checks), list(ops))
+            await ask(self._store.commit, list(checks), [*ops, *deletions])
+            deletions = []
         except Conflict as error:
             await self._refused(line, placed, error)
         except OutcomeUnknown:
@@ -250,6 +252,8 @@ class Submitter:
             raise
         else:
             self._settled(placed)
+        finally:
+            line.collector.give_back(deletions)
 
     async def _placed(
         self, ticket: TaskTicket, line: SubmitterSession, at_ms: int

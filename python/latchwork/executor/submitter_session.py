@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 
 #: A larger payload is kept beside its item.
 INLINE_BYTES = 3000
-#: Results are deleted when so many were read, or none has come for a while.
+#: Results that were read are deleted with the next tasks that are put; by themselves if there are so many, or none has
+#: come for so many seconds.
 _MOST_DELETED = 60
-_IDLE_S = 0.05
+_IDLE_S = 1.0
 #: Seconds for what is done at the end, when the server cannot be reached.
 _PATIENCE_S = 5.0
 #: Seconds without a result: before the first look, between two looks that find no worker, before the warning.
@@ -252,6 +253,18 @@ class Collector:
         """Begin to collect."""
         self._background = Background(self._run, self._name)
 
+    def take_read(self, most: int) -> list[Op]:
+        """The writes that delete results which were read, at most so many: each is given once."""
+        with self._lock:
+            part = self._read[:most]
+            del self._read[: len(part)]
+        return [Delete(key) for key in part]
+
+    def give_back(self, deletions: Iterable[Op]) -> None:
+        """These may not have been written: they are given again. Twice is fine."""
+        with self._lock:
+            self._read += [op.key for op in deletions]
+
     async def finish(self) -> None:
         """The session has ended, so that nothing comes any more: take what there is, and end."""
         await self._end()
@@ -338,15 +351,14 @@ class Collector:
 
     async def _delete(self) -> None:
         """Delete what was read; what cannot be deleted now is tried with the next."""
-        while self._read:
-            part = self._read[:_MOST_DELETED]
+        while deletions := self.take_read(_MOST_DELETED):
             try:
-                await ask(self._store.commit, [], [Delete(key) for key in part])
+                await ask(self._store.commit, [], deletions)
             except LatchworkError as error:
-                _log.info("%s: %d that were read stay for now: %s", self._what, len(part), error)
+                _log.info("%s: %d that were read stay for now: %s", self._what, len(deletions), error)
+                self.give_back(deletions)
                 await Pause(self._store.clock, self._stop, 1.0)
                 return
-            del self._read[: len(part)]
 
 
 def _has_results(changes: Sequence[Change]) -> bool:

@@ -1,0 +1,62 @@
+"""What a task asks of the server: three transactions while tasks follow each other, its result's deletion included."""
+
+from __future__ import annotations
+
+import pytest
+
+from executor.conftest import PATIENCE_S
+from executor.work import WORK, square
+from latchwork.executor import ExecutorWorker
+from latchwork.testing.faults import Fault, FaultyStore
+
+TASKS = 20
+RESULTS = "@executor/default/results"
+
+
+@pytest.fixture
+def never_idle(monkeypatch):
+    """No result is deleted because none has come for a while."""
+    monkeypatch.setattr("latchwork.executor.submitter_session._IDLE_S", 600.0)
+
+
+def results(store):
+    return [entry.key for entry in store.list(RESULTS, recursive=True)]
+
+
+def test_results_that_were_read_are_deleted_with_the_next_task(workers, pool, store, never_idle, eventually):
+    workers("n1")
+    assert [pool.submit(square, n).result(PATIENCE_S) for n in range(3)] == [0, 1, 4]
+    (left,) = results(store)
+    assert left.endswith("/002")
+
+
+def test_results_whose_deletion_did_not_land_are_deleted_with_a_later_task(
+    workers, pools, store, connect, never_idle, eventually
+):
+    workers("n1")
+    with FaultyStore(connect(), [Fault("cut_before", op="commit", key=f"{RESULTS}/*")]) as faulty:
+        pool = pools(store=faulty)
+        assert [pool.submit(square, n).result(PATIENCE_S) for n in range(4)] == [0, 1, 4, 9]
+        assert faulty.faults
+        (left,) = results(store)
+        assert left.endswith("/003")
+
+
+def test_tasks_that_follow_each_other_are_three_transactions_each(pools, connect, never_idle):
+    with (
+        FaultyStore(connect()) as submits,
+        FaultyStore(connect()) as runs,
+        ExecutorWorker(runs, node_id="n1", functions=WORK) as worker,
+    ):
+        worker.wait_ready(PATIENCE_S)
+        pool = pools(store=submits)
+        assert pool.submit(square, 0).result(PATIENCE_S) == 0
+        before = {each: len(each.calls) for each in (submits, runs)}
+        for n in range(TASKS):
+            assert pool.submit(square, n).result(PATIENCE_S) == n * n
+        asked = [call for each, start in before.items() for call in each.calls[start:] if call.op != "renew"]
+        ours = [call for call in asked if any("/backlog/" in key or "/results/" in key for key in call.keys)]
+        commits = [call for call in ours if call.op == "commit"]
+        assert len(commits) <= 3 * TASKS + 1, "one may end after its result was read"
+        others = [call for call in ours if call.op not in ("commit", "event")]
+        assert len(others) <= TASKS / 2, f"looks of a worker that has found nothing: {others}"
