@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
@@ -179,22 +179,14 @@ def test_a_take_and_the_end_of_an_item_wake_nobody():
     assert look.matters([claim_of("a", None), entry_of("a", 3)])
 
 
-#: Batches of a watch: items and claims that are there, by a version of their own, or gone.
-batches = st.lists(
-    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from((item_of, claim_of)), st.booleans()), max_size=3),
-    max_size=12,
-)
-
-
-@given(batches)
-def test_whatever_makes_an_item_free_wakes(history):
-    look = IsFree(NAMES, "any", lambda item: item.id == "a")
-    for number, events in enumerate(history, start=1):
-        batch = list(
-            {
-                change.key: change for change in (of(name, number * is_there or None) for name, of, is_there in events)
-            }.values()
-        )
-        before = look._good | look._bad
-        look(batch)
-        assert not (look._good | look._bad) - before or look.matters(batch)
+def test_whatever_makes_an_item_free_wakes():
+    chance = random.Random(28)
+    for _ in range(300):
+        look = IsFree(NAMES, "any", lambda item: item.id == "a")
+        for version in range(1, 12):
+            of = [(chance.choice((item_of, claim_of)), chance.choice("ab")) for _ in range(chance.randrange(1, 4))]
+            changes = [make(name, version if chance.random() < 0.5 else None) for make, name in of]
+            batch = list({change.key: change for change in changes}.values())
+            before = look._good | look._bad
+            look(batch)
+            assert not (look._good | look._bad) - before or look.matters(batch)
