@@ -1,8 +1,8 @@
 """What each transaction on a job checks and writes, from the state that was read. Pure, no I/O.
 
 Every one checks the job's head as it was read, and all but those on a barrier write it, so that they are one after the
-other. docs/design/worker-groups.md has the table and the race that each check closes. ``tests/worker_group`` has a
-model that fails without any one of them.
+other. docs/design/worker-groups.md has the table and the race that each check closes, and
+``tests/worker_group/test_transactions.py`` fails without any one of them.
 """
 
 from __future__ import annotations

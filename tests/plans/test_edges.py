@@ -1,0 +1,109 @@
+"""Each transition of a plan or a task is refused when a key that it relies on has changed since it was read."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+import latchwork
+from latchwork import Conflict
+from latchwork.plans.keys import Keys
+from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
+from latchwork.plans.states import Edges
+from latchwork.types import Create
+
+KEYS = Keys("default")
+PLAN, ADDS, DRAFT = KEYS.plan("p"), KEYS.adds("p"), KEYS.draft("p")
+A, B = KEYS.task("p", "a"), KEYS.task("p", "b")
+TODO_A, TODO_B, TODO_C = (KEYS.todo("p", name) for name in "abc")
+
+
+class Stored:
+    """A plan of two tasks in a store: ``a``, which runs, and ``b`` after it."""
+
+    def __init__(self, store):
+        self.store = store
+        self.edges = Edges(KEYS, lambda shelf, name, value: [Create(f"items/{shelf}/{name}", value)])
+        store.put(PLAN, PlanRecord(PlanState.READY, tasks=2).to_bytes())
+        store.put(A, TaskRecord(TaskState.READY, 0, "fn", succ=("b",)).to_bytes())
+        store.put(B, TaskRecord(TaskState.WAITING, 1, "fn", deps=("a",)).to_bytes())
+        for key in (TODO_A, TODO_B, TODO_C, ADDS, DRAFT):
+            store.put(key, b"")
+
+    def commit(self, edit):
+        self.store.commit(edit.checks, edit.ops)
+
+    @property
+    def plan(self):
+        entry = self.store.get(PLAN)
+        return entry, PlanRecord.of(entry.value)
+
+    def task(self, key):
+        return Task.of(self.store.get(key))
+
+
+def passed_on(stored):
+    """The end of ``a``, which makes ``b`` ready, while ``c`` has not ended and the end of ``gone`` is on its way."""
+    ready = [stored.task(B)]
+    return stored.edges.passed_on("p", stored.plan, stored.task(A), b"1", ready=ready, relies=["c"], gone=["gone"])
+
+
+def added(stored):
+    record = TaskRecord(TaskState.WAITING, 2, "fn", deps=("a", "b"))
+    deps = [stored.task(A), stored.task(B)]
+    return stored.edges.added("p", *stored.plan, name="d", task=record, deps=deps, adds=1)
+
+
+#: What makes each transition, the keys that have to be as they were read, and those that only have to exist.
+EDGES = {
+    "built": (lambda s: s.edges.built("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
+    "started": (lambda s: s.edges.started("p", *s.plan, 0), [PLAN], [DRAFT]),
+    "made ready": (lambda s: s.edges.made_ready("p", s.plan, s.task(B)), [PLAN, B]),
+    "passed on": (passed_on, [PLAN, A, B, KEYS.todo("p", "gone")], [TODO_C]),
+    "done": (lambda s: s.edges.done("p", s.task(A), b"1"), [A]),
+    "completed": (lambda s: s.edges.completed(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
+    "completed, nothing added": (lambda s: s.edges.completed(*s.plan, None, f"{ADDS}-", 0), [PLAN, f"{ADDS}-"]),
+    "tried": (lambda s: s.edges.tried(s.task(A), "why"), [A]),
+    "failed": (lambda s: s.edges.failed("p", *s.plan, s.task(A), why="why", result=b""), [PLAN, A]),
+    "skipped": (lambda s: s.edges.skipped("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "cancelling": (lambda s: s.edges.cancelling("p", *s.plan, PlanState.CANCELLED), [PLAN]),
+    "cancelled": (lambda s: s.edges.cancelled("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "all cancelled": (lambda s: s.edges.all_cancelled(*s.plan, 0), [PLAN]),
+    "recovering": (lambda s: s.edges.recovering("p", *s.plan), [PLAN]),
+    "reset": (lambda s: s.edges.reset("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "recovered": (lambda s: s.edges.recovered(*s.plan), [PLAN]),
+    "added": (added, [PLAN, A, B]),
+    "removing": (lambda s: s.edges.removing("p", *s.plan), [PLAN]),
+}
+
+
+@pytest.fixture
+def stored():
+    with latchwork.connect(f"memory://{uuid.uuid4().hex}/plans") as store:
+        yield Stored(store)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_a_transition_lands_when_nothing_has_changed(stored, name):
+    stored.commit(EDGES[name][0](stored))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "vanishes"),
+    [
+        pytest.param(name, key, kind == 1, id=f"{name}-{key.replace('/', '.')}")
+        for name, (_, *keys) in EDGES.items()
+        for kind, some in enumerate(keys)
+        for key in some
+    ],
+)
+def test_a_transition_is_refused_once_a_key_has_changed_that_it_relies_on(stored, name, key, vanishes):
+    edit = EDGES[name][0](stored)
+    found = stored.store.get(key)
+    if vanishes:
+        stored.store.delete(key)
+    else:
+        stored.store.put(key, b"" if found is None else found.value)
+    with pytest.raises(Conflict):
+        stored.commit(edit)
