@@ -1,7 +1,7 @@
-"""Who calls: a thread, or one of the many tasks that an event loop runs in one thread. Nothing here waits.
+"""The caller of a function: a thread, or one of the tasks that an event loop runs in one thread.
 
-What belongs to whoever calls (re-entrant holds, "is it I who runs this?") is kept by ``PerCaller`` and compared by
-``identity``. A driver of protocols says with ``acting`` on behalf of which task it goes on; everybody else is a thread.
+``PerCaller`` keeps state per caller, such as re-entrant holds, and ``identity`` compares callers. A driver of protocols
+says with ``acting`` for which task it runs. Otherwise the thread is the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 #: "0" in this variable of the environment: no warning about calls that stop an event loop.
 WARN_VARIABLE = "LATCHWORK_ASYNC_WARN"
-#: Drives a protocol in the background, without a thread of its own; returns in whose name.
+#: Drives a protocol in the background, without a separate thread, and returns its caller.
 Spawn = Callable[[Callable[[], Coroutine[Any, Any, object]], str], "Caller"]
 
 _here = threading.local()
@@ -25,11 +25,11 @@ _warned: set[str] = set()
 
 
 class Caller:
-    """A task of an event loop. Hashed and compared as itself.
+    """A task of an event loop. Compared by identity.
 
     Attributes:
-        spawn: drives what goes on in the background, for objects that this caller uses.
-        acts_for: the thread that waits while this task runs a listener for it; None for all other tasks.
+        spawn: Runs a protocol in the background, for objects that this caller uses.
+        acts_for: The thread that waits while this task runs a listener for it; None for all other tasks.
     """
 
     __slots__ = ("__weakref__", "_own", "acts_for", "spawn")
@@ -40,32 +40,32 @@ class Caller:
         self._own: WeakKeyDictionary[PerCaller, dict[str, Any]] | None = None
 
     def own(self, of: PerCaller) -> dict[str, Any]:
-        """What this caller keeps there."""
+        """Return the values of this caller in a ``PerCaller``."""
         if self._own is None:
             self._own = WeakKeyDictionary()
         return self._own.setdefault(of, {})
 
 
 class PerCaller:
-    """Values by name that each caller has for itself, and that vanish with it. Safe to share."""
+    """Named values of each caller. They disappear with the caller. Thread-safe."""
 
     def __init__(self) -> None:
         self._of_threads = threading.local()
 
     @property
     def own(self) -> dict[str, Any]:
-        """The caller's own values."""
+        """The values of the current caller."""
         caller = current()
         return self._of_threads.__dict__ if caller is None else caller.own(self)
 
 
 def current() -> Caller | None:
-    """The task in whose name this thread goes on now; None for the thread's own."""
+    """Return the task for which this thread runs, or None."""
     return getattr(_here, "caller", None)
 
 
 def identity() -> object:
-    """The caller, for comparisons with ``==``: the task, the thread that it acts for, or the thread."""
+    """Return the caller, to compare with ``==``: the task, the thread for which it runs a listener, or the thread."""
     caller = current()
     if caller is None:
         return threading.get_ident()
@@ -73,7 +73,7 @@ def identity() -> object:
 
 
 class acting:  # noqa: N801 - used like a function
-    """``with acting(caller):`` goes on in its name; a thread again with None."""
+    """A context in which the thread runs for a caller; None for itself."""
 
     __slots__ = ("_before", "_caller")
 
@@ -91,16 +91,16 @@ class acting:  # noqa: N801 - used like a function
 
 
 def in_loop() -> bool:
-    """True in a thread whose event loop is running: whatever waits here stops all its tasks."""
+    """Return whether this thread runs an event loop, so that a blocking call stops all its tasks."""
     events = sys.modules.get("asyncio.events")
     return events is not None and events._get_running_loop() is not None  # noqa: SLF001 - documented for this purpose
 
 
 def warn_in_loop(call: str) -> None:
-    """Warn, once for each call, if it is made in the thread of a running event loop.
+    """Warn, once per call, that a blocking call is made in the thread of a running event loop.
 
     Args:
-        call: its name below ``latchwork.aio``: ``Lock.acquire``.
+        call: The name of the call in ``latchwork.aio``, such as ``Lock.acquire``.
     """
     if not in_loop() or call in _warned or os.environ.get(WARN_VARIABLE) == "0":
         return
@@ -116,7 +116,7 @@ def warn_in_loop(call: str) -> None:
 
 
 def _frames_of_ours() -> int:
-    """How many frames up the first is that is not latchwork's."""
+    """Return the stack level of the first caller outside latchwork."""
     level, frame = 2, sys._getframe(2)  # noqa: SLF001 - as ``warnings`` does
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("latchwork."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Checks for every floor: numbers are finite, functions do their work when they are called, a store is no URL."""
+"""Validation of arguments: numbers, functions and stores."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LATE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def is_number(value: object, least: float = -math.inf) -> TypeGuard[float]:
-    """True for a finite number that is not below ``least``; True and False are no numbers.
+    """Return whether a value is a finite number of at least ``least``. Booleans are not numbers.
 
-    A whole number that no float can hold counts as infinite.
+    An integer that no float can represent counts as infinite.
     """
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     return good and -sys.float_info.max <= value <= sys.float_info.max and value >= least  # type: ignore[operator]
 
 
 def is_plain(fn: object) -> bool:
-    """True for a function or method that surely does its work when it is called: nearly all there are, and cheap."""
+    """Return whether a function certainly runs when it is called. Fast, and true for nearly all functions."""
     code = getattr(fn, "__code__", None)
     return isinstance(code, CodeType) and not (code.co_flags & _LATE or hasattr(fn, "_is_coroutine_mark"))
 
 
 def check_listener(fn: Listener, what: str = "a listener") -> Listener:
-    """The function itself.
+    """Return the function if it is a valid listener.
 
     Raises:
-        TypeError: it cannot be called, or is an ``async def``, whose calls would begin and never run.
+        TypeError: It is not callable, or is an ``async def`` function, which would never run.
     """
     if is_plain(fn):
         return fn
@@ -46,10 +46,10 @@ def check_listener(fn: Listener, what: str = "a listener") -> Listener:
 
 
 def late_kind(fn: object) -> str | None:
-    """What a function is whose body does not run when it is called, but when somebody awaits or iterates the result.
+    """Return the kind of a function whose body does not run when it is called.
 
     Returns:
-        ``an async function``, ``an async generator`` or ``a generator``; None for any other object.
+        ``an async function``, ``an async generator`` or ``a generator``. None for any other object.
     """
     while isinstance(fn, partial):
         fn = fn.func
@@ -65,7 +65,9 @@ def late_kind(fn: object) -> str | None:
 
 
 def late_result(value: object) -> str | None:
-    """The same of what a function returned; a coroutine is closed, so that nothing complains that it never ran."""
+    """Return the kind of a result that must be awaited or iterated, or None. Coroutines are closed, to avoid a
+    warning.
+    """
     if inspect.iscoroutine(value):
         value.close()
         return "a coroutine"
@@ -75,6 +77,6 @@ def late_result(value: object) -> str | None:
 
 
 def check_store(store: object, who: str) -> None:
-    """``TypeError`` for the text of a URL in the place of a store. It is not shown: it may have a password."""
+    """Raise ``TypeError`` if a store is the text of a URL. The text is not shown, because it may contain a password."""
     if isinstance(store, (str, bytes)):
         raise TypeError(f"{who} needs a store, not a URL; open one first: latchwork.connect(url)")

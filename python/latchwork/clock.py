@@ -1,7 +1,7 @@
-"""The one clock: deadlines, waits and nothing else.
+"""The clock for deadlines and waits.
 
-Liveness is judged by one's own clock that runs through suspend; no wall clocks are compared between machines.
-Code that waits takes a ``Clock``, so that tests can put a virtual one in its place.
+Liveness is judged by the local clock, which runs through suspend. Wall clocks of machines are never compared. Code that
+waits takes a ``Clock``, so that tests can replace it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """Time and waiting. Safe to share between threads."""
+    """Time and waiting. Thread-safe."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back and runs through suspend; its zero means nothing."""
+        """Return seconds from an arbitrary zero. The clock never goes back and runs through suspend."""
         ...
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set or the time is over; True if it is set."""
+        """Wait until the event is set. Return False after the timeout."""
         ...
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition, like ``Condition.wait``, and perhaps for less; False if the time has passed.
+        """Wait on a held condition, perhaps for less than the timeout. Return False after the timeout.
 
-        The caller checks again whatever it waits for.
+        The caller checks its condition again.
         """
         ...
 
 
 class SystemClock:
-    """The machine's clock. Safe to share between threads.
+    """The clock of the machine. Thread-safe.
 
-    A wait that is longer than the system can count, infinity included, is for ever, as far as anybody can tell. While
-    the main thread waits, handlers of signals run within half a second.
+    A wait that is longer than the system can count lasts forever. Signal handlers run within half a second while the
+    main thread waits.
     """
 
     #: Seconds since boot, suspend included. It is asked often: a call of the system and nothing around it.
     now = staticmethod(partial(time.clock_gettime, _BOOTTIME))
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait until the event is set or the time has passed; True if it is set."""
+        """Wait until the event is set. Return False after the timeout."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         left_s = timeout_s
         while not event.wait(_slice_s(left_s)):
@@ -60,9 +60,9 @@ class SystemClock:
         return True
 
     def wait_condition(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Wait on a held condition, in the main thread for one slice at most; False if the time has passed.
+        """Wait on a held condition, in the main thread for at most one slice. Return False after the timeout.
 
-        The caller checks after each slice: a notification that arrives at the end of one is given to nobody.
+        The caller checks after each slice, because a notification at the end of a slice may be lost.
         """
         if timeout_s is None and threading.get_ident() != threading.main_thread().ident:
             return condition.wait()
@@ -72,7 +72,7 @@ class SystemClock:
 
 
 def _slice_s(timeout_s: float | None) -> float | None:
-    """Return how much of a wait may be one call of the system; None for all of an endless one."""
+    """Return the longest wait for one system call in seconds; None for an endless wait."""
     is_main = threading.get_ident() == threading.main_thread().ident
     if timeout_s is None:
         return SIGNALS_S if is_main else None

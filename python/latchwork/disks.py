@@ -1,4 +1,4 @@
-"""Files that are replaced atomically, folders that no other user can change, and the cause of a failed write, in words.
+"""Atomic replacement of files, private folders, and explanations of failed writes.
 
 SQLite reports a full disk as an I/O error, and the system names no file when a write fails.
 """
@@ -22,7 +22,7 @@ _FULL_BYTES = 262_144
 
 
 def trouble_of(path: Path) -> str:
-    """What keeps a file from being written, and what to do; empty if nothing is seen. Never raises."""
+    """Return why a file cannot be written and what to do; empty if no reason is found. Never raises."""
     folder = path.parent
     try:
         about = os.statvfs(folder)
@@ -92,14 +92,14 @@ def _is_private_group(found: os.stat_result) -> bool:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a file, or another one in its place: whoever reads sees the one or the other whole. Makes no folder.
+    """Write a file atomically: readers see the old content or the new one. The folder must exist.
 
     Args:
-        path: of the file.
-        data: of it.
-        mode: who may read it; until it has its name, nobody else.
+        path: The file.
+        data: Its content.
+        mode: Its permissions. Until it has its name, only this user can read it.
     Raises:
-        OSError: it cannot be written, with the name of the file; nothing is left of it.
+        OSError: It cannot be written. The error names the file, and nothing of it is left.
     """
     made = None
     try:
@@ -117,17 +117,17 @@ def replace_file(path: Path, data: bytes, *, mode: int) -> None:
 
 
 def make_file(path: Path, what: str, mode: int | None = None, *, remedy: str = "") -> None:
-    """Make an empty file, if it is not there.
+    """Create an empty file if it does not exist.
 
-    It is made without being opened: closing it would release the locks that SQLite has on it in another thread.
+    The file is not opened: closing it would release the locks that SQLite holds on it in another thread.
 
     Args:
-        path: of the file.
-        what: what it is, for the warning about one that every account of this machine can read.
-        mode: of the file, whatever the umask is; None makes it private to this user, and warns if it is not.
-        remedy: what else the warning proposes besides chmod.
+        path: The file.
+        what: A description, for the warning about a file that every user of the machine can read.
+        mode: Its permissions, whatever the umask is. None: private to this user, with a warning if it is not.
+        remedy: What the warning suggests besides chmod.
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
     try:
         _make(path, _PRIVATE if mode is None else mode)
@@ -150,5 +150,5 @@ def make_file(path: Path, what: str, mode: int | None = None, *, remedy: str = "
 def _make(path: Path, mode: int) -> None:
     try:
         os.mknod(path, stat.S_IFREG | mode)
-    except PermissionError:  # some systems let nobody but root do this
+    except PermissionError:  # some systems allow this only to root
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))

@@ -1,6 +1,7 @@
-"""Names of a package that are imported when they are first asked for: who needs one does not pay for all.
+"""Lazy imports: a package whose names are imported on first use.
 
-A package with such a door lists its names for type checkers as ever, behind ``TYPE_CHECKING``, and a second time here.
+Such a package lists its names for type checkers behind ``TYPE_CHECKING``, and again in the table that it passes to
+``late``.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def late(package: str, modules: Mapping[str, tuple[str, ...]], *, extra: str = "") -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package whose names are imported when they are first asked for.
+    """Return the ``__getattr__`` of a package that imports its names on first use.
 
-    What is no such name is a module of the package, if there is one.
+    Any other name is a module of the package, if there is one.
 
     Args:
-        package: its name.
-        modules: the names that each module has; none of them may be that of a module of the package.
-        extra: what has to be installed for them, named where one needs a library that is not there; "" for nothing.
+        package: The name of the package.
+        modules: The names of each module. None of them may be the name of a module of the package.
+        extra: The extra to name in the error if a library is missing; empty for none.
     """
     places = {name: module for module, names in modules.items() for name in names}
 
     def found(name: str) -> Any:
         if name in places:
             value = getattr(_imported(places[name], package, extra), name)
-            setattr(sys.modules[package], name, value)  # from now on nobody asks here
+            setattr(sys.modules[package], name, value)  # the next access does not come here
             return value
         missing = f"{package}.{name}"
         try:

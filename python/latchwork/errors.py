@@ -1,7 +1,7 @@
-"""Every error latchwork raises: one root, families by what the caller can do about them.
+"""All errors that latchwork raises, grouped by what the caller can do about them.
 
-No exception of a client library ever reaches a caller; the original stays as ``__cause__``.
-A message says what happened, to which key, and what to do.
+Exceptions of client libraries never reach a caller; they are the ``__cause__``. A message says what happened, to which
+key, and what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class LatchworkError(Exception):
-    """Root of every error that latchwork raises on purpose."""
+    """The base class of all errors that latchwork raises."""
 
 
 # Fix the call.
@@ -48,21 +48,23 @@ class PermissionDenied(LatchworkError):
 
 
 class UserCodeFailed(LatchworkError):
-    """User code raised what must not reach its caller as it is, such as ``SystemExit``; the original is the cause."""
+    """User code raised an exception that must not reach the caller as it is, such as ``SystemExit``. It is the
+    cause.
+    """
 
 
 # Read again, try again.
 
 
 class KeyExists(LatchworkError):
-    """A key to be created is there already."""
+    """A key to create already exists."""
 
 
 class Conflict(LatchworkError):
-    """A transaction's check did not hold; nothing was written.
+    """A check of a transaction failed, and nothing was written.
 
     Attributes:
-        failed: at least one of the checks (or ``Create`` operations) that did not hold.
+        failed: At least one of the checks or ``Create`` operations that failed.
     """
 
     def __init__(self, message: str, failed: Sequence[object] = ()) -> None:
@@ -74,18 +76,18 @@ class Conflict(LatchworkError):
 
 
 class Unavailable(LatchworkError):
-    """The server could not serve the call in time; it was not applied."""
+    """The server could not serve the call in time. The call was not applied."""
 
 
 class ConnectFailed(Unavailable):
     """No server could be reached within ``connect_timeout_s``."""
 
 
-# May have been applied, or be yet.
+# May have been applied, or may still be.
 
 
 class OutcomeUnknown(LatchworkError):
-    """A write was cut off: it may have been applied, or may be applied yet."""
+    """The answer to a write was lost. The write may have been applied, or may still be."""
 
 
 # Free or grow the server.
@@ -95,42 +97,42 @@ class QuotaExceeded(LatchworkError):
     """The server or the disk is out of space."""
 
 
-# Stop the work it protected.
+# Stop the work that it protected.
 
 
 class OwnershipLost(LatchworkError):
-    """What protected this work is no longer ours: stop it."""
+    """The ownership that protected this work has ended. Stop the work."""
 
 
 class SessionLost(OwnershipLost):
-    """The session ended; its keys are gone or will be."""
+    """The session has ended. Its keys are gone or will be."""
 
 
 class LockLost(OwnershipLost):
-    """The lock ran out or was taken over."""
+    """The lock has expired or was taken over."""
 
 
 class NotLeader(OwnershipLost):
-    """Leadership is not held, or is held no longer."""
+    """This candidate is not the leader, or is no longer."""
 
 
 class MemberEvicted(OwnershipLost):
-    """Somebody removed this member from its group, and it does not join again by itself."""
+    """This member was evicted from its group. It does not join again by itself."""
 
 
-# The condition did not come true.
+# The condition was not met.
 
 
 class WaitTimeout(LatchworkError, TimeoutError):
-    """A wait ended without its condition; nothing of it is left behind."""
+    """The condition was not met in time. Nothing of the wait is left behind."""
 
 
 class BarrierBroken(WaitTimeout):
-    """A round of a barrier ended without everybody; the next round is usable.
+    """A round of a barrier ended before all members arrived. The next round is usable.
 
     Attributes:
-        missing: the members that had not come, sorted; those of the last time where a barrier knows no names.
-        arrived: the members that had come, sorted.
+        missing: The members that had not arrived, sorted. A barrier that knows no names lists those of the last round.
+        arrived: The members that had arrived, sorted.
     """
 
     def __init__(self, message: str, missing: Sequence[str] = (), arrived: Sequence[str] = ()) -> None:
@@ -140,14 +142,14 @@ class BarrierBroken(WaitTimeout):
 
 
 class OnceFailed(LatchworkError):
-    """What was to run once in the cluster has failed for good, here or elsewhere."""
+    """The function that was to run once in the cluster has failed permanently, here or elsewhere."""
 
 
-# Repair or delete what is stored.
+# Repair or delete the stored value.
 
 
 class BadRecord(LatchworkError, ValueError):
-    """A stored value is no record of ours: something else wrote to its key, or it was damaged."""
+    """A stored value is not a valid record: another program wrote it, or it was damaged."""
 
 
 # The object cannot be used here.
@@ -162,30 +164,30 @@ class ForkedProcess(LatchworkError):
 
 
 class NodeIdInUse(LatchworkError):
-    """Another live node uses this node id."""
+    """Another running node uses this node ID."""
 
 
 class ReentrantCall(LatchworkError):
-    """A signal handler or a finalizer called what its own thread is inside of already; nothing was done.
+    """A signal handler or finalizer made a call while its thread was inside another one. It had no effect.
 
-    Set a flag there, and make the call when the thread has returned.
+    Set a flag there, and make the call after the thread has returned.
     """
 
 
-# One rule for operations of several calls.
+# For operations of several calls.
 
 _NOT_APPLIED = (Unavailable, QuotaExceeded, AuthenticationFailed, PermissionDenied)
 
 
 def after_unknown(error: BaseException, unknown: OutcomeUnknown | None) -> BaseException:
-    """Return the error with which an operation ends: ``error``, or an ``OutcomeUnknown`` in its place.
+    """Return the error that ends an operation: ``error``, or an ``OutcomeUnknown`` instead of it.
 
-    An operation that reads or retries after ``OutcomeUnknown`` may meet an error that says "not applied". That is true
-    of the last call only, and would invite the caller to repeat what may have been done.
+    An operation that reads or retries after ``OutcomeUnknown`` may get an error that means "not applied". This is true
+    of its last call only, and would invite the caller to repeat a write that may have been applied.
 
     Args:
-        error: the last error.
-        unknown: the unknown outcome that the operation met before; None if there was none.
+        error: The last error.
+        unknown: The unknown outcome that the operation met before, or None.
     """
     if unknown is None or not isinstance(error, _NOT_APPLIED):
         return error

@@ -1,8 +1,8 @@
-"""Calls that are interrupted, and calls that a signal handler makes in the middle of another one.
+"""Interrupted calls, and calls that a signal handler makes inside another call.
 
-A thread that is inside one of our calls may hold what the next one waits for. ``entrance`` marks the outermost calls of
-users, and refuses a signal handler or a finalizer that comes in the middle of one. ``call_outside`` takes the mark away
-while a function of the user runs.
+A thread inside one of our calls may hold a lock that another call waits for. ``entrance`` marks the calls of users and
+refuses a signal handler or finalizer inside a marked call. ``call_outside`` removes the mark while a user function
+runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Mutex = threading.Lock
 
 
 class _Here(threading.local):
-    """The state of one thread.
+    """The state of a thread.
 
     Attributes:
-        is_inside: it is inside one of our calls.
+        is_inside: Whether the thread is inside a marked call.
     """
 
     is_inside = False
@@ -47,17 +47,17 @@ here = _Here()
 
 
 def mutex() -> threading.Lock:
-    """Return a new mutex, for one object; in a simulation, a simulated one."""
+    """Return a new mutex for one object. A simulation returns a simulated one."""
     return Mutex()
 
 
 def condition(of: threading.Lock | None = None) -> threading.Condition:
-    """Return a condition of a mutex: of the given one, or of a new one."""
+    """Return a condition of the given mutex, or of a new one."""
     return threading.Condition(of or mutex())
 
 
 def refuse_inside() -> None:
-    """Raise ``ReentrantCall``: a thread made a call inside of another one. It has had no effect."""
+    """Raise ``ReentrantCall``: the thread is inside a marked call. The refused call had no effect."""
     raise ReentrantCall(
         "this thread is inside a call of latchwork already: a signal handler or a finalizer may not make another one; "
         "put into a queue.SimpleQueue or set a flag there, and call when the thread has returned"
@@ -65,9 +65,9 @@ def refuse_inside() -> None:
 
 
 def entrance(call: Callable[P, T]) -> Callable[P, T]:
-    """Mark a call of users: it raises ``ReentrantCall`` while its thread is inside a marked call.
+    """Mark a call of users. It raises ``ReentrantCall`` while its thread is inside a marked call.
 
-    No bytecode at which the interpreter looks for signals is between the mark and the ``try``, or in the ``finally``.
+    The interpreter checks for signals neither between the mark and the ``try`` nor in the ``finally``.
     """
 
     @wraps(call)
@@ -85,7 +85,7 @@ def entrance(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """Call a function that may make marked calls: a user's function, or a marked call itself."""
+    """Call a function that may make marked calls, such as a user function."""
     before, here.is_inside = here.is_inside, False
     try:
         return call(*args, **options)
@@ -94,15 +94,15 @@ def call_outside(call: Callable[P, T], /, *args: P.args, **options: P.kwargs) ->
 
 
 def call_after_finalizer(call: Callable[[], object], name: str) -> None:
-    """Make a call for a finalizer, in a thread of this name. At the end of the process there is no call.
+    """Make a call for a finalizer, in a thread with this name. It is skipped when the process is ending.
 
-    The collector runs a finalizer in any thread and inside any mutex, also those of ``threading``: so it must not wait,
-    and must not start a thread that waits for such a mutex.
+    The garbage collector runs finalizers in any thread and inside any mutex, including those of ``threading``. A
+    finalizer must therefore not wait, and must not start a thread in the usual way, which waits.
     """
     with suppress(RuntimeError):  # the process is ending
         _start_natively(threading.Thread(target=call, name=name, daemon=True))
 
 
 def _start_natively(thread: threading.Thread) -> None:
-    """By another thread, without waiting for it; a simulation has its own way instead."""
+    """Start a thread from another thread, without waiting. A simulation replaces this function."""
     start_new_thread(thread.start, ())

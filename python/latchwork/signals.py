@@ -1,7 +1,7 @@
-"""Requests to end a process, as items of a queue: SIGTERM, SIGINT, and what the program itself puts there.
+"""Requests to end a process, as items of a queue: SIGTERM, SIGINT, and requests of the program itself.
 
-A signal handler runs between any two bytecodes of the main thread, so it must take no lock that its thread may hold.
-``SimpleQueue.put`` is made for that.
+A signal handler runs between any two bytecodes of the main thread, so it must not take a lock that its thread may hold.
+``SimpleQueue.put`` is safe there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from latchwork.clock import SIGNALS_S
 _log = logging.getLogger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
-#: Ends the thread that listens.
+#: The request that ends the listening thread.
 _LEFT = ""
 
 
 @contextmanager
 def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
-    """Put the names of the first two signals of SIGTERM and SIGINT into a queue; the third one acts as before.
+    """Put the names of the first two SIGTERM or SIGINT signals into a queue. The third one has its former effect.
 
-    Only the main thread can handle signals: in any other thread this does nothing.
+    Only the main thread can handle signals. In any other thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,8 +54,8 @@ def end_signals(requests: SimpleQueue[str]) -> Iterator[None]:
 def next_request(requests: SimpleQueue[str]) -> str:
     """Wait for a request and return it.
 
-    Waits in slices: a signal that the system gives to another thread does not end the wait of the main thread, and its
-    handler runs at the end of the slice.
+    It waits in slices: a signal that another thread receives does not end the wait of the main thread, and its handler
+    runs at the end of the slice.
     """
     while True:
         try:
@@ -66,9 +66,9 @@ def next_request(requests: SimpleQueue[str]) -> str:
 
 @contextmanager
 def on_end_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call a function at the first signal and another one at the second, in a thread of its own; see ``end_signals``.
+    """Call a function at the first signal and another one at the second, in a separate thread; see ``end_signals``.
 
-    For a main thread that does not wait for requests: it may be inside a start or a close.
+    Use it when the main thread does not wait for requests, because it may be inside a start or a close.
     """
     requests: SimpleQueue[str] = SimpleQueue()
 

@@ -1,6 +1,6 @@
-"""A request to stop, for work that cannot be ended from outside: work polls it, waits for it, or listens.
+"""A cancellation token for work that cannot be ended from outside. Work polls it, waits for it, or listens to it.
 
-Nothing here talks to a server. Not promised: that work which never looks ends.
+Work that never checks it does not end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ StopListener = Callable[[], None]
 
 
 class StopSignal:
-    """Tells one piece of work to stop, once and for good. Safe to share between threads.
+    """A cancellation token that asks one piece of work, once, to stop. Thread-safe.
 
     Args:
-        what: the work in words, for log lines: ``job report``.
-        clock: what ``wait_stop`` waits on.
+        what: The work, for log lines, such as ``job report``.
+        clock: The clock that ``wait_stop`` waits by.
     """
 
     def __init__(self, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._what = what
         self._clock = clock
         self._is_stopped = False
-        self._event: threading.Event | None = None  # made when somebody waits: most work ends without
+        self._event: threading.Event | None = None  # created by the first wait, because most work ends without one
         self._mutex = mutex()
         self._listeners: dict[int, StopListener] = {}
         self._next_listener = 0
@@ -40,11 +40,11 @@ class StopSignal:
 
     @property
     def should_stop(self) -> bool:
-        """True from the moment the work was told to stop."""
+        """Whether the work was asked to stop."""
         return self._is_stopped
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until the work is told to stop: True then, False when the time is over; None waits for ever."""
+        """Wait until the work is asked to stop. Return False after the timeout; None waits forever."""
         with self._mutex:
             if self._event is None:
                 self._event = threading.Event()
@@ -54,14 +54,14 @@ class StopSignal:
         return self._clock.wait(event, timeout_s)
 
     def on_stop(self, listener: StopListener) -> Callable[[], None]:
-        """Have ``listener`` called once when the work is told to stop, at once if it was already.
+        """Call ``listener`` once when the work is asked to stop, or at once if it was already.
 
-        Listeners are called in the order they were added, on one thread; one that raises is logged and stops no other.
+        Listeners are called in the order in which they were added, in one thread. An exception of a listener is logged.
 
         Returns:
-            A function that removes the listener; twice is fine.
+            A function that removes the listener. Idempotent.
         Raises:
-            TypeError: it is no plain function.
+            TypeError: The listener is not a plain function.
         """
         check_listener(listener)
         with self._mutex:
@@ -75,12 +75,12 @@ class StopSignal:
         return lambda: self._remove(number)
 
     def stop(self) -> None:
-        """Tell the work to stop and call the listeners, in this thread. Twice is fine."""
+        """Ask the work to stop, and call the listeners in this thread. Idempotent."""
         self.signal_stop()
         self.call_listeners()
 
     def signal_stop(self) -> None:
-        """Tell the work to stop without calling listeners; never blocks on user code."""
+        """Ask the work to stop, without calling listeners. It never blocks on user code."""
         with self._mutex:
             self._is_stopped = True
             if self._event is not None:
@@ -90,7 +90,7 @@ class StopSignal:
             wake()
 
     def call_listeners(self) -> None:
-        """Call the listeners that were not called yet; only after ``signal_stop``."""
+        """Call the listeners that were not called yet. Use it after ``signal_stop``."""
         while True:
             with self._mutex:
                 if not self._listeners:
@@ -100,7 +100,7 @@ class StopSignal:
 
     @property
     def has_listeners(self) -> bool:
-        """True while a listener waits to be called."""
+        """Whether a listener has not been called yet."""
         with self._mutex:
             return bool(self._listeners)
 

@@ -1,7 +1,7 @@
-"""Frozen records of the store contract: entries, checks, operations, changes.
+"""The records of the store: entries, checks, operations and changes.
 
-Nothing here touches the network. Keys in these records are relative to the store (or namespace) they are used with,
-but the keys inside a ``Fence`` are relative to the root of the URL, so that a fence is valid in every namespace.
+Keys are relative to the store or namespace that they are used with. The keys inside a ``Fence`` are relative to the
+root of the URL, so a fence is valid in every namespace.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from typing import Protocol
 
 
 class HasId(Protocol):
-    """Anything that names a session: ``Session`` itself, or a stand-in with its id."""
+    """An object that names a session: a ``Session``, or a stand-in with its ID."""
 
     @property
     def id(self) -> str:
-        """The session id."""
+        """The ID of the session."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key as it was read or written.
+    """A key as it was read or written.
 
     Attributes:
-        key: path of segments joined by ``/``.
-        value: the bytes stored.
-        version: opaque; equal if and only if the key was not written in between, also when it was deleted and created
-            again, or bound to another session.
-        token: grows with every write to the store, shared within one commit: the fencing token.
-        created: the token of the creation. Binding the key to a session, or to another one, does not change it.
-        owner: the id of the session it is bound to, else None.
+        key: Segments joined by ``/``.
+        value: The stored bytes.
+        version: Opaque. Equal only if the key was not written in between, including deletion, re-creation and binding.
+        token: The fencing token: grows with every write to the store. All writes of a transaction share it.
+        created: The token of the creation. Binding the key to a session does not change it.
+        owner: The ID of the session that the key is bound to, or None.
     """
 
     key: str
@@ -44,11 +43,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A key that was created among others of its kind; see ``Store.create_ordered``.
+    """A key that was created in an order with others; see ``Store.create_ordered``.
 
     Attributes:
-        entry: the key.
-        older: the names of the keys of its kind that are older and were still there, the oldest first. None: not known.
+        entry: The key.
+        older: The names of older keys of its kind that existed, oldest first. None: unknown.
     """
 
     entry: Entry
@@ -68,7 +67,7 @@ class At:
 
     @classmethod
     def of(cls, key: str, version: Hashable) -> At:
-        """The check for a key and a version read earlier."""
+        """Return the check for a key and a version that was read earlier."""
         check = object.__new__(cls)
         object.__setattr__(check, "key", key)
         object.__setattr__(check, "version", version)
@@ -84,14 +83,14 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Check: the key exists, with whatever value."""
+    """Check: the key exists, with any value."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class SessionAlive:
-    """Check: the session with this id has not ended on the server. Users take it from ``session.fence``."""
+    """Check: the session has not ended on the server. ``session.fence`` contains it."""
 
     session_id: str
 
@@ -101,11 +100,11 @@ SimpleCheck = At | Absent | Exists | SessionAlive
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Proof of an ownership: put it among the checks of every write that depends on it.
+    """The proof of an ownership. Add it to the checks of every write that depends on the ownership.
 
     Attributes:
-        token: grows with each new holder; give it to systems outside (a database's WHERE clause).
-        checks: what must still hold; keys relative to the root of the URL.
+        token: Greater than that of every earlier owner. Pass it to systems outside, such as a database's WHERE clause.
+        checks: The conditions, with keys relative to the root of the URL.
     """
 
     token: int
@@ -117,7 +116,7 @@ Check = SimpleCheck | Fence
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Operation: create or overwrite. Without a session an existing key keeps its owner, with one it is bound to it."""
+    """Operation: create or overwrite a key. With a session, the key is bound to it; without one, it keeps its owner."""
 
     key: str
     value: bytes
@@ -126,7 +125,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Operation: create; the transaction is a Conflict if the key exists."""
+    """Operation: create a key. The transaction is a ``Conflict`` if it exists."""
 
     key: str
     value: bytes
@@ -135,7 +134,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Operation: delete; does nothing to an absent key."""
+    """Operation: delete a key. An absent key is ignored."""
 
     key: str
 
@@ -145,12 +144,12 @@ Op = Put | Create | Delete
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a transaction did.
+    """The result of a transaction.
 
     Attributes:
-        token: the token of this commit; 0 when nothing was written.
-        entries: the entries written by ``Put`` and ``Create``, in the order of the operations.
-        deleted: the keys that ``Delete`` found and removed, in the order of the operations.
+        token: The token of this commit; 0 if nothing was written.
+        entries: The entries written by ``Put`` and ``Create``, in the order of the operations.
+        deleted: The keys that ``Delete`` removed, in the order of the operations.
     """
 
     token: int
@@ -160,7 +159,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The latest state of one key: its entry, or None when it is gone."""
+    """The latest state of a key: its entry, or None if it was deleted."""
 
     key: str
     entry: Entry | None = field(default=None)

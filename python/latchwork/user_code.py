@@ -1,10 +1,10 @@
-"""Calls into user code: callbacks, pickers, observers, hooks, listeners, alert channels, task types.
+"""Calls of user code: callbacks, pickers, observers, hooks, listeners, alert channels, task types.
 
-User code may raise anything: the ``SystemExit`` of a script, a ``BaseException`` of another library, an exception whose
-message cannot be made. In a thread of ours each of these is a failure of that code: it neither ends the thread nor
-loses an outcome. The main thread is the one exception. Python delivers Ctrl-C there, so an interrupt stays one.
+User code may raise anything, including ``SystemExit``, ``BaseException`` and exceptions whose message cannot be built.
+In our threads, each of these is a failure of that code: it does not end the thread or lose an outcome. In the main
+thread, an interrupt stays an interrupt, because Python delivers Ctrl-C there.
 
-The body of a task is not called by this: its outcome names what it raised, whatever that is. See ``tasks.running``.
+Task bodies are not called by this module: their outcome names whatever they raised. See ``tasks.running``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an exception interrupts the main thread, and must be raised there as it is."""
+    """Return whether an exception interrupts the main thread and must be raised there unchanged."""
     return not isinstance(error, (Exception, SystemExit)) and threading.current_thread() is threading.main_thread()
 
 
 def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of the user and return its value.
+    """Call a user function and return its value.
 
     Args:
-        fn: the function.
-        args: its arguments.
-        kwargs: its named arguments.
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     Raises:
-        Exception: what the function raised, if that is an ``Exception`` whose message can be made.
-        UserCodeFailed: it raised something else, which is the cause.
-        BaseException: it was interrupted in the main thread.
+        Exception: The function raised it, and its message can be built.
+        UserCodeFailed: The function raised something else, which is the cause.
+        BaseException: The function was interrupted in the main thread.
     """
     before, here.is_inside = here.is_inside, False  # as ``call_outside``
     try:
@@ -51,11 +51,11 @@ def call_user(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
-    """Await what a function of the user returned, as ``call_user`` calls it. An event loop ends by what escapes.
+    """Await the result of a user function, with the errors of ``call_user``. Other exceptions would end the event loop.
 
     Raises:
-        Exception, UserCodeFailed, BaseException: as ``call_user``.
-        asyncio.CancelledError, GeneratorExit: the wait for it was ended.
+        Exception, UserCodeFailed, BaseException: As ``call_user``.
+        asyncio.CancelledError, GeneratorExit: The wait was ended.
     """
     try:
         return await body
@@ -66,7 +66,7 @@ async def await_user(fn: Callable[..., object], body: Awaitable[T]) -> T:
 
 
 def failure_of(fn: Callable[..., object], error: BaseException) -> UserCodeFailed:
-    """Return the exception for what a function of the user raised, which is its cause."""
+    """Return the exception for an error that a user function raised, which is its cause."""
     failed = UserCodeFailed(f"{name_of(fn)} raised {reason(error)}")
     failed.__cause__ = error
     return failed
@@ -82,7 +82,7 @@ def _is_plain(error: BaseException) -> bool:
 
 
 def cancellations() -> tuple[type[BaseException], ...]:
-    """Return what asyncio raises in a task that is cancelled; nothing while nobody has imported it."""
+    """Return the cancellation error of asyncio; empty if asyncio has not been imported."""
     loaded = sys.modules.get("asyncio.exceptions")
     return () if loaded is None else (loaded.CancelledError,)
 

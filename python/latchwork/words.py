@@ -1,7 +1,7 @@
-"""Words and numbers for people: in messages, in log lines and on screens. Nothing here touches the network.
+"""Text and numbers for people, in messages, log lines and screens.
 
-Text that comes from a store may be anybody's: it moves no cursor, forges no line and turns no text around once it went
-through ``printable``. Moments have one format.
+Text from a store may contain anything. After ``printable`` it cannot move the cursor, forge a line or reverse text.
+Times have one format.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _SHORT.maxlevel = 3
 
 
 def short(value: object) -> str:
-    """What a value looks like, in a few words without control characters."""
+    """Return a short representation of a value, without control characters."""
     return _SHORT.repr(value[:60] if isinstance(value, (bytes, str)) else value)
 
 
 def printable(text: str) -> str:
-    """The text with what cannot be printed escaped: control characters, bidi marks, surrogates."""
+    """Escape what cannot be printed: control characters, bidirectional marks, surrogates."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def utc_text(wall_s: float) -> str:
-    """A moment, given in seconds since the epoch, as ``2026-11-22T09:10:10Z``; any number is taken."""
+    """Format seconds since the epoch as ``2026-11-22T09:10:10Z``. Any number is accepted."""
     try:
         moment = _EPOCH + timedelta(seconds=wall_s)
     except (OverflowError, ValueError):
@@ -37,7 +37,7 @@ def utc_text(wall_s: float) -> str:
 
 
 def same_format(moment: str) -> str:
-    """A moment that was stored as text, in the one format; what is no moment stays as it is."""
+    """Convert a stored time to that format. Other text is returned unchanged."""
     try:
         found = datetime.fromisoformat(moment)
         return utc_text((found - _EPOCH).total_seconds())
@@ -46,19 +46,19 @@ def same_format(moment: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 item``, ``2 items``, ``1,000 items``."""
+    """Return a number with its noun: ``1 item``, ``2 items``, ``1,000 items``."""
     return f"{number:,} {noun}" if abs(number) == 1 else f"{number:,} {noun}s"
 
 
 def reason(error: BaseException) -> str:
-    """Return an error in one line: its type, and its message if it has any. Raises nothing."""
+    """Return an error as one line: its type, and its message if it has one. Never raises."""
     text = " ".join(message(error).split())
     name = _NAME_OF(type(error))
     return printable(f"{name}: {text}" if text else f"{name}, without a message")
 
 
 def message(error: BaseException) -> str:
-    """Return the message of an error, or why there is none: ``__str__`` may raise anything."""
+    """Return the message of an error, or why it cannot be built."""
     try:
         return str(error)
     except BaseException as broken:
@@ -66,7 +66,7 @@ def message(error: BaseException) -> str:
 
 
 def has_message(error: BaseException) -> bool:
-    """Return whether the error can be shown with ``str`` and ``repr``."""
+    """Return whether an error can be shown with ``str`` and ``repr``."""
     try:
         str(error), repr(error)
     except BaseException:
