@@ -7,6 +7,7 @@ import json
 import pytest
 
 from latchwork.errors import BadRecord, InvalidKey
+from latchwork.executor.hooks import is_retried, tries_of
 from latchwork.executor.items import TaskItem, may_run
 from latchwork.executor.keys import (
     Keys,
@@ -20,7 +21,6 @@ from latchwork.executor.keys import (
     shelf_of,
     task_id_of,
 )
-from latchwork.executor.lanes import is_retried, tries_of
 from latchwork.executor.targets import Key, Label, Member, StoredTarget
 from latchwork.tasks import BlobRef, Outcome, StoredRetry
 

@@ -13,7 +13,7 @@ from executor.test_deaths import starts
 from executor.work import WORK, mark, square, wait
 from latchwork.errors import Unavailable
 from latchwork.executor import Executor, ExecutorWorker, TaskDied, cancel_task, dead_tasks, find_task, revive_task
-from latchwork.executor.lanes import Lanes, WorkerProfile
+from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.worker import ExecutorWorkerSession
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
@@ -326,7 +326,7 @@ def lanes_of(store, member="n1"):
     node = WorkerProfile(member, WORK, allow_pickle=False, labels={}, accept=None)
     keys = Keys("default")
     backlog = WorkQueue(system_namespace(store, "executor"), keys.backlog, label=member)
-    return Lanes(store, keys, backlog, node, lambda: {member}), backlog
+    return ExecutorHooks(store, keys, backlog, node, lambda: {member}), backlog
 
 
 @pytest.mark.parametrize("news", ["mark", "death"])

@@ -12,8 +12,8 @@ from executor.conftest import PATIENCE_S
 from executor.test_deaths import starts
 from executor.work import WORK, blob, mark, square
 from latchwork.executor import ExecutorWorker, Member, TaskDied
+from latchwork.executor.hooks import LargeOutcomes
 from latchwork.executor.keys import Keys
-from latchwork.executor.lanes import LargeOutcomes
 from latchwork.executor.sweeping import ExecutorSweeper
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace

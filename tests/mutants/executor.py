@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Worker loop",
         "the outcome of a lost claim is written",
-        "tasks/running/endings.py",
+        "tasks/running/completion.py",
         "        if task.is_lost or task.outcome is None:\n",
         "        if task.outcome is None:\n",
         id_of("tasks/feeder", "a_task_whose_session_is_lost_is_told_to_stop_and_its_outcome_is_dropped", on="memory"),
@@ -48,7 +48,7 @@ DEFECTS = (
     Defect(
         "Worker loop",
         "a task begins after its claim has expired",
-        "tasks/running/starting.py",
+        "tasks/running/prefetch_queue.py",
         "    if task.claim.remaining_s() <= task.margin_s:\n",
         "    if False:\n",
         id_of("tasks/feeder", "nothing_begins_whose_claim_is_over_though_nobody_has_said_so_yet", on="memory"),
@@ -56,11 +56,11 @@ DEFECTS = (
     Defect(
         "Worker loop",
         "a waiting node is not woken when others queue ahead of it",
-        "tasks/running/lining.py",
+        "tasks/running/notified_claims.py",
         "                self._bell.ring()  # it looks sooner\n",
         "                pass\n",
         id_of(
-            "tasks/lining",
+            "tasks/notified_claims",
             "an_item_that_a_dead_first_was_told_of_is_taken_by_the_next_long_before_its_session_ends",
             on="memory",
         ),
@@ -86,7 +86,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a task is claimed without checking its submitter",
-        "executor/lanes.py",
+        "executor/hooks.py",
         "        return [] if item.sid == DETACHED else [Exists(self._keys.sub(item.sid))]\n",
         "        return []\n",
         id_of("executor/races", "a_submitter_that_dies_between_look_and_claim_has_nothing_begun", on="memory"),
@@ -94,7 +94,7 @@ DEFECTS = (
     Defect(
         "Executor",
         "a cancel that arrives before its task is forgotten",
-        "executor/lanes.py",
+        "executor/hooks.py",
         "            if self._marked.pop(claim.item.id, None) is not None:\n",
         "            if False:\n",
         id_of(

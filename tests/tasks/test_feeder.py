@@ -14,7 +14,7 @@ import latchwork
 from latchwork.errors import Closed
 from latchwork.primitives import WorkQueue
 from latchwork.tasks import DEFAULT, Functions, Retry, TaskContext, TaskTimeout, WorkerLoop, task
-from latchwork.tasks.running.endings import Taken
+from latchwork.tasks.running.completion import Taken
 from latchwork.testing.faults import Fault, FaultyStore
 
 from . import examples

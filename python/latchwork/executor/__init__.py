@@ -3,10 +3,7 @@
 It keeps to itself how tasks are stored, found, taken back and swept. There is no scheduler: who takes a task runs it.
 """
 
-from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
-from latchwork.executor.executor import Call, Executor
-from latchwork.executor.futures import TaskFuture
-from latchwork.executor.looking import (
+from latchwork.executor.admin import (
     DeadTask,
     ExecutorState,
     ExecutorWorkerInfo,
@@ -20,6 +17,9 @@ from latchwork.executor.looking import (
     list_tasks,
     revive_task,
 )
+from latchwork.executor.errors import AllFailed, NoSuchMember, NoSuchTask, SomeFailed, TaskDied, TaskExists
+from latchwork.executor.executor import Call, Executor
+from latchwork.executor.futures import TaskFuture
 from latchwork.executor.pickers import (
     LeastLoaded,
     Load,

@@ -16,8 +16,8 @@ from functools import partial
 from latchwork._base.decoding import encode
 from latchwork.checks import is_number
 from latchwork.errors import Closed, LatchworkError
+from latchwork.executor.hooks import ExecutorHooks, WorkerProfile
 from latchwork.executor.keys import NAME, Keys, check_member_id, executor_store, lane_of, member_of
-from latchwork.executor.lanes import Lanes, WorkerProfile
 from latchwork.executor.pickers import Load
 from latchwork.executor.placing import Offer, read_load
 from latchwork.executor.sweeping import ExecutorSweeper
@@ -111,7 +111,7 @@ class ExecutorWorkerSession:
         self._backlog = WorkQueue(
             store, keys.backlog, max_attempts=plan.max_attempts, session=session, label=node.member_id
         )
-        self.lanes = Lanes(store, keys, self._backlog, node, self._members)
+        self.lanes = ExecutorHooks(store, keys, self._backlog, node, self._members)
         self._leash = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
             plan.slots,

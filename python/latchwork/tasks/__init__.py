@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from latchwork.tasks.payloads.outcome import Failure, Instead, Outcome
     from latchwork.tasks.payloads.template import Later, encode_template, fill_template, laters
     from latchwork.tasks.retry import ONCE, Retry, StoredRetry, backoff_s, type_name
+    from latchwork.tasks.running.calls import PICKLED, RunAsync, StoredCall, perform, run_async
     from latchwork.tasks.running.context import TaskContext, current_task
-    from latchwork.tasks.running.looping import TaskLoop
-    from latchwork.tasks.running.performing import PICKLED, RunAsync, StoredCall, perform, run_async
     from latchwork.tasks.running.slots import Slots
+    from latchwork.tasks.running.task_loop import TaskLoop
     from latchwork.tasks.running.worker_hooks import Bury, Done, Ending, Release, Run, WorkerHooks, after_failure
     from latchwork.tasks.running.worker_loop import WorkerLoop
 else:
@@ -104,8 +104,8 @@ else:
                 "Run",
                 "after_failure",
             ),
-            "latchwork.tasks.running.looping": ("TaskLoop",),
-            "latchwork.tasks.running.performing": (
+            "latchwork.tasks.running.task_loop": ("TaskLoop",),
+            "latchwork.tasks.running.calls": (
                 "PICKLED",
                 "StoredCall",
                 "RunAsync",

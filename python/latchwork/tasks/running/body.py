@@ -19,9 +19,9 @@ from latchwork.tasks.functions import Functions, Registered
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.payloads.values import unpack
+from latchwork.tasks.running.calls import perform
 from latchwork.tasks.running.context import TaskContext
 from latchwork.tasks.running.frames import FRAME_ROOM, FunctionPlace, read_call, read_frame, write_frame
-from latchwork.tasks.running.performing import perform
 
 #: The main module of the node is this one here, so that what it runs behind ``if __name__ == "__main__"`` does not.
 MAIN = "__latchwork_main__"

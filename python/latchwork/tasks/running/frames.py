@@ -12,8 +12,8 @@ from typing import Any
 from latchwork.tasks.errors import BadPayload, NotSerializable
 from latchwork.tasks.functions import Registered, module_of
 from latchwork.tasks.payloads.values import pack, unpack
+from latchwork.tasks.running.calls import StoredCall
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.performing import StoredCall
 from latchwork.types import Absent, At, Exists, Fence, SessionAlive, SimpleCheck
 
 _LENGTH = 8

@@ -26,10 +26,10 @@ from latchwork.tasks.errors import TaskStopped, TaskTimeout, UnknownFunction
 from latchwork.tasks.functions import Functions, Registered, RunIn
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.calls import RunAsync, StoredCall, perform
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.looping import TaskLoop
-from latchwork.tasks.running.performing import RunAsync, StoredCall, perform
 from latchwork.tasks.running.process import TaskProcess
+from latchwork.tasks.running.task_loop import TaskLoop
 from latchwork.user_code import call_user
 
 if TYPE_CHECKING:

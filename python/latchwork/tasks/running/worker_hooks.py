@@ -18,7 +18,7 @@ from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.tasks.errors import NotSerializable
 from latchwork.tasks.payloads.outcome import Outcome
 from latchwork.tasks.retry import Retry
-from latchwork.tasks.running.performing import StoredCall
+from latchwork.tasks.running.calls import StoredCall
 from latchwork.types import Absent, Check, Committed, Op
 from latchwork.user_code import call_user
 

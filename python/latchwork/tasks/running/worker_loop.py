@@ -28,11 +28,11 @@ from latchwork.store.forks import ForkGuard
 from latchwork.store.steps import Pause, Signal, called, steps_of
 from latchwork.tasks.group_commit import GroupCommit
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.completion import SESSION_ENDS, Completion, Taken
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.endings import SESSION_ENDS, Endings, Taken
-from latchwork.tasks.running.lining import Lines, worth_claiming
+from latchwork.tasks.running.notified_claims import NotifiedClaims, worth_claiming
+from latchwork.tasks.running.prefetch_queue import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, share_of
 from latchwork.tasks.running.slots import Slots
-from latchwork.tasks.running.starting import AGAIN_S, GIVEN_BACK_S, ArrivalCount, PrefetchQueue, share_of
 from latchwork.tasks.running.worker_hooks import (
     ClaimFilter,
     Release,
@@ -109,10 +109,10 @@ class WorkerLoop(Starts):
         self._takes, self._is_started, self._is_over = True, False, False
         self._wants_room = self._leaves_traces = False
         self._looked_at, self._counts = -math.inf, Counter[str]()
-        self._endings = Endings(self._clock, commits, hooks, self._forget, label=node_id)
+        self._endings = Completion(self._clock, commits, hooks, self._forget, label=node_id)
         self._choosing = ClaimFilter(hooks, self._clock, node_id)
         accept = self._choosing.accept
-        self._lines = Lines(
+        self._lines = NotifiedClaims(
             backlog, self._clock, self._bell, self._stop, accept=accept, runs=self._runs, node_id=node_id
         )
         self._guard = LeaseWatchdog(self._clock, lambda: list(self._tasks.values()), self._give_back)

@@ -19,8 +19,8 @@ from latchwork.interrupts import mutex
 from latchwork.primitives import Share
 from latchwork.tasks.errors import TaskStopped
 from latchwork.tasks.payloads.outcome import Outcome
-from latchwork.tasks.running.endings import SESSION_ENDS, Taken
-from latchwork.tasks.running.performing import StoredCall
+from latchwork.tasks.running.calls import StoredCall
+from latchwork.tasks.running.completion import SESSION_ENDS, Taken
 from latchwork.tasks.running.slots import Slots
 from latchwork.tasks.running.worker_hooks import Run, WorkerHooks
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from latchwork.errors import Closed
 from latchwork.interrupts import mutex
+from latchwork.tasks.running.calls import cancel_soon
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.performing import cancel_soon
 
 if TYPE_CHECKING:
     import asyncio

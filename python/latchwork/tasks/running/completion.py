@@ -95,7 +95,7 @@ class Taken:
             self.context.stop()
 
 
-class Endings:
+class Completion:
     """Ends claims. Safe to share between threads.
 
     Args:

@@ -65,7 +65,7 @@ def look_within_s(ahead: Iterable[int], look_s: float) -> float:
     return min([look_s, *(BEHIND_S * each for each in ahead if each)])
 
 
-class Lines:
+class NotifiedClaims:
     """The lines that a node waits in, one for each lane. Safe to share between threads.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from latchwork.clock import SYSTEM_CLOCK
 from latchwork.primitives import QueueItem
 from latchwork.tasks import WorkerHooks
-from latchwork.tasks.running.starting import MANY, MOST_AHEAD, MOST_VAIN, ArrivalCount, ahead_of
+from latchwork.tasks.running.prefetch_queue import MANY, MOST_AHEAD, MOST_VAIN, ArrivalCount, ahead_of
 from latchwork.tasks.running.worker_hooks import SUSPECT, ClaimFilter
 
 

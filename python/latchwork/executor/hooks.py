@@ -110,7 +110,7 @@ class WorkerProfile:
         return (is_gone or not item.is_kept) and may_run(item, self.member_id, self.labels)
 
 
-class Lanes(WorkerHooks):
+class ExecutorHooks(WorkerHooks):
     """The hooks of a worker's feeder.
 
     Args:

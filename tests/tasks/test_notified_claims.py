@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from latchwork.primitives import QueueItem, WorkQueue
-from latchwork.tasks.running.lining import look_within_s, worth_claiming
+from latchwork.tasks.running.notified_claims import look_within_s, worth_claiming
 from latchwork.tasks.running.worker_hooks import SUSPECT
 from latchwork.testing.faults import FaultyStore
 
@@ -163,7 +163,7 @@ def test_what_comes_while_a_node_runs_something_is_left_to_the_next(store, conne
 
 def test_a_node_that_is_told_while_it_runs_something_lets_the_next_be_told(store, connect, monkeypatch):
     """Two that come one right after the other: the second is its own, the third is the next one's."""
-    monkeypatch.setattr("latchwork.tasks.running.lining.STAY_S", 300.0)
+    monkeypatch.setattr("latchwork.tasks.running.notified_claims.STAY_S", 300.0)
     with Node(connect(), name="n1", look_s=300.0, slots=4) as one:
         waits(store)
         put(store, examples.waits, id="a")
