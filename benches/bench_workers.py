@@ -1,4 +1,4 @@
-"""What it costs workers to join a job, to meet, and to be told of a loss.
+"""What it costs workers to join a group, to meet, and to be told of a loss.
 
     python benches/bench_workers.py [--backends etcd35,zookeeper] [--members 100,400,1000] [--processes N]
                                     [--rounds 10] [--what barrier,join,loss,peers] [--json FILE]
@@ -26,7 +26,7 @@ from roles import Child, answer
 
 import latchwork
 from latchwork.primitives import Barrier
-from latchwork.worker_group import JobFaulty, Worker, submit
+from latchwork.worker_group import EpochEnded, GroupWorker, submit
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 
 SERVERS = {"etcd35": lambda: EtcdServer(version="3.5"), "zookeeper": ZooKeeperServer}
@@ -94,7 +94,7 @@ def join(url, first, count, parties):
     """Role: workers with a session each, opened before; they join at a word."""
     with latchwork.connect(url, session_ttl_s=TTL_S) as store:
         made = [
-            Worker(store, "train", workers=parties, key=f"k{number}", session=store.open_session(TTL_S))
+            GroupWorker(store, "train", workers=parties, key=f"k{number}", session=store.open_session(TTL_S))
             for number in range(first, first + count)
         ]
         ids = [-1] * count
@@ -102,7 +102,7 @@ def join(url, first, count, parties):
 
         def work(number):
             begin.wait()
-            ids[number] = made[number].join(120.0).id
+            ids[number] = made[number].join(120.0).rank
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
         for thread in threads:
@@ -239,14 +239,14 @@ def peers(server, members, processes, rounds):
 def lose(url, number, parties):
     """Role: a worker that meets for ever, and says when it is told of a fault."""
     with latchwork.connect(url, session_ttl_s=LOSS_TTL_S) as store:
-        worker = Worker(store, "train", workers=parties, key=f"k{number}")
+        worker = GroupWorker(store, "train", workers=parties, key=f"k{number}")
         worker.join(60.0)
         while True:
             worker.initialize(60.0)
             answer(epoch=worker.epoch, ttl_s=store.session.ttl_s)
             try:
                 worker.barrier("never")
-            except JobFaulty:
+            except EpochEnded:
                 answer(told=time.time())
 
 

@@ -21,7 +21,7 @@ from latchwork.primitives import LeaderLatch, Once
 from latchwork.store.observers import Observers
 from latchwork.tasks import Functions, RemoteError, TaskContext
 from latchwork.user_code import call_user
-from latchwork.worker_group import Worker, find
+from latchwork.worker_group import GroupWorker, find
 from latchwork_workflows.model.builder import shell, workflow
 from latchwork_workflows.model.builder import task as flow_task
 from latchwork_workflows.secrets import SecretMissing, Secrets
@@ -540,7 +540,7 @@ def test_a_job_whose_user_code_raises_anything_keeps_no_other_from_running(store
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_whose_function_raises_anything_fails_its_job(store, kind):
     def work():
-        worker = Worker(store, f"job-{kind}", key="a", workers=1)
+        worker = GroupWorker(store, f"job-{kind}", key="a", workers=1)
         worker.join(PATIENCE_S)
         try:
             worker.run(lambda _: raises(kind))
@@ -559,10 +559,10 @@ def test_a_worker_whose_block_raises_anything_fails_its_job(store, kind):
     job = f"block-{kind}"
 
     def work():
-        with Worker(store, job, key="a", workers=2):
+        with GroupWorker(store, job, key="a", workers=2):
             raises(kind)
 
-    with closing(Worker(store, job, key="b", workers=2)) as other:
+    with closing(GroupWorker(store, job, key="b", workers=2)) as other:
         other.join(PATIENCE_S)
         with pytest.raises(type(raised()[kind])):
             in_thread(work)

@@ -8,7 +8,7 @@ import sys
 
 import latchwork
 from latchwork import Put
-from latchwork.worker_group import Worker
+from latchwork.worker_group import GroupWorker
 
 SIZE, STEPS, KEPT_EVERY = 40, 100, 10
 
@@ -20,20 +20,20 @@ def row(i):
 
 def compute(worker, store):
     """One attempt: from the last step that was kept to the end."""
-    workers = len(worker.all(timeout_s=60))
-    rows = {i: row(i) for i in range(worker.id, SIZE, workers)}
+    workers = len(worker.wait_for_all(timeout_s=60))
+    rows = {i: row(i) for i in range(worker.rank, SIZE, workers)}
     kept = store.get("power/kept")
     step, vector = json.loads(kept.value) if kept else (0, [1.0] * SIZE)
     length = 0.0
     for now in range(step, STEPS):
         mine = {i: sum(a * x for a, x in zip(rows[i], vector)) for i in rows}
         place = f"power/parts/{now % 2}"  # nobody is two steps ahead: the barrier is between
-        store.commit([worker.fence], [Put(f"{place}/{worker.id}", json.dumps(mine).encode())])
+        store.commit([worker.fence], [Put(f"{place}/{worker.rank}", json.dumps(mine).encode())])
         worker.barrier(timeout_s=60)
         parts = {int(i): x for entry in store.list(place) for i, x in json.loads(entry.value).items()}
         length = sum(x * x for x in parts.values()) ** 0.5
         vector = [parts[i] / length for i in range(SIZE)]
-        if worker.id == 0 and (now + 1) % KEPT_EVERY == 0:
+        if worker.rank == 0 and (now + 1) % KEPT_EVERY == 0:
             state = json.dumps([now + 1, vector]).encode()
             store.commit([worker.fence], [Put("power/kept", state), Put("power/eigenvalue", str(length).encode())])
     return length
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     url, workers, number = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     with (
         latchwork.connect(url) as store,
-        Worker(store, "power", workers=workers, key=f"w{number}", replace=True) as worker,
+        GroupWorker(store, "power", workers=workers, key=f"w{number}", replace=True) as worker,
     ):
         worker.run(lambda worker: compute(worker, store))
-        print(f"worker {worker.id}: done in epoch {worker.epoch}, {worker.restarts} restarts")
+        print(f"worker {worker.rank}: done in epoch {worker.epoch}, {worker.restarts} restarts")

@@ -17,7 +17,7 @@ from latchwork.executor import Executor, ExecutorWorker
 from latchwork.plans import Plans, PlanWorker
 from latchwork.primitives import Election, Group, Lock, PersistentLock
 from latchwork.tasks import Functions
-from latchwork.worker_group import Worker, WorkerInfo
+from latchwork.worker_group import GroupWorker, WorkerInfo
 from patience import eventually
 
 EVIL = "\x1b[2J\x1b]0;owned\x07[bold red]x\u202e\u2066\n\rforged"
@@ -87,7 +87,7 @@ def used(tmp_path):
             plan.add(fails, name="bad")
             plan.start().wait(30.0)
         with (
-            Worker(store, "train", key="a", workers=2, info=WorkerInfo(ip="10.0.0.7", node=EVIL)),
+            GroupWorker(store, "train", key="a", workers=2, info=WorkerInfo(ip="10.0.0.7", node=EVIL)),
             Group(store, "g", member_id="m", labels={"x": EVIL}) as group,
             Lock(store, "l", label=EVIL),
             Election(store, "e", node_id="me").campaign(EVIL.encode(), timeout_s=10.0),

@@ -1,4 +1,4 @@
-"""`latchwork workers run`: any program as the workers of a job, with real processes that are killed and frozen."""
+"""`latchwork workers run`: any program as the workers of a group, with real processes that are killed and frozen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pids(cli, wait_until):
     return get
 
 
-def test_it_ends_as_the_job_does(cli):
+def test_it_ends_as_the_group_does(cli):
     done = cli("workers", "run", "train", "-n", "2", "--url", URL, "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
@@ -97,7 +97,7 @@ def test_processes_end_when_their_run_is_frozen_past_the_ttl_and_begin_again_aft
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_ends_the_processes_and_the_job(start, pids, store, number, code):
+def test_an_interrupt_ends_the_processes_and_the_group(start, pids, store, number, code):
     run = start(LONG)
     before = pids()
     handle = find(store, "train")

@@ -1,4 +1,4 @@
-"""Defects of worker groups: epochs, losses, and arrivals that share a transaction."""
+"""Defects of worker groups: epochs, detector, and arrivals that share a transaction."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ DEFECTS = (
         "Worker groups",
         "a worker counts as lost before its lease was seen",
         "worker_group/observation.py",
-        "delay_s(rank) + (0.0 if found[name].had_one else _NEVER_SEEN_S)",
+        "delay_s(rank) + (0.0 if found[name].had_lease else _NEVER_SEEN_S)",
         "delay_s(rank)",
         id_of("worker_group/observing", "a_worker_whose_lease_was_never_seen_is_told_lost_only_when_that_lasts"),
     ),
     Defect(
         "Worker groups",
-        "a failure of an earlier epoch fails the job",
+        "a failure of an earlier epoch fails the group",
         "worker_group/core.py",
-        "            attempt = self.now()\n            await self._own.fail(attempt.fence, attempt.epoch, why)\n",
+        "            current = self.current_epoch()\n            await self._writer.fail(current.fence, current.epoch, why)\n",
         "            await self.fail(why)\n",
         id_of(
             "worker_group/faults",
-            "what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_job",
+            "what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_group",
             on="memory",
         ),
     ),

@@ -27,7 +27,7 @@ TASK = plans.TaskRecord(
 )
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
-JOB = groups.GroupHead("r1", 4, next=2, created=5.0, labels={"team": "a"})
+JOB = groups.GroupRecord("r1", 4, next_rank=2, created=5.0, labels={"team": "a"})
 HEAD = exchange.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
 SPEC = exchange.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
 ENDED = exchange.Result(exchange.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
@@ -82,15 +82,15 @@ ROWS = {
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
     "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_needs),
     "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
-    "job of workers": ("worker_group.records", JOB.to_bytes(), lambda value: groups.GroupHead.of(at(value)).to_bytes()),
+    "job of workers": ("worker_group.records", JOB.to_bytes(), lambda value: groups.GroupRecord.of(at(value)).to_bytes()),
     "event of workers": (
         "worker_group.records",
-        groups.Event("lost", 3, 1, 2, 5.0, "why").to_bytes(),
-        lambda value: groups.Event.or_none(at(value)) or "no event",
+        groups.GroupEvent("lost", 3, 1, 2, 5.0, "why").to_bytes(),
+        lambda value: groups.GroupEvent.or_none(at(value)) or "no event",
     ),
     "lease of a worker": (
         "worker_group.records",
-        groups.live_body(WORKER),
+        groups.encode_lease(WORKER),
         lambda value: (groups.read_incarnation(at(value)), groups.read_key(at(value))),
     ),
     "attempt of a workflow": ("workflows.exchange", SPEC.to_bytes()[0], exchange.Spec.of),
@@ -99,7 +99,7 @@ ROWS = {
     ),
     "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
     "outputs of an attempt": ("workflows.worker.outputs", dumped(rows=17), read_outputs),
-    "epoch of workers": ("worker_group.records", groups.epoch_body(3), lambda value: groups.read_epoch(at(value)) + 1),
+    "epoch of workers": ("worker_group.records", groups.encode_epoch(3), lambda value: groups.read_epoch(at(value)) + 1),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from latchwork.plans import PlanWorker
 from latchwork.primitives import LeaderLatch, Lock, LockKeeper, RateLimiter
 from latchwork.store.owner import StoreOwner, held_by
 from latchwork.testing.faults import FaultyStore
-from latchwork.worker_group import Worker
+from latchwork.worker_group import GroupWorker
 from patience import Deadline
 
 pytestmark = pytest.mark.threads
@@ -253,7 +253,7 @@ def test_worker_that_joined_its_job_keeps_its_store_open_when_it_is_dropped() ->
     def drop() -> None:
         store = latchwork.connect("memory://joined")
         cores.append(store._core)
-        Worker(store, "train", workers=1, key="k").join()
+        GroupWorker(store, "train", workers=1, key="k").join()
 
     assert warned_of(drop) == []
     cores[0].close()

@@ -308,8 +308,8 @@ CALLS = {
     "Control.run_now": Case(Control, lambda c: c.run_now("report", ["north"]), THREAD),
     "Control.drain": Case(Control, lambda c: c.drain("n1"), THREAD),
     "workers.submit": Case(lambda s: s, lambda s: submit(s, "job", workers=2), THREAD),
-    "JobHandle.scale": Case(group_job, lambda job: job.scale(3), THREAD),
-    "JobHandle.terminate": Case(group_job, lambda job: job.terminate("enough"), THREAD),
+    "GroupHandle.scale": Case(group_job, lambda job: job.scale(3), THREAD),
+    "GroupHandle.terminate": Case(group_job, lambda job: job.terminate("enough"), THREAD),
 }
 #: Calls that only read or wait; that end something, in the background if need be; and housekeeping.
 OTHERS = {

@@ -1,4 +1,4 @@
-"""Workers of one job, each with a client, and so a session, of its own."""
+"""Workers of one group, each with a client, and so a session, of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from latchwork.errors import LatchworkError
 from latchwork.store import system_namespace
-from latchwork.worker_group import Worker, WorkerInfo
+from latchwork.worker_group import GroupWorker, WorkerInfo
 from primitives.conftest import connect, eventually_fixture, in_thread  # noqa: F401 - fixtures
 
 #: Seconds after which what should happen counts as never happening.
@@ -27,9 +27,9 @@ def worker(connect):  # noqa: F811
     """Make a worker; its store is closed after the test."""
     made = []
 
-    def make(key="a", job="train", *, store=None, joins=True, **options):
+    def make(key="a", group="train", *, store=None, joins=True, **options):
         options.setdefault("info", WorkerInfo(ip="10.0.0.7", ports={"data": 9000}))
-        one = Worker(store or connect(), job, key=key, **options)
+        one = GroupWorker(store or connect(), group, key=key, **options)
         made.append(one)
         if joins:
             one.join(PATIENCE_S)
@@ -43,17 +43,17 @@ def worker(connect):  # noqa: F811
 
 @pytest.fixture
 def team(worker):
-    """Workers a, b, c, ... of one job, joined in this order."""
+    """Workers a, b, c, ... of one group, joined in this spec."""
 
-    def make(count, job="train", **options):
-        return [worker("abcdefgh"[number], job, workers=count, **options) for number in range(count)]
+    def make(count, group="train", **options):
+        return [worker("abcdefgh"[number], group, workers=count, **options) for number in range(count)]
 
     return make
 
 
 @pytest.fixture
 def all_at_once(in_thread):  # noqa: F811
-    """Do something for each of many, in a thread each; the results in order."""
+    """Do something for each of many, in a thread each; the results in spec."""
 
     def do(fn, each_of):
         running = [in_thread(lambda one=one: fn(one)) for one in each_of]
@@ -83,4 +83,4 @@ class KilledAt:
 
 def die(one):
     """A worker's process dies: its session ends without a word."""
-    one._core.joined().session.close()
+    one._core.require_membership().session.close()

@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import SessionLost, Unavailable
 from latchwork.testing.faults import Fault, FaultyStore
-from latchwork.worker_group import JobMaster, Worker, find, list_events, submit
+from latchwork.worker_group import GroupMaster, GroupWorker, find, list_events, submit
 from patience import eventually
 from worker_group.conftest import PATIENCE_S
 
@@ -23,22 +23,22 @@ def away(connect):
 def test_who_cannot_join_because_the_store_is_away_is_told_so_and_joins_once_it_is_back(away, store):
     submit(store, "train", 1)
     session = away.open_session(30.0)
-    with Worker(away, "train", key="a", session=session) as first:
-        assert first.id == 0
+    with GroupWorker(away, "train", key="a", session=session) as first:
+        assert first.rank == 0
     submit(store, "train", 1)
     away.cut_off()
-    one = Worker(away, "train", key="a", session=session)
+    one = GroupWorker(away, "train", key="a", session=session)
     with pytest.raises(Unavailable, match="train"):
         one.join(0.3)
     assert find(store, "train").status().joined == 0
     away.reconnect()
-    assert one.join(PATIENCE_S).id == 0
+    assert one.join(PATIENCE_S).rank == 0
     one.close()
 
 
 def test_a_barrier_is_passed_by_who_was_away_for_a_moment(away, worker, in_thread):
     session = away.open_session(60.0)
-    a, b = Worker(away, "train", workers=2, key="a", session=session), worker("b", workers=2)
+    a, b = GroupWorker(away, "train", workers=2, key="a", session=session), worker("b", workers=2)
     a.join(PATIENCE_S)
     initialized = in_thread(lambda: b.initialize(PATIENCE_S))
     a.initialize(PATIENCE_S)
@@ -54,10 +54,10 @@ def test_a_barrier_is_passed_by_who_was_away_for_a_moment(away, worker, in_threa
 
 def test_who_was_away_for_longer_than_its_session_is_told_and_comes_back_with_its_id(away, worker, in_thread, store):
     session = away.open_session(2.0)
-    a, b = Worker(away, "train", workers=2, key="a", session=session), worker("b", workers=2)
-    number = a.join(PATIENCE_S).id
+    a, b = GroupWorker(away, "train", workers=2, key="a", session=session), worker("b", workers=2)
+    number = a.join(PATIENCE_S).rank
     waiting = in_thread(lambda: a.initialize(PATIENCE_S))
-    board = f"default/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
+    board = f"default/groups/train/runs/{a.run_id}/barriers/0/init/arrived"
     eventually(lambda: store.list(board), PATIENCE_S, "it has arrived")
     away.cut_off()
     assert a.lost.wait(PATIENCE_S)
@@ -70,7 +70,7 @@ def test_who_was_away_for_longer_than_its_session_is_told_and_comes_back_with_it
     a.close()
     eventually(lambda: [each.kind for each in list_events(store, "train")][-1] == "lost", PATIENCE_S, "b tells it")
     again = worker("a", store=away)
-    assert (again.id, again.restarts) == (number, 1)
+    assert (again.rank, again.restarts) == (number, 1)
     assert b.is_alive
 
 
@@ -84,7 +84,7 @@ def test_who_was_away_for_longer_than_its_session_is_told_and_comes_back_with_it
     ],
     ids=["submit", "find", "status", "events"],
 )
-def test_a_look_at_a_job_says_that_the_store_is_away(away, call):
+def test_a_look_at_a_group_says_that_the_store_is_away(away, call):
     submit(away, "train", 1)
     away.cut_off()
     with pytest.raises(Unavailable, match=r"train|other"):
@@ -97,18 +97,18 @@ def test_a_look_at_a_job_says_that_the_store_is_away(away, call):
 SILENT = Fault("cut_watch", op="event", times=None, delay_s=600.0)
 
 
-def test_who_saw_nothing_of_its_job_yet_is_told_that_its_session_has_ended(away):
+def test_who_saw_nothing_of_its_group_yet_is_told_that_its_session_has_ended(away):
     submit(away, "train", 1)
     away.add(SILENT)
-    with Worker(away, "train", key="a", session=away.open_session(2.0)) as one:
+    with GroupWorker(away, "train", key="a", session=away.open_session(2.0)) as one:
         away.cut_off()
         assert one.lost.wait(10.0)
         away.reconnect()
 
 
-def test_a_master_that_saw_nothing_of_its_job_yet_ends_at_once(away):
+def test_a_master_that_saw_nothing_of_its_group_yet_ends_at_once(away):
     submit(away, "train", 1)
-    with JobMaster(away, "train", "here") as one:
+    with GroupMaster(away, "train", "here") as one:
         away.add(SILENT)
         one.wait(PATIENCE_S)
         begun = time.monotonic()

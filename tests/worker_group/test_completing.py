@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import LatchworkError
 from latchwork.testing.faults import FaultyStore
-from latchwork.worker_group import JobFaulty
+from latchwork.worker_group import EpochEnded
 from worker_group.conftest import Killed, KilledAt
 from worker_group.test_scaling import arrived_of
 
@@ -48,7 +48,7 @@ def test_a_completion_alone_does_not_pass_a_barrier(team, all_at_once, in_thread
     assert waiting.outcome() == 0
 
 
-@pytest.mark.parametrize(("op", "key"), [("get", "opened"), ("children", "barriers/0"), ("commit", "head")])
+@pytest.mark.parametrize(("op", "key"), [("get", "opened"), ("children", "barriers/0"), ("commit", "record")])
 def test_a_barrier_that_opens_while_a_worker_completes_passes(
     connect, worker, in_thread, all_at_once, store, eventually, op, key
 ):
@@ -75,13 +75,13 @@ def test_wherever_a_worker_dies_while_it_completes_the_others_pass_or_begin_agai
 ):
     """It is killed before any of its calls: a death before its commit is a fault, which ends the barrier."""
     for number in first:
-        job, plan = f"job{number}", KilledAt(10_000)
+        group, plan = f"group{number}", KilledAt(10_000)
         dying = FaultyStore(connect(), plan)
         session = dying.open_session(5.0)
-        a, b = worker("a", job, workers=2), worker("b", job, store=dying, session=session)
+        a, b = worker("a", group, workers=2), worker("b", group, store=dying, session=session)
         all_at_once(lambda one: one.initialize(60.0), (a, b))
         waiting = in_thread(lambda a=a: a.barrier(timeout_s=None))
-        assert eventually(lambda a=a, job=job: store.list(arrived_of(a, job)))
+        assert eventually(lambda a=a, group=group: store.list(arrived_of(a, group)))
         plan.left, killed = number, False
         try:
             b.complete()
@@ -90,7 +90,7 @@ def test_wherever_a_worker_dies_while_it_completes_the_others_pass_or_begin_agai
         plan.left = 10_000
         session.close()
         if killed:
-            with pytest.raises(JobFaulty):
+            with pytest.raises(EpochEnded):
                 waiting.outcome()
         else:
             assert waiting.outcome() == 0

@@ -1,4 +1,4 @@
-"""Events: in order, none left out, those before the first listener kept; who came back gets the last all_joined."""
+"""Events: in spec, none left out, those before the first listener kept; who came back gets the last all_joined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_events_since_a_worker_joined_are_kept_for_its_first_listener(team, even
     first, second = told(a), told(b)
     assert eventually(lambda: kinds(first) == ["joined", "joined", "all_joined"])
     assert eventually(lambda: kinds(second) == ["joined", "all_joined"])
-    numbers = [event.n for event in first]
+    numbers = [event.number for event in first]
     assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
@@ -35,7 +35,7 @@ def test_a_loss_and_a_restart_are_told_in_order(team, worker, eventually, all_at
     assert eventually(lambda: "restarted" in kinds(events))
     wanted = ["joined", "joined", "all_joined", "healthy", "lost", "faulty", "restarted"]
     assert kinds(events) == wanted
-    assert [event.n for event in events] == list(range(1, len(wanted) + 1))
+    assert [event.number for event in events] == list(range(1, len(wanted) + 1))
     replayed = told(again)
     assert eventually(lambda: kinds(replayed)[:2] == ["all_joined", "restarted"])
 
@@ -56,7 +56,7 @@ def test_a_listener_that_raises_or_exits_stops_no_other(team, eventually):
     assert eventually(lambda: "completed" in kinds(events))
 
 
-def test_a_job_that_is_scaled_tells_it_and_is_complete_again_when_all_have_joined(team, worker, store, eventually):
+def test_a_group_that_is_scaled_tells_it_and_is_complete_again_when_all_have_joined(team, worker, store, eventually):
     (a,) = team(1)
     events = told(a)
     find(store, "train").scale(2)
@@ -73,7 +73,7 @@ def test_a_fault_is_told_after_the_start_also_when_the_one_that_was_to_tell_that
     async def dies(_attempt):
         die(a)
 
-    monkeypatch.setattr(a._core, "_tell_healthy", dies)  # it is the lowest, and dies once it has passed
+    monkeypatch.setattr(a._core, "_record_healthy", dies)  # it is the lowest, and dies once it has passed
     all_at_once(lambda one: one.initialize(60.0), (a, b))
     assert eventually(lambda: "faulty" in kinds(events))
     wanted = ["joined", "all_joined", "healthy", "lost", "faulty"]
@@ -89,7 +89,7 @@ def test_a_restart_is_told_after_the_start_too(team, worker, eventually, all_at_
     async def nothing(_attempt):
         pass
 
-    monkeypatch.setattr(a._core, "_tell_healthy", nothing)
+    monkeypatch.setattr(a._core, "_record_healthy", nothing)
     all_at_once(lambda one: one.initialize(60.0), (a, b))
     worker("a", replace=True)
     assert eventually(lambda: "faulty" in kinds(events))

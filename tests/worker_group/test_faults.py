@@ -1,4 +1,4 @@
-"""A worker that is lost sends all back to the start line, once the job is on; its function is run again."""
+"""A worker that is lost sends all back to the start line, once the group is on; its function is run again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnknown, SessionLost, Unavailable
 from latchwork.types import Put
-from latchwork.worker_group import JobFailed, JobFaulty, RestartsExceeded, Worker, find, submit
+from latchwork.worker_group import EpochEnded, GroupFailed, GroupWorker, RestartsExceeded, find, submit
 from worker_group.conftest import die
 
 
@@ -41,7 +41,7 @@ def test_the_loss_of_a_worker_ends_the_barriers_of_the_others_and_all_begin_agai
     waiting = [in_thread(lambda each=each: each.barrier(timeout_s=60.0)) for each in (a, b)]
     die(c)
     for each in waiting:
-        with pytest.raises(JobFaulty, match="epoch 1 has begun"):
+        with pytest.raises(EpochEnded, match="epoch 1 has begun"):
             each.outcome()
     again = worker("c")
     assert initialize_all(all_at_once, (a, b, again)) == [1, 1, 1]
@@ -52,7 +52,7 @@ def test_a_worker_that_is_restarted_before_anybody_saw_it_die_is_a_fault_too(tea
     a, b = team(2)
     initialize_all(all_at_once, (a, b))
     again = worker("b", replace=True)
-    with pytest.raises(JobFaulty):
+    with pytest.raises(EpochEnded):
         a.barrier(timeout_s=60.0)
     assert initialize_all(all_at_once, (a, again)) == [1, 1]
 
@@ -61,7 +61,7 @@ def test_a_loss_before_all_have_begun_is_none_and_who_comes_back_counts_once(tea
     a, b = team(2)
     waiting = in_thread(lambda: a.initialize(60.0))
     die(b)
-    assert eventually(lambda: [info.status for info in a.joined()] == ["STARTED", "LOST"])
+    assert eventually(lambda: [info.status for info in a.members()] == ["STARTED", "LOST"])
     again = worker("b")
     assert again.initialize(60.0) == 0
     assert waiting.outcome() == 0
@@ -94,7 +94,7 @@ def test_work_is_told_to_stop_by_a_fault(team, worker, all_at_once):
         assert not work.is_stopped
         worker("b", replace=True)
         assert work.wait(60.0)
-        with pytest.raises(JobFaulty):
+        with pytest.raises(EpochEnded):
             work.check()
 
 
@@ -105,7 +105,7 @@ def test_a_function_is_run_again_by_all_after_a_fault_and_every_worker_completes
     died = threading.Event()
 
     def main(one):
-        if one.id == 2 and not died.is_set():
+        if one.rank == 2 and not died.is_set():
             died.set()
             die(one)
         one.barrier(timeout_s=60.0)
@@ -124,7 +124,7 @@ def test_a_function_is_run_again_by_all_after_a_fault_and_every_worker_completes
     assert (status.state, status.completed, status.epoch, status.restarts) == ("COMPLETED", 3, 1, 1)
 
 
-def test_a_function_that_is_run_again_too_often_fails_the_job(worker, all_at_once, in_thread, store):
+def test_a_function_that_is_run_again_too_often_fails_the_group(worker, all_at_once, in_thread, store):
     submit(store, "train", 2, max_restarts=50, max_executions=1)
     a, b = worker("a"), [worker("b")]
 
@@ -147,7 +147,7 @@ def test_a_function_that_is_run_again_too_often_fails_the_job(worker, all_at_onc
     dying.outcome()
 
 
-def test_what_a_function_raises_fails_the_job_and_is_raised(worker, store):
+def test_what_a_function_raises_fails_the_group_and_is_raised(worker, store):
     one = worker("a", workers=1)
     with pytest.raises(ZeroDivisionError):
         one.run(lambda _one: 1 / 0)
@@ -160,7 +160,7 @@ def test_a_worker_that_comes_back_when_all_is_over_runs_nothing_and_completes(te
     died = threading.Event()
 
     def main(one):
-        return one.id
+        return one.rank
 
     def completes_not(one):
         one._core.complete = _never
@@ -169,7 +169,7 @@ def test_a_worker_that_comes_back_when_all_is_over_runs_nothing_and_completes(te
     async def _never():
         died.set()
         die(b)
-        raise JobFaulty("it died")
+        raise EpochEnded("it died")
 
     waiting = in_thread(lambda: a.run(main))
     with pytest.raises(Exception):  # noqa: B017 - it is dead
@@ -178,7 +178,7 @@ def test_a_worker_that_comes_back_when_all_is_over_runs_nothing_and_completes(te
     assert worker("b").run(main) is None
 
 
-def test_a_job_completes_with_a_worker_that_completed_before_another_was_lost(team, worker, all_at_once, store):
+def test_a_group_completes_with_a_worker_that_completed_before_another_was_lost(team, worker, all_at_once, store):
     a, b, c = team(3)
     initialize_all(all_at_once, (a, b, c))
     c.complete()
@@ -191,30 +191,30 @@ def test_a_job_completes_with_a_worker_that_completed_before_another_was_lost(te
 
 
 def test_with_a_with_a_worker_completes_or_fails(connect, store):
-    with Worker(connect(), "train", workers=1, key="a"):
+    with GroupWorker(connect(), "train", workers=1, key="a"):
         pass
     assert store.list("default/ended")
-    with pytest.raises(KeyError), Worker(connect(), "other", workers=1, key="a"):
+    with pytest.raises(KeyError), GroupWorker(connect(), "other", workers=1, key="a"):
         raise KeyError("x")
     assert b"FAILED" in store.get("default/ended/other").value
 
 
-def test_a_job_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_thread, eventually):
+def test_a_group_that_fails_calls_off_the_work_and_the_waits_of_all(team, in_thread, eventually):
     a, b, c = team(3)
     waiting = in_thread(lambda: a.barrier(timeout_s=None))
     with b.guard_work() as work:
         c.fail("no data")
         assert eventually(lambda: work.is_stopped)
-    with pytest.raises(JobFailed, match="no data"):
+    with pytest.raises(GroupFailed, match="no data"):
         waiting.outcome()
-    with pytest.raises(JobFailed, match="no data"):
+    with pytest.raises(GroupFailed, match="no data"):
         _ = b.fence
     for each in (a, b, c):
         each.close()
     assert find(b._core.store, "train") is None
 
 
-def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_job(
+def test_what_a_function_raises_after_another_worker_was_lost_is_no_failure_of_the_group(
     team, worker, in_thread, store, eventually
 ):
     """The loss of one breaks the others' connections to it before they are told of it."""
@@ -248,7 +248,7 @@ def test_a_function_that_the_store_did_not_answer_fails_nothing_and_its_worker_c
     def main(one):
         if not one.restarts:
             raise error
-        return one.id
+        return one.rank
 
     one = worker("a", workers=1)
     with pytest.raises(type(error)), one:

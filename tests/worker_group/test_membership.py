@@ -8,33 +8,33 @@ import pytest
 
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.testing.faults import FaultyStore
-from latchwork.worker_group import Worker, WorkerInfo, find, sweep
+from latchwork.worker_group import GroupWorker, WorkerInfo, find, sweep
 from worker_group.conftest import Killed, KilledAt, die
 
 
-def keys_of(store, job=""):
-    return [entry.key for entry in store.list("default", recursive=True) if job in entry.key.split("/") or not job]
+def keys_of(store, group=""):
+    return [entry.key for entry in store.list("default", recursive=True) if group in entry.key.split("/") or not group]
 
 
 def test_who_has_joined_stays_known_and_who_runs_lives(team):
     a, b, c = team(3)
     c.close()
-    assert [info.id for info in a.joined()] == [0, 1, 2]
-    assert [info.id for info in b.running()] == [0, 1]
+    assert [info.rank for info in a.members()] == [0, 1, 2]
+    assert [info.rank for info in b.running()] == [0, 1]
 
 
 def test_the_lease_of_a_dead_worker_is_gone_within_its_ttl_and_its_record_stays(team, eventually):
     a, b = team(2)
     die(b)
-    assert eventually(lambda: [info.id for info in a.running()] == [0])
-    assert [info.key for info in a.joined()] == ["a", "b"]
+    assert eventually(lambda: [info.rank for info in a.running()] == [0])
+    assert [info.key for info in a.members()] == ["a", "b"]
 
 
 def test_all_waits_for_the_last_one_and_names_who_is_missing(worker, in_thread):
     a = worker("a", workers=3)
     with pytest.raises(WaitTimeout, match=r"no worker has these ids after 0\.2 s: 1, 2"):
-        a.all(0.2)
-    waiting = in_thread(lambda: a.all(60.0))
+        a.wait_for_all(0.2)
+    waiting = in_thread(lambda: a.wait_for_all(60.0))
     worker("b")
     worker("c")
     assert [info.key for info in waiting.outcome()] == ["a", "b", "c"]
@@ -46,12 +46,12 @@ def test_others_see_what_a_worker_says_of_itself(worker):
         ports={"data": 9000, "control": 9001},
         node="n7",
         rack="r2",
-        datacentre="d1",
+        datacenter="d1",
         resources={"gpu": 2, "memory_gb": 31.5},
     )
     worker("a", workers=2, info=info)
-    found = worker("b").all(30.0)[0]
-    assert (found.ip, dict(found.ports), found.node, found.rack, found.datacentre, dict(found.resources)) == (
+    found = worker("b").wait_for_all(30.0)[0]
+    assert (found.ip, dict(found.ports), found.node, found.rack, found.datacenter, dict(found.resources)) == (
         *("10.0.0.7", {"data": 9000, "control": 9001}, "n7", "r2", "d1"),
         {"gpu": 2, "memory_gb": 31.5},
     )
@@ -65,7 +65,7 @@ def test_what_cannot_be_said_of_a_worker_is_refused(wrong):
         WorkerInfo(**wrong)
 
 
-def test_the_last_one_to_leave_a_job_that_has_ended_removes_it(team, store):
+def test_the_last_one_to_leave_a_group_that_has_ended_removes_it(team, store):
     team_of_two = team(2)
     for each in team_of_two:
         each.complete()
@@ -76,7 +76,7 @@ def test_the_last_one_to_leave_a_job_that_has_ended_removes_it(team, store):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_two_that_leave_at_the_same_moment_remove_the_job_once(team, all_at_once, store, number):
+def test_two_that_leave_at_the_same_moment_remove_the_group_once(team, all_at_once, store, number):
     members = team(2)
     for each in members:
         each.complete()
@@ -84,23 +84,23 @@ def test_two_that_leave_at_the_same_moment_remove_the_job_once(team, all_at_once
     assert keys_of(store) == ["default/ended/train"]
 
 
-def test_a_worker_that_leaves_while_the_job_is_on_comes_back_with_its_id(team, worker):
+def test_a_worker_that_leaves_while_the_group_is_on_comes_back_with_its_id(team, worker):
     a, b = team(2)
     a.close()
-    assert worker("a").id == 0
+    assert worker("a").rank == 0
     assert b.is_alive
 
 
 @pytest.mark.parametrize("first", [range(0, 30, 2), range(1, 30, 2)], ids=str)
-def test_wherever_one_dies_while_it_leaves_the_job_is_removed_once(connect, worker, store, first, eventually):
-    """It is killed before any of its calls: the other one, or a sweep once its lease has gone, removes the job."""
+def test_wherever_one_dies_while_it_leaves_the_group_is_removed_once(connect, worker, store, first, eventually):
+    """It is killed before any of its calls: the other one, or a sweep once its lease has gone, removes the group."""
     for number in first:
-        job, plan = f"job{number}", KilledAt(10_000)
+        group, plan = f"group{number}", KilledAt(10_000)
         dying = FaultyStore(connect(), plan)
         session = dying.open_session(5.0)
-        one = Worker(dying, job, workers=2, key="a", session=session)
+        one = GroupWorker(dying, group, workers=2, key="a", session=session)
         one.join(60.0)
-        other = worker("b", job)
+        other = worker("b", group)
         one.complete()
         other.complete()
         killed = False
@@ -113,16 +113,16 @@ def test_wherever_one_dies_while_it_leaves_the_job_is_removed_once(connect, work
         other.close()
         session.close()
         dying.close()
-        eventually(lambda job=job: find(store, job) is None or sweep(store).jobs == [job])
-        assert keys_of(store, job) == [f"default/ended/{job}"]
+        eventually(lambda group=group: find(store, group) is None or sweep(store).groups == [group])
+        assert keys_of(store, group) == [f"default/ended/{group}"]
         if not killed:
             return
 
 
-def test_two_of_one_process_that_leave_at_once_remove_the_job_once(connect, all_at_once, store):
+def test_two_of_one_process_that_leave_at_once_remove_the_group_once(connect, all_at_once, store):
     shared = connect()
-    members = [Worker(shared, "train", workers=4, key=f"k{number}") for number in range(4)]
-    assert sorted(info.id for info in all_at_once(lambda one: one.join(60.0), members)) == [0, 1, 2, 3]
+    members = [GroupWorker(shared, "train", workers=4, key=f"k{number}") for number in range(4)]
+    assert sorted(info.rank for info in all_at_once(lambda one: one.join(60.0), members)) == [0, 1, 2, 3]
     for each in members:
         each.complete()
     all_at_once(lambda one: one.close(), members)
@@ -133,7 +133,8 @@ def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, wor
     shared = connect()
     sessions = [shared.open_session(5.0) for _ in range(3)]
     members = [
-        Worker(shared, "train", workers=3, key=f"k{number}", session=session) for number, session in enumerate(sessions)
+        GroupWorker(shared, "train", workers=3, key=f"k{number}", session=session)
+        for number, session in enumerate(sessions)
     ]
     all_at_once(lambda one: one.join(60.0), members)
     all_at_once(lambda one: one.initialize(60.0), members)
@@ -153,7 +154,7 @@ def test_workers_of_one_store_are_told_each_for_itself(connect, all_at_once, wor
 
 def test_workers_that_wait_write_nothing_but_the_renewals_of_their_sessions(connect, all_at_once, store, in_thread):
     stores = [FaultyStore(connect()) for _ in range(2)]
-    members = [Worker(each, "train", workers=2, key=f"k{number}") for number, each in enumerate(stores)]
+    members = [GroupWorker(each, "train", workers=2, key=f"k{number}") for number, each in enumerate(stores)]
     all_at_once(lambda one: one.join(60.0), members)
     all_at_once(lambda one: one.initialize(60.0), members)
     waiting = in_thread(lambda: members[0].barrier("never"))

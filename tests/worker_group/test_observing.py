@@ -1,4 +1,4 @@
-"""What is seen of a run: who is missed, and which losses are ours to tell. Pure."""
+"""What is seen of a run: who is missed, and which detector are ours to tell. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import itertools
 from latchwork.primitives.waiting import delay_s
 from latchwork.types import Entry
 from latchwork.worker_group import WorkerInfo
-from latchwork.worker_group.keys import JobKeys
-from latchwork.worker_group.observation import Losses, Roll
-from latchwork.worker_group.records import LOST, joined_as, live_body, restarted_as, told_as
+from latchwork.worker_group.keys import GroupKeys
+from latchwork.worker_group.observation import LossDetector, Roster
+from latchwork.worker_group.records import LOST, encode_lease, new_member, restarted_member, with_info
 
-KEYS = JobKeys("default", "train").of_run("r")
+KEYS = GroupKeys("default", "train").for_run("r")
 _tokens = itertools.count(1)
 
 
@@ -21,29 +21,29 @@ def entry(key, value):
 
 
 def worker(number, incarnation="i"):
-    return joined_as(WorkerInfo(ip="10.0.0.7"), number, f"k{number}", f"{incarnation}{number}")
+    return new_member(WorkerInfo(ip="10.0.0.7"), number, f"k{number}", f"{incarnation}{number}")
 
 
 class Seen:
     """A roll, and what is told to it."""
 
     def __init__(self):
-        self.roll = Roll(KEYS)
+        self.roll = Roster(KEYS)
 
     def member(self, info):
         key = KEYS.member(info.key)
-        self.roll.see_member(key, entry(key, info.to_bytes()))
+        self.roll.set_member(key, entry(key, info.to_bytes()))
 
     def lease(self, info):
-        key = KEYS.live_of(info.id)
-        self.roll.see_lease(key, entry(key, live_body(info)))
+        key = KEYS.lease(info.rank)
+        self.roll.set_lease(key, entry(key, encode_lease(info)))
 
     def no_lease(self, info):
-        self.roll.see_lease(KEYS.live_of(info.id), None)
+        self.roll.set_lease(KEYS.lease(info.rank), None)
 
     @property
     def lost(self):
-        return [(WorkerInfo.of(each.member).id, each.had_one) for each in self.roll.lost()]
+        return [(WorkerInfo.of(each.member).rank, each.had_lease) for each in self.roll.lost()]
 
 
 def test_who_is_at_work_and_has_no_lease_is_missed_and_we_know_whether_we_saw_it_go():
@@ -59,14 +59,14 @@ def test_who_is_at_work_and_has_no_lease_is_missed_and_we_know_whether_we_saw_it
 
 
 def test_who_comes_back_is_not_missed_for_the_lease_that_it_had_before():
-    seen, first, again = Seen(), worker(0), restarted_as(worker(0), worker(0), "j0")
+    seen, first, again = Seen(), worker(0), restarted_member(worker(0), worker(0), "j0")
     seen.member(first)
     seen.lease(first)
     seen.no_lease(first)
     seen.member(again)
     assert seen.lost == [(0, False)]
     seen.lease(again)
-    seen.member(told_as(again, WorkerInfo(ip="10.0.0.8", key=again.key)))
+    seen.member(with_info(again, WorkerInfo(ip="10.0.0.8", key=again.key)))
     assert seen.lost == []
     seen.no_lease(again)
     assert seen.lost == [(0, True)]
@@ -79,13 +79,13 @@ def test_who_is_lost_already_is_not_missed():
     seen.no_lease(one)
     key = KEYS.member(one.key)
     lost = one.to_bytes().replace(b'"STARTED"', f'"{LOST}"'.encode())
-    seen.roll.see_member(key, entry(key, lost))
+    seen.roll.set_member(key, entry(key, lost))
     assert seen.lost == []
 
 
-def due(losses, seen, rank, now):
-    found, next_s = losses.due(seen.roll.lost(), rank, now)
-    return [WorkerInfo.of(each).id for each in found], next_s
+def due(detector, seen, rank, now):
+    found, next_s = detector.due(seen.roll.lost(), rank, now)
+    return [WorkerInfo.of(each).rank for each in found], next_s
 
 
 def test_a_loss_that_was_seen_is_told_at_once_by_the_first_in_rank_and_later_by_the_others():
@@ -93,19 +93,19 @@ def test_a_loss_that_was_seen_is_told_at_once_by_the_first_in_rank_and_later_by_
     seen.member(worker(0))
     seen.lease(worker(0))
     seen.no_lease(worker(0))
-    assert due(Losses(), seen, 0, 10.0) == ([0], None)
-    losses = Losses()
-    assert due(losses, seen, 2, 0.0) == ([], delay_s(2))
-    assert due(losses, seen, 2, delay_s(2)) == ([0], None)
+    assert due(LossDetector(), seen, 0, 10.0) == ([0], None)
+    detector = LossDetector()
+    assert due(detector, seen, 2, 0.0) == ([], delay_s(2))
+    assert due(detector, seen, 2, delay_s(2)) == ([0], None)
 
 
 def test_a_worker_whose_lease_was_never_seen_is_told_lost_only_when_that_lasts():
     """Members and leases are followed apart: without this each join would be looked into as a loss."""
-    seen, losses = Seen(), Losses()
+    seen, detector = Seen(), LossDetector()
     seen.member(worker(0))
-    found, next_s = due(losses, seen, 0, 10.0)
+    found, next_s = due(detector, seen, 0, 10.0)
     assert found == []
     assert 0.0 < next_s <= 1.0
-    assert due(losses, seen, 0, 10.0 + next_s) == ([0], None)
+    assert due(detector, seen, 0, 10.0 + next_s) == ([0], None)
     seen.lease(worker(0))
-    assert due(losses, seen, 0, 12.0) == ([], None)
+    assert due(detector, seen, 0, 12.0) == ([], None)

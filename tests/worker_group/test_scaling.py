@@ -1,4 +1,4 @@
-"""Jobs that get more workers, or fewer."""
+"""Groups that get more workers, or fewer."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from latchwork.errors import BarrierBroken, Conflict, LatchworkError, OutcomeUnk
 from latchwork.primitives import Barrier
 from latchwork.store.steps import Pause, Signal, ask
 from latchwork.testing.faults import Fault, FaultyStore
-from latchwork.worker_group import JobFull, Removed, find
+from latchwork.worker_group import GroupFull, WorkerRemoved, find
 from worker_group.conftest import Killed, KilledAt, die
 
 
-def arrived_of(one, job="train"):
-    return f"default/jobs/{job}/runs/{one.run_id}/barriers/0/default/arrived"
+def arrived_of(one, group="train"):
+    return f"default/groups/{group}/runs/{one.run_id}/barriers/0/default/arrived"
 
 
-def test_a_job_that_is_scaled_up_has_the_next_ids(team, worker, store):
+def test_a_group_that_is_scaled_up_has_the_next_ids(team, worker, store):
     a, b = team(2)
     find(store, "train").scale(4)
-    assert [worker("c").id, worker("d").id] == [2, 3]
-    assert [info.id for info in a.all(30.0)] == [0, 1, 2, 3]
+    assert [worker("c").rank, worker("d").rank] == [2, 3]
+    assert [info.rank for info in a.wait_for_all(30.0)] == [0, 1, 2, 3]
     assert b.is_alive
 
 
-def test_a_job_that_is_scaled_down_loses_its_highest_ids_and_nobody_fails(team, worker, store, eventually):
+def test_a_group_that_is_scaled_down_loses_its_highest_ids_and_nobody_fails(team, worker, store, eventually):
     a, b, c = team(3)
     find(store, "train").scale(1)
     assert eventually(c.lost.is_set)
-    with pytest.raises(Removed, match="scaled down"):
+    with pytest.raises(WorkerRemoved, match="scaled down"):
         b.complete()
-    assert [info.id for info in a.joined()] == [0]
-    with pytest.raises(JobFull):
+    assert [info.rank for info in a.members()] == [0]
+    with pytest.raises(GroupFull):
         worker("b", joins=False).join(5.0)
     a.complete()
     assert find(store, "train").status().state == "COMPLETED"
@@ -57,7 +57,7 @@ def test_an_open_barrier_is_broken_when_the_answer_to_the_scale_down_is_lost(
     all_at_once(lambda one: one.initialize(60.0), members)
     waiting = [in_thread(lambda each=each: each.barrier(timeout_s=None)) for each in members[:2]]
     assert eventually(lambda: len(store.list(arrived_of(members[0]))) == 2)
-    faulty = FaultyStore(connect(), [Fault("cut_after", op="commit", key="*head")])
+    faulty = FaultyStore(connect(), [Fault("cut_after", op="commit", key="*record")])
     handle = find(faulty, "train")
     with pytest.raises(OutcomeUnknown):
         handle.scale(2)
@@ -78,10 +78,10 @@ def test_an_open_barrier_is_broken_when_the_caller_dies_after_the_commit_of_its_
     plan = KilledAt(10_000)
     dying = FaultyStore(connect(), plan)
     handle = find(dying, "train")
-    plan.left = 3  # the head, the members, the commit
+    plan.left = 3  # the record, the members, the commit
     with pytest.raises(Killed):
         handle.scale(2)
-    assert find(store, "train").status().n == 2
+    assert find(store, "train").status().workers == 2
     with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
         waiting.outcome()
     plan.left = 10_000
@@ -93,22 +93,22 @@ def test_a_barrier_that_was_opened_before_a_scale_down_is_broken_by_who_comes_to
 ):
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
-    init = f"default/jobs/train/runs/{a.run_id}/barriers/0/init/arrived"
+    init = f"default/groups/train/runs/{a.run_id}/barriers/0/init/arrived"
     assert eventually(lambda: store.list(init))
     die(a)  # nobody waits there any more
     with pytest.raises(LatchworkError):
         opened.outcome()
     find(store, "train").scale(2)
     again, b = worker("a"), worker("b", replace=True)
-    assert eventually(lambda: b._core._watching._shrinks)
-    breaks = b._core._watching._on_shrink
+    assert eventually(lambda: b._core._watcher._shrinks)
+    breaks = b._core._watcher._on_shrink
 
     async def breaks_once_it_has_come(n):  # broken before, it would let b wait for the next one
         if len(await ask(store.list, init)) < 2:
             raise Unavailable("not yet")
         await breaks(n)
 
-    monkeypatch.setattr(b._core._watching, "_on_shrink", breaks_once_it_has_come)
+    monkeypatch.setattr(b._core._watcher, "_on_shrink", breaks_once_it_has_come)
     with pytest.raises(BarrierBroken, match="scaled down to 2 workers"):
         b.initialize(None)
     waiting = in_thread(lambda: b.initialize(None))
@@ -121,7 +121,7 @@ def test_a_barrier_that_was_broken_by_a_scale_down_lets_who_comes_to_it_then_wai
 ):
     a, _, _ = team(3)
     opened = in_thread(lambda: a.initialize(None))
-    init = f"default/jobs/train/runs/{a.run_id}/barriers/0/init"
+    init = f"default/groups/train/runs/{a.run_id}/barriers/0/init"
     assert eventually(lambda: store.list(f"{init}/arrived"))
     die(a)
     with pytest.raises(LatchworkError):
@@ -161,7 +161,7 @@ def test_an_open_barrier_keeps_the_number_it_was_opened_with(team, worker, store
     assert waiting.outcome() == 0
 
 
-def test_who_joins_a_job_that_is_on_does_not_wait_at_the_start_line(team, worker, store, all_at_once):
+def test_who_joins_a_group_that_is_on_does_not_wait_at_the_start_line(team, worker, store, all_at_once):
     members = team(2)
     all_at_once(lambda one: one.initialize(60.0), members)
     find(store, "train").scale(3)
@@ -175,11 +175,11 @@ def test_many_are_removed_in_several_transactions(worker, store):
     a = worker("a", workers=100)
     handle = find(store, "train")
     handle.scale(3)
-    assert handle.status().n == 3
+    assert handle.status().workers == 3
     assert a.is_alive
 
 
-def test_a_job_that_has_ended_is_not_scaled(team, store):
+def test_a_group_that_has_ended_is_not_scaled(team, store):
     (a,) = team(1)
     handle = find(store, "train")
     a.complete()

@@ -4,76 +4,76 @@ from __future__ import annotations
 
 import json
 
-from latchwork.worker_group import GroupSweeper, find, inspect, inspect_job, submit, sweep
-from latchwork.worker_group import list_events as job_events
+from latchwork.worker_group import GroupSweeper, find, inspect, inspect_group, submit, sweep
+from latchwork.worker_group import list_events as group_events
 from worker_group.conftest import die
 
 
-def test_a_job_that_ended_while_the_lease_of_a_dead_worker_lived_is_removed_by_a_sweep(team, store, eventually):
+def test_a_group_that_ended_while_the_lease_of_a_dead_worker_lived_is_removed_by_a_sweep(team, store, eventually):
     a, b = team(2)
     a.complete()
     b.complete()
     die(a)
     assert eventually(lambda: len(b.running()) == 1)
     die(b)
-    assert eventually(lambda: sweep(store).jobs == ["train"])
+    assert eventually(lambda: sweep(store).groups == ["train"])
     assert [entry.key for entry in store.list("default", recursive=True)] == ["default/ended/train"]
 
 
-def test_a_job_that_is_on_is_left_alone_until_nobody_was_seen_in_it_for_long(store):
+def test_a_group_that_is_on_is_left_alone_until_nobody_was_seen_in_it_for_long(store):
     submit(store, "train", 2)
-    assert sweep(store).jobs == []
+    assert sweep(store).groups == []
     patient, quick = GroupSweeper(store), GroupSweeper(store, abandon_s=0.0)
-    assert patient.sweep().jobs == []
-    assert patient.sweep().jobs == []
-    assert quick.sweep().jobs == ["train"]
+    assert patient.sweep().groups == []
+    assert patient.sweep().groups == []
+    assert quick.sweep().groups == ["train"]
     assert find(store, "train") is None
 
 
-def test_a_live_job_is_never_swept(team, store):
+def test_a_live_group_is_never_swept(team, store):
     team(1)
-    assert GroupSweeper(store, abandon_s=0.0).sweep().jobs == []
+    assert GroupSweeper(store, abandon_s=0.0).sweep().groups == []
     assert find(store, "train") is not None
 
 
 def test_what_is_left_of_a_run_that_no_head_names_is_removed(team, store):
     team(1)
-    store.put("default/jobs/train/runs/dead/members/x", b"{}")
+    store.put("default/groups/train/runs/dead/members/x", b"{}")
     assert sweep(store).runs == ["train/dead"]
     assert len(find(store, "train").status().missing) == 0
 
 
-def test_how_a_job_ended_is_forgotten_after_its_time(store):
+def test_how_a_group_ended_is_forgotten_after_its_time(store):
     submit(store, "train", 1, keep_ended_s=0.0).terminate()
     submit(store, "other", 1).terminate()
     assert sweep(store).ended == ["train"]
 
 
-def test_a_record_that_is_no_job_is_left_alone_and_not_shown(store):
-    store.put("default/jobs/alien/head", b"hello")
-    store.put("default/jobs/broken/head", json.dumps({"run": "x"}).encode())
-    assert sweep(store).jobs == []
-    assert inspect(store).jobs == ()
-    assert inspect_job(store, "alien") is None
+def test_a_record_that_is_no_group_is_left_alone_and_not_shown(store):
+    store.put("default/groups/alien/record", b"hello")
+    store.put("default/groups/broken/record", json.dumps({"run": "x"}).encode())
+    assert sweep(store).groups == []
+    assert inspect(store).groups == ()
+    assert inspect_group(store, "alien") is None
 
 
 def test_a_member_that_nobody_wrote_is_left_out(team, store):
     a, b = team(2)
-    store.put(f"default/jobs/train/runs/{a.run_id}/members/z", b"hello")
-    assert [info.key for info in b.joined()] == ["a", "b"]
+    store.put(f"default/groups/train/runs/{a.run_id}/members/z", b"hello")
+    assert [info.key for info in b.members()] == ["a", "b"]
     assert a.is_alive
 
 
-def test_a_job_is_seen_from_outside(team, all_at_once, in_thread, store, eventually):
+def test_a_group_is_seen_from_outside(team, all_at_once, in_thread, store, eventually):
     members = team(2)
     all_at_once(lambda one: one.initialize(60.0), members)
     waiting = in_thread(lambda: members[0].barrier("step", timeout_s=60.0))
-    assert eventually(lambda: dict(inspect_job(store, "train").barriers).get("step"))
-    state = inspect_job(store, "train")
+    assert eventually(lambda: dict(inspect_group(store, "train").barriers).get("step"))
+    state = inspect_group(store, "train")
     step = dict(state.barriers)["step"]
     assert (step.parties, step.arrived, state.live, state.master) == (2, ("000000",), (0, 1), None)
-    assert [status.name for status in inspect(store).jobs] == ["train"]
-    assert [event.kind for event in job_events(store, "train")] == ["joined", "joined", "all_joined", "healthy"]
-    assert [event.n for event in job_events(store, "train", 2)] == [3, 4]
+    assert [status.name for status in inspect(store).groups] == ["train"]
+    assert [event.kind for event in group_events(store, "train")] == ["joined", "joined", "all_joined", "healthy"]
+    assert [event.number for event in group_events(store, "train", 2)] == [3, 4]
     members[1].barrier("step", timeout_s=60.0)
     waiting.outcome()

@@ -114,7 +114,7 @@ OWN: dict[str, CommandSpec] = {
     ),
     "workers": CommandSpec(
         "latchwork.cli.systems.workers:workers_app",
-        "Jobs of workers: N processes that number themselves, meet at barriers, and begin again when one is lost",
+        "Worker groups: N processes with a rank each that meet at barriers and restart together when one is lost",
     ),
 }
 

@@ -1,60 +1,60 @@
-"""N processes of one job that find each other, number themselves, meet, fail and come back.
+"""N processes of one group that find each other, number themselves, meet, fail and come back.
 
-`submit` or the first worker creates a job; each process is a `Worker` with an id from 0 that it keeps over restarts.
+`submit` or the first worker creates a group; each process is a `Worker` with an id from 0 that it keeps over restarts.
 """
 
 from latchwork.worker_group.admin import (
+    GroupDetails,
+    GroupOverview,
     GroupSweeper,
-    JobState,
-    Swept,
-    WorkersState,
+    SweepResult,
     inspect,
-    inspect_job,
+    inspect_group,
     list_events,
     sweep,
 )
 from latchwork.worker_group.errors import (
-    JobAlreadyRunning,
-    JobFailed,
-    JobFaulty,
-    JobFull,
-    JobTerminated,
-    Removed,
+    EpochEnded,
+    GroupAlreadyRunning,
+    GroupFailed,
+    GroupFull,
+    GroupTerminated,
     RestartsExceeded,
+    WorkerRemoved,
     WrongRun,
 )
-from latchwork.worker_group.master import JobMaster, MasterInfo, master, wait_master
-from latchwork.worker_group.records import Event, GroupHead, WorkerInfo
-from latchwork.worker_group.submission import JobHandle, JobStatus, find, submit
-from latchwork.worker_group.worker import Worker
+from latchwork.worker_group.master import GroupMaster, MasterInfo, find_master, wait_for_master
+from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
+from latchwork.worker_group.submission import GroupHandle, GroupStatus, find, submit
+from latchwork.worker_group.worker import GroupWorker
 
 __all__ = [
-    "Event",
-    "GroupHead",
+    "EpochEnded",
+    "GroupAlreadyRunning",
+    "GroupDetails",
+    "GroupEvent",
+    "GroupFailed",
+    "GroupFull",
+    "GroupHandle",
+    "GroupMaster",
+    "GroupOverview",
+    "GroupRecord",
+    "GroupStatus",
     "GroupSweeper",
-    "JobAlreadyRunning",
-    "JobFailed",
-    "JobFaulty",
-    "JobFull",
-    "JobHandle",
-    "JobMaster",
-    "JobState",
-    "JobStatus",
-    "JobTerminated",
+    "GroupTerminated",
+    "GroupWorker",
     "MasterInfo",
-    "Removed",
     "RestartsExceeded",
-    "Swept",
-    "Worker",
+    "SweepResult",
     "WorkerInfo",
-    "WorkersState",
+    "WorkerRemoved",
     "WrongRun",
     "find",
+    "find_master",
     "inspect",
-    "inspect_job",
+    "inspect_group",
     "list_events",
-    "master",
     "submit",
     "sweep",
-    "wait_master",
+    "wait_for_master",
 ]

@@ -1,4 +1,4 @@
-"""Jobs, workers and barriers inspected by people and programs that are no worker; removal of what ended jobs left."""
+"""Groups, workers and barriers inspected by people and programs that are no worker; removal of what ended groups left."""
 
 from __future__ import annotations
 
@@ -11,109 +11,109 @@ from latchwork.primitives.waiting import check_name
 from latchwork.store.steps import ask, driven, steps_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
-from latchwork.worker_group.keys import JobKeys
-from latchwork.worker_group.master import MasterInfo, master
-from latchwork.worker_group.records import TERMINATED, Event, GroupHead, WorkerInfo
-from latchwork.worker_group.submission import NAMESPACE, JobHandle, JobStatus, check_job, workers_store
-from latchwork.worker_group.transactions import Scene, head_or_none, read_members
+from latchwork.worker_group.keys import GroupKeys
+from latchwork.worker_group.master import MasterInfo, find_master
+from latchwork.worker_group.records import TERMINATED, GroupEvent, GroupRecord, WorkerInfo
+from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, group_store, resolve_group
+from latchwork.worker_group.transactions import GroupSnapshot, read_members, record_or_none
 
-#: A job that is on is abandoned when nobody of it was seen alive for so many seconds of watching.
+#: A group that is on is abandoned when nobody of it was seen alive for so many seconds of watcher.
 ABANDON_S = 600.0
 
 
 @dataclass(slots=True)
-class Swept:
+class SweepResult:
     """What a sweep has removed.
 
     Attributes:
-        jobs: names of jobs that nobody was in.
-        runs: what was left of runs that had ended, as ``job/run``.
-        ended: names of jobs of which it was kept long enough how they ended.
+        groups: names of groups that nobody was in.
+        runs: what was left of runs that had ended, as ``group/run``.
+        ended: names of groups of which it was kept long enough how they ended.
     """
 
-    jobs: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
 
 class GroupSweeper:
-    """Sweeps, again and again: it remembers since when it has seen nobody of a job. One thread only.
+    """Sweeps, again and again: it remembers since when it has seen nobody of a group. One thread only.
 
     Args:
         store: the store, or a namespace of it.
-        namespace: groups jobs: those of different namespaces may have the same name.
-        abandon_s: seconds, of its own watching, after which a job that is on and that nobody is in is removed.
+        namespace: groups groups: those of different namespaces may have the same name.
+        abandon_s: seconds, of its own watcher, after which a group that is on and that nobody is in is removed.
     """
 
     def __init__(self, store: Store, *, namespace: str = NAMESPACE, abandon_s: float = ABANDON_S) -> None:
-        self._store = workers_store(store, "sweep")
+        self._store = group_store(store, "sweep")
         self._namespace = check_name(namespace, "workers namespace")
         self._abandon_s = abandon_s
         self._since: dict[tuple[str, str, int], float] = {}
 
     @driven
-    async def sweep(self) -> Swept:
-        """Look at every job once, and remove what nobody is in."""
-        swept = Swept()
-        jobs = await ask(self._store.children, f"{self._namespace}/jobs")
-        # Runs first, heads second: a run that is seen, and that no head names afterwards, is dead for good.
-        runs = {job: await ask(self._store.children, JobKeys(self._namespace, job).runs) for job in jobs}
+    async def sweep(self) -> SweepResult:
+        """Look at every group once, and remove what nobody is in."""
+        swept = SweepResult()
+        groups = await ask(self._store.children, f"{self._namespace}/groups")
+        # Runs first, heads second: a run that is seen, and that no record names afterwards, is dead for good.
+        runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
         before, self._since = self._since, {}
-        for job in jobs:
-            await self._look(JobKeys(self._namespace, job), runs[job], before, swept)
-        for job in await ask(self._store.children, f"{self._namespace}/ended"):
-            if await self._forget(JobKeys(self._namespace, job)):
-                swept.ended.append(job)
+        for group in groups:
+            await self._look(GroupKeys(self._namespace, group), runs[group], before, swept)
+        for group in await ask(self._store.children, f"{self._namespace}/ended"):
+            if await self._forget(GroupKeys(self._namespace, group)):
+                swept.ended.append(group)
         return swept
 
     async def _look(
-        self, keys: JobKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: Swept
+        self, keys: GroupKeys, runs: list[str], before: dict[tuple[str, str, int], float], swept: SweepResult
     ) -> None:
-        entry = await ask(self._store.get, keys.head)
-        head = head_or_none(entry)
-        if entry is not None and head is None:
-            return  # something else than a job: not ours to remove
-        named = head.run if head is not None else ""
+        entry = await ask(self._store.get, keys.record)
+        record = record_or_none(entry)
+        if entry is not None and record is None:
+            return  # something else than a group: not ours to remove
+        named = record.run if record is not None else ""
         for run in runs:
             if run != named:
-                await ask(self._store.delete_tree, keys.of_run(run).folder)
-                swept.runs.append(f"{keys.job}/{run}")
-        if entry is None or head is None or await ask(self._store.children, keys.of_run(head.run).live):
+                await ask(self._store.delete_tree, keys.for_run(run).prefix)
+                swept.runs.append(f"{keys.group}/{run}")
+        if entry is None or record is None or await ask(self._store.children, keys.for_run(record.run).leases):
             return
-        if not head.is_final:
-            seen = (keys.job, head.run, entry.token)
+        if not record.is_final:
+            seen = (keys.group, record.run, entry.token)
             now = self._store.clock.now()
             self._since[seen] = before.get(seen, now)
             if now - self._since[seen] < self._abandon_s:
                 return
-        scene = Scene(keys.of_run(head.run), entry, time.time())
-        txn = transactions.removed(scene, TERMINATED, "nobody was in it any more")
+        snapshot = GroupSnapshot(keys.for_run(record.run), entry, time.time())
+        txn = transactions.end_group(snapshot, TERMINATED, "nobody was in it any more")
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return
-        await ask(self._store.delete_tree, scene.keys.folder)
-        swept.jobs.append(keys.job)
+        await ask(self._store.delete_tree, snapshot.keys.prefix)
+        swept.groups.append(keys.group)
 
-    async def _forget(self, keys: JobKeys) -> bool:
-        """Delete how a job ended, if that was kept long enough."""
+    async def _forget(self, keys: GroupKeys) -> bool:
+        """Delete how a group ended, if that was kept long enough."""
         entry = await ask(self._store.get, keys.ended)
-        head = head_or_none(entry)
-        if entry is None or head is None or time.time() - (head.ended or 0.0) < head.keep_ended_s:
+        record = record_or_none(entry)
+        if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
             return False
         deleted: bool = await ask(self._store.delete, keys.ended, version=entry.version)
         return deleted
 
 
 @driven
-async def sweep(store: Store, *, namespace: str = NAMESPACE) -> Swept:
-    """Remove, once, what is left of jobs that have ended and that nobody is in any more."""
+async def sweep(store: Store, *, namespace: str = NAMESPACE) -> SweepResult:
+    """Remove, once, what is left of groups that have ended and that nobody is in any more."""
     return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
-    """One job, with all its workers.
+class GroupDetails:
+    """One group, with all its workers.
 
     Attributes:
         status: how it is.
@@ -123,7 +123,7 @@ class JobState:
         master: its master, if it has one.
     """
 
-    status: JobStatus
+    status: GroupStatus
     workers: tuple[WorkerInfo, ...]
     live: tuple[int, ...]
     barriers: tuple[tuple[str, BarrierState], ...]
@@ -131,52 +131,52 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersState:
-    """All jobs below a namespace.
+class GroupOverview:
+    """All groups below a namespace.
 
     Attributes:
-        jobs: how those are that run, or whose workers have not all left; by name.
+        groups: how those are that run, or whose workers have not all left; by name.
         ended: how the last runs of the others ended; by name.
     """
 
-    jobs: tuple[JobStatus, ...]
-    ended: tuple[tuple[str, GroupHead], ...]
+    groups: tuple[GroupStatus, ...]
+    ended: tuple[tuple[str, GroupRecord], ...]
 
 
-def inspect(store: Store, *, namespace: str = NAMESPACE) -> WorkersState:
-    """All jobs."""
-    store = workers_store(store, "inspection")
+def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
+    """All groups."""
+    store = group_store(store, "inspection")
     check_name(namespace, "workers namespace")
-    jobs, ended = [], []
-    for job in store.children(f"{namespace}/jobs"):
-        keys = JobKeys(namespace, job)
-        head = head_or_none(store.get(keys.head))
-        if head is not None:
-            jobs.append(JobHandle(store, keys, head.run).status())
-    there = {status.name for status in jobs}
-    for job in store.children(f"{namespace}/ended"):
-        head = head_or_none(store.get(JobKeys(namespace, job).ended))
-        if head is not None and job not in there:
-            ended.append((job, head))
-    return WorkersState(tuple(jobs), tuple(ended))
+    groups, ended = [], []
+    for group in store.children(f"{namespace}/groups"):
+        keys = GroupKeys(namespace, group)
+        record = record_or_none(store.get(keys.record))
+        if record is not None:
+            groups.append(GroupHandle(store, keys, record.run).status())
+    there = {status.name for status in groups}
+    for group in store.children(f"{namespace}/ended"):
+        record = record_or_none(store.get(GroupKeys(namespace, group).ended))
+        if record is not None and group not in there:
+            ended.append((group, record))
+    return GroupOverview(tuple(groups), tuple(ended))
 
 
-def inspect_job(store: Store, job: str, *, namespace: str = NAMESPACE) -> JobState | None:
-    """One job; None if there is none that runs, or whose workers have not all left."""
-    store, keys = check_job(store, job, namespace)
-    head = head_or_none(store.get(keys.head))
-    if head is None:
+def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupDetails | None:
+    """One group; None if there is none that runs, or whose workers have not all left."""
+    store, keys = resolve_group(store, group, namespace)
+    record = record_or_none(store.get(keys.record))
+    if record is None:
         return None
-    run = keys.of_run(head.run)
-    status = JobHandle(store, keys, head.run).status()
-    live = tuple(sorted(int(name) for name in store.children(run.live) if name.isdecimal()))
+    run = keys.for_run(record.run)
+    status = GroupHandle(store, keys, record.run).status()
+    live = tuple(sorted(int(name) for name in store.children(run.leases) if name.isdecimal()))
     barriers = []
     for name in store.children(run.barriers(status.epoch)):
         state = _barrier(store, run.barrier(status.epoch, name))
         if state is not None:
             barriers.append((name, state))
     members = tuple(read_members(store.list(run.members)))
-    return JobState(status, members, live, tuple(barriers), master(store, job, namespace=namespace))
+    return GroupDetails(status, members, live, tuple(barriers), find_master(store, group, namespace=namespace))
 
 
 def _barrier(store: Store, name: str) -> BarrierState | None:
@@ -186,13 +186,13 @@ def _barrier(store: Store, name: str) -> BarrierState | None:
         return None
 
 
-def list_events(store: Store, job: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[Event]:
-    """What has happened in a job's run, in order, after the event of a number; the last 1,000 are kept."""
-    store, keys = check_job(store, job, namespace)
-    head = head_or_none(store.get(keys.head))
-    if head is None:
+def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[GroupEvent]:
+    """What has happened in a group's run, in order, after the event of a number; the last 1,000 are kept."""
+    store, keys = resolve_group(store, group, namespace)
+    record = record_or_none(store.get(keys.record))
+    if record is None:
         return []
-    run = keys.of_run(head.run)
+    run = keys.for_run(record.run)
     entries = store.list(run.events, start_after=run.event(after))
-    found = (Event.or_none(entry) for entry in entries)
+    found = (GroupEvent.or_none(entry) for entry in entries)
     return [event for event in found if event is not None]

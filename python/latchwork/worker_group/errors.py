@@ -1,4 +1,4 @@
-"""What goes wrong with workers and their jobs."""
+"""What goes wrong with workers and their groups."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from latchwork.errors import LatchworkError, OwnershipLost
 
 
-class JobAlreadyRunning(LatchworkError):
-    """A job of this name has live workers.
+class GroupAlreadyRunning(LatchworkError):
+    """A group of this name has live workers.
 
     Attributes:
         run: its run.
@@ -21,29 +21,29 @@ class JobAlreadyRunning(LatchworkError):
         self.live: tuple[int, ...] = tuple(live)
 
 
-class JobFull(LatchworkError):
-    """Every id of the job is taken by another worker."""
+class GroupFull(LatchworkError):
+    """Every id of the group is taken by another worker."""
 
 
 class WrongRun(LatchworkError):
-    """The job is in another run than the one that was asked for."""
+    """The group is in another run than the one that was asked for."""
 
 
 class RestartsExceeded(LatchworkError):
-    """This worker was restarted too often: its job has failed."""
+    """This worker was restarted too often: its group has failed."""
 
 
-class JobTerminated(OwnershipLost):
-    """The job has ended, and not because this worker completed: it was terminated, or has failed."""
+class GroupTerminated(OwnershipLost):
+    """The group has ended, and not because this worker completed: it was terminated, or has failed."""
 
 
-class JobFailed(JobTerminated):
-    """The job has failed, because one of its workers failed for good."""
+class GroupFailed(GroupTerminated):
+    """The group has failed, because one of its workers failed for good."""
 
 
-class Removed(OwnershipLost):
-    """This worker was removed when the job was scaled down."""
+class WorkerRemoved(OwnershipLost):
+    """This worker was removed when the group was scaled down."""
 
 
-class JobFaulty(OwnershipLost):
-    """A worker of the job was lost: everybody begins again, in the next epoch."""
+class EpochEnded(OwnershipLost):
+    """A worker of the group was lost: everybody begins again, in the next epoch."""

@@ -1,4 +1,4 @@
-"""Events of a job for the listeners of one worker: in order, none left out, those before the first listener kept.
+"""EventListeners of a group for the listeners of one worker: in order, none left out, those before the first listener kept.
 
 An event is written in the transaction that it tells of, under the next number. A listener is called in a thread of the
 worker's own, one event after the other.
@@ -21,40 +21,40 @@ from latchwork.store.observers import listen
 from latchwork.store.steps import Signal, ask
 from latchwork.store.store import Store
 from latchwork.worker_group.keys import RunKeys
-from latchwork.worker_group.membership import Seat
-from latchwork.worker_group.records import KEPT_EVENTS, Event
+from latchwork.worker_group.membership import WorkerMembership
+from latchwork.worker_group.records import MAX_EVENTS, GroupEvent
 
 _log = logging.getLogger(__name__)
 
-Listener = Callable[[Event], None]
+Listener = Callable[[GroupEvent], None]
 #: So many events are read in one call.
 _PAGE = 100
 
 
-async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> list[Event]:
+async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> list[GroupEvent]:
     """The events after one number, up to another, in order; those that are not kept any more are left out."""
-    first = max(after + 1, up_to - KEPT_EVENTS + 1)
-    found: list[Event] = []
+    first = max(after + 1, up_to - MAX_EVENTS + 1)
+    found: list[GroupEvent] = []
     for begin in range(first, up_to + 1, _PAGE):
         names = [keys.event(number) for number in range(begin, min(begin + _PAGE, up_to + 1))]
         entries = await ask(store.get_many, names)
-        events = (Event.or_none(entry) for entry in entries if entry is not None)
+        events = (GroupEvent.or_none(entry) for entry in entries if entry is not None)
         found += [event for event in events if event is not None]
     return found
 
 
-class Events:
+class EventListeners:
     """The listeners of one worker. Safe to share between threads."""
 
-    def __init__(self, store: Store, seat: Seat) -> None:
+    def __init__(self, store: Store, membership: WorkerMembership) -> None:
         self._store = store
-        self._keys = seat.keys
-        self._replays = not seat.is_new
-        self._told = seat.events
-        self._known = seat.events
+        self._keys = membership.keys
+        self._replays = not membership.is_new
+        self._delivered = membership.events
+        self._known = membership.events
         self._listeners: dict[object, Listener] = {}
         self._lock = mutex()
-        self._bell = Notifier()
+        self._notifier = Notifier()
         self._closed = Signal()
         self._dispatcher: Dispatcher | None = None
         self._announcer: Announcer | None = None
@@ -65,22 +65,22 @@ class Events:
         cancel = listen(self._listeners, fn)
         with self._lock:
             if self._reader is None and not self._closed.is_set():
-                self._dispatcher = Dispatcher(f"events-{self._keys.job.job}", size=1)
-                self._announcer = Announcer(self._dispatcher, f"a listener of job {self._keys.job.job!r}")
-                self._reader = Background(self._read, f"latchwork-events-{self._keys.job.job}")
+                self._dispatcher = Dispatcher(f"events-{self._keys.group.group}", size=1)
+                self._announcer = Announcer(self._dispatcher, f"a listener of group {self._keys.group.group!r}")
+                self._reader = Background(self._read, f"latchwork-events-{self._keys.group.group}")
         return cancel
 
-    def grown(self, number: int) -> None:
+    def notify(self, number: int) -> None:
         """There are so many events now."""
-        with self._bell.mutex:
+        with self._notifier.mutex:
             self._known = max(self._known, number)
-            self._bell.ring()
+            self._notifier.ring()
 
     async def close(self) -> None:
         """End; what was read is told to its end. Twice is fine."""
         self._closed.set()
-        with self._bell.mutex:
-            self._bell.ring()
+        with self._notifier.mutex:
+            self._notifier.ring()
         if self._reader is not None and not self._reader.is_mine:
             await self._reader
         if self._announcer is not None and self._dispatcher is not None:
@@ -91,33 +91,33 @@ class Events:
     async def _read(self) -> None:
         backoff = Backoff()
         while not self._closed.is_set():
-            with self._bell.mutex:
-                rings, known = self._bell.rings, self._known
+            with self._notifier.mutex:
+                rings, known = self._notifier.rings, self._known
             pause_s = None
             try:
-                await self._tell(known)
+                await self._deliver(known)
                 backoff.reset()
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("events of job %r are read again: %s", self._keys.job.job, error)
+                _log.info("events of group %r are read again: %s", self._keys.group.group, error)
                 pause_s = backoff.next_s()
             if pause_s is not None or known == self._known:
-                await self._bell.rung(rings, self._store.clock, pause_s)
+                await self._notifier.rung(rings, self._store.clock, pause_s)
 
-    async def _tell(self, known: int) -> None:
-        found = await read_events(self._store, self._keys, self._told, known)
+    async def _deliver(self, known: int) -> None:
+        found = await read_events(self._store, self._keys, self._delivered, known)
         if self._replays:
-            before = await read_events(self._store, self._keys, 0, self._told)
+            before = await read_events(self._store, self._keys, 0, self._delivered)
             found = [event for event in before if event.kind == "all_joined"][-1:] + found
             self._replays = False
-        self._told = known
+        self._delivered = known
         assert self._announcer is not None
         self._announcer.post(
             *(partial(self._call, number, event) for event in found for number in list(self._listeners))
         )
 
-    def _call(self, number: object, event: Event) -> None:
+    def _call(self, number: object, event: GroupEvent) -> None:
         fn = self._listeners.get(number)
         if fn is not None:
             fn(event)

@@ -1,19 +1,19 @@
-"""The keys of jobs below ``@workers/<namespace>``; see ``check_job``.
+"""The keys of groups below ``@workers/<namespace>``; see ``resolve_group``.
 
-    jobs/<job>/head                       how the job is; the guard of every transaction on its members
-    jobs/<job>/master/t<n>                who is the master, an ``Election``
-    jobs/<job>/had_master                 the last run that had a master
-    jobs/<job>/runs/<run>/epoch           how often the workers had to begin again
-    jobs/<job>/runs/<run>/members/<key>   one worker; bound to no session
-    jobs/<job>/runs/<run>/live/<id>       the incarnation that lives; bound to its session
-    jobs/<job>/runs/<run>/events/<n>      what happened, written with what it tells of
-    jobs/<job>/runs/<run>/barriers/<epoch>/<name>/...   a ``Barrier``
-    jobs/<job>/runs/<run>/opened          rewritten with each generation of a barrier that is opened
-    jobs/<job>/runs/<run>/healthy/<epoch>   there once it was told that all have begun that epoch
-    jobs/<job>/runs/<run>/joining/t<n>    who waits for a turn to join
-    ended/<job>                           how the last run ended
+    groups/<group>/record                       how the group is; the guard of every transaction on its members
+    groups/<group>/master/t<n>                who is the master, an ``Election``
+    groups/<group>/last_master_run                 the last run that had a master
+    groups/<group>/runs/<run>/epoch           how often the workers had to begin again
+    groups/<group>/runs/<run>/members/<key>   one worker; bound to no session
+    groups/<group>/runs/<run>/live/<id>       the incarnation that lives; bound to its session
+    groups/<group>/runs/<run>/events/<n>      what happened, written with what it tells of
+    groups/<group>/runs/<run>/barriers/<epoch>/<name>/...   a ``Barrier``
+    groups/<group>/runs/<run>/opened          rewritten with each generation of a barrier that is opened
+    groups/<group>/runs/<run>/healthy/<epoch>   there once it was told that all have begun that epoch
+    groups/<group>/runs/<run>/joining/t<n>    who waits for a turn to join
+    ended/<group>                           how the last run ended
 
-A run's name is never used again: what is left of a run that no head names can hurt nobody.
+A run's name is never used again: what is left of a run that no record names can hurt nobody.
 """
 
 from __future__ import annotations
@@ -25,101 +25,101 @@ INIT, FINAL = "init", "final"
 
 
 @dataclass(frozen=True, slots=True)
-class JobKeys:
-    """The keys of a job."""
+class GroupKeys:
+    """The keys of a group."""
 
     namespace: str
-    job: str
+    group: str
 
     @property
-    def folder(self) -> str:
-        """Above everything of the job but how its last run ended."""
-        return f"{self.namespace}/jobs/{self.job}"
+    def prefix(self) -> str:
+        """Above everything of the group but how its last run ended."""
+        return f"{self.namespace}/groups/{self.group}"
 
     @property
-    def head(self) -> str:
-        """How the job is."""
-        return f"{self.folder}/head"
+    def record(self) -> str:
+        """How the group is."""
+        return f"{self.prefix}/record"
 
     @property
     def master(self) -> str:
         """The election of its master."""
-        return f"{self.folder}/master"
+        return f"{self.prefix}/master"
 
     @property
-    def had_master(self) -> str:
+    def last_master_run(self) -> str:
         """The last run that had a master."""
-        return f"{self.folder}/had_master"
+        return f"{self.prefix}/last_master_run"
 
     @property
     def runs(self) -> str:
         """Above its runs."""
-        return f"{self.folder}/runs"
+        return f"{self.prefix}/runs"
 
     @property
     def ended(self) -> str:
         """How its last run ended."""
-        return f"{self.namespace}/ended/{self.job}"
+        return f"{self.namespace}/ended/{self.group}"
 
-    def of_run(self, run: str) -> RunKeys:
+    def for_run(self, run: str) -> RunKeys:
         """The keys of one run."""
         return RunKeys(self, run)
 
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The keys of one run of a job."""
+    """The keys of one run of a group."""
 
-    job: JobKeys
+    group: GroupKeys
     run: str
 
     @property
-    def folder(self) -> str:
+    def prefix(self) -> str:
         """Above everything of the run."""
-        return f"{self.job.runs}/{self.run}"
+        return f"{self.group.runs}/{self.run}"
 
     @property
-    def head(self) -> str:
-        """How the job is, whatever its run."""
-        return self.job.head
+    def record(self) -> str:
+        """How the group is, whatever its run."""
+        return self.group.record
 
     @property
     def epoch(self) -> str:
         """The epoch."""
-        return f"{self.folder}/epoch"
+        return f"{self.prefix}/epoch"
 
     @property
     def members(self) -> str:
         """Above the workers."""
-        return f"{self.folder}/members"
+        return f"{self.prefix}/members"
 
     @property
-    def live(self) -> str:
+    def leases(self) -> str:
         """Above the ids that live."""
-        return f"{self.folder}/live"
+        return f"{self.prefix}/leases"
 
     @property
     def opened(self) -> str:
         """The guard that opens a generation of a barrier, and that a worker that completes checks."""
-        return f"{self.folder}/opened"
+        return f"{self.prefix}/opened"
 
     @property
-    def joining(self) -> str:
+    def join_queue(self) -> str:
         """Above the tickets of who waits for a turn to join."""
-        return f"{self.folder}/joining"
+        return f"{self.prefix}/joining"
 
     @property
     def events(self) -> str:
         """Above the events."""
-        return f"{self.folder}/events"
+        return f"{self.prefix}/events"
 
     def member(self, key: str) -> str:
         """One worker."""
         return f"{self.members}/{key}"
 
-    def live_of(self, number: int) -> str:
+    def lease(self, rank: int) -> str:
         """The lease of an id."""
-        return f"{self.live}/{arrival_id(number)}"
+        return f"{self.leases}/{rank_segment(rank)}"
 
     def event(self, number: int) -> str:
         """One event."""
@@ -127,17 +127,17 @@ class RunKeys:
 
     def healthy(self, epoch: int) -> str:
         """There once it was told that everybody is at the start line."""
-        return f"{self.folder}/healthy/{epoch}"
+        return f"{self.prefix}/healthy/{epoch}"
 
     def barriers(self, epoch: int) -> str:
         """Above the barriers of an epoch."""
-        return f"{self.folder}/barriers/{epoch}"
+        return f"{self.prefix}/barriers/{epoch}"
 
     def barrier(self, epoch: int, name: str) -> str:
         """A barrier of an epoch."""
         return f"{self.barriers(epoch)}/{name}"
 
 
-def arrival_id(number: int) -> str:
+def rank_segment(rank: int) -> str:
     """A worker's id as a part of a key: as text they are in the order of the numbers."""
-    return f"{number:06}"
+    return f"{rank:06}"

@@ -1,9 +1,9 @@
-"""The master of a job, where a job has one: whom the workers report to, found by all, one at a time.
+"""The master of a group, where a group has one: whom the workers report to, found by all, one at a time.
 
-Keys:  <job>/master/t<n>   an ``Election``: the leader's value is the master's address
+Keys:  <group>/master/t<n>   an ``Election``: the leader's value is the master's address
 
-A job needs no master: workers number themselves, meet and come back without one. A master watches for losses before any
-worker does, and tells the job when it is another process than the one before.
+A group needs no master: workers number themselves, meet and come back without one. A master watches for detector before any
+worker does, and tells the group when it is another process than the one before.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from latchwork.store.session import Session
 from latchwork.store.steps import Signal, ask, driven, ending, steps_of
 from latchwork.store.store import Store
 from latchwork.worker_group import transactions
-from latchwork.worker_group.keys import JobKeys
-from latchwork.worker_group.observation import Losses, Picture, tell_loss
-from latchwork.worker_group.submission import NAMESPACE, check_job
-from latchwork.worker_group.transactions import Scene, head_or_none
+from latchwork.worker_group.keys import GroupKeys
+from latchwork.worker_group.observation import GroupMirror, LossDetector, report_loss
+from latchwork.worker_group.submission import NAMESPACE, resolve_group
+from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
 
 _log = logging.getLogger(__name__)
 
-#: A master looks at its job again after so long when the job could not be read.
+#: A master looks at its group again after so long when the group could not be read.
 _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class MasterInfo:
-    """The master of a job.
+    """The master of a group.
 
     Attributes:
         address: where it is reached, as it says.
@@ -53,23 +53,23 @@ class MasterInfo:
         return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
 
 
-class JobMaster(Closes):
-    """A candidate for the master of a job: ``with JobMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
+class GroupMaster(Closes):
+    """A candidate for the master of a group: ``with GroupMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
 
     Construction does no I/O. Safe to share between threads.
 
     Args:
         store: the store, or a namespace of it. It stays the caller's.
-        job: the job's name. It need not be submitted yet.
+        group: the group's name. It need not be submitted yet.
         address: where workers reach us.
-        namespace: groups jobs: those of different namespaces may have the same name.
+        namespace: groups groups: those of different namespaces may have the same name.
         session: the session to live by; it stays the caller's. None takes the store's primary session.
     """
 
     def __init__(
-        self, store: Store, job: str, address: str, *, namespace: str = NAMESPACE, session: Session | None = None
+        self, store: Store, group: str, address: str, *, namespace: str = NAMESPACE, session: Session | None = None
     ) -> None:
-        store, self._keys = check_job(store, job, namespace)
+        store, self._keys = resolve_group(store, group, namespace)
         self._store = store
         self._value = check_text(address, "the address of a master").encode()
         identity = Identity()
@@ -77,10 +77,10 @@ class JobMaster(Closes):
         self._term: Term | None = None
         self._closed = Signal()
         self._watch: Background | None = None
-        self._bell = Notifier()
+        self._notifier = Notifier()
 
     def __repr__(self) -> str:
-        return f"<JobMaster {self._keys.job!r}>"
+        return f"<GroupMaster {self._keys.group!r}>"
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> Term:
@@ -96,11 +96,11 @@ class JobMaster(Closes):
             return self._term
         term = await steps_of(self._election.campaign)(self._value, timeout_s=timeout_s)
         self._term = term
-        await self._tell_restart(term)
+        await self._record_restart(term)
         if self._watch is not None:  # of our last term
             self._wake()
             await self._watch
-        self._watch = Background(self._run, f"latchwork-master-{self._keys.job}")
+        self._watch = Background(self._run, f"latchwork-master-{self._keys.group}")
         return term
 
     @ending
@@ -113,23 +113,23 @@ class JobMaster(Closes):
             await self._watch
 
     def _wake(self) -> None:
-        with self._bell.mutex:
-            self._bell.ring()
+        with self._notifier.mutex:
+            self._notifier.ring()
 
-    async def _tell_restart(self, term: Term) -> None:
-        """Tell the job that it has another master, unless this is its first one."""
-        seen = self._keys.had_master
+    async def _record_restart(self, term: Term) -> None:
+        """Tell the group that it has another master, unless this is its first one."""
+        seen = self._keys.last_master_run
         while True:
-            entry, had = await ask(self._store.get_many, [self._keys.head, seen])
-            head = head_or_none(entry)
-            if entry is None or head is None:
+            entry, had = await ask(self._store.get_many, [self._keys.record, seen])
+            record = record_or_none(entry)
+            if entry is None or record is None:
                 return
-            scene = Scene(self._keys.of_run(head.run), entry, time.time())
+            snapshot = GroupSnapshot(self._keys.for_run(record.run), entry, time.time())
             try:
-                if had is None or had.value.decode("utf-8", "replace") != head.run:
-                    txn = transactions.first_master(scene, term.fence, seen)
+                if had is None or had.value.decode("utf-8", "replace") != record.run:
+                    txn = transactions.record_first_master(snapshot, term.fence, seen)
                 else:
-                    txn = transactions.master_restarted(scene, term.fence)
+                    txn = transactions.record_new_master(snapshot, term.fence)
                 await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict as error:
                 if term.fence in error.failed:
@@ -145,66 +145,66 @@ class JobMaster(Closes):
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("the master of job %r looks again: %s", self._keys.job, error)
-            with self._bell.mutex:
-                rings = self._bell.rings
+                _log.info("the master of group %r looks again: %s", self._keys.group, error)
+            with self._notifier.mutex:
+                rings = self._notifier.rings
             if not self._closed.is_set():
-                await self._bell.rung(rings, self._store.clock, backoff.next_s())
+                await self._notifier.rung(rings, self._store.clock, backoff.next_s())
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Tell losses of the run there is, until it has ended, or we are closed."""
-        head = head_or_none(await ask(self._store.get, self._keys.head))
-        if head is None:
+        """Tell detector of the run there is, until it has ended, or we are closed."""
+        record = record_or_none(await ask(self._store.get, self._keys.record))
+        if record is None:
             return
-        keys, losses = self._keys.of_run(head.run), Losses()
-        picture = Picture(self._store, keys, self._bell)
+        keys, detector = self._keys.for_run(record.run), LossDetector()
+        mirror = GroupMirror(self._store, keys, self._notifier)
         try:
             backoff.reset()
             while not self._closed.is_set() and self._term is not None and self._term.is_leader:
-                with self._bell.mutex:
-                    rings = self._bell.rings
-                if not picture.is_ready:
-                    await self._bell.rung(rings, self._store.clock, _AGAIN_S)
+                with self._notifier.mutex:
+                    rings = self._notifier.rings
+                if not mirror.is_ready:
+                    await self._notifier.rung(rings, self._store.clock, _AGAIN_S)
                     continue
-                now = picture.head
+                now = mirror.record
                 if now is None or now.is_final:
                     return
-                due, next_s = losses.due(picture.lost(), 0, self._store.clock.now())
+                due, next_s = detector.due(mirror.lost(), 0, self._store.clock.now())
                 for member in due:
-                    await tell_loss(self._store, keys, member)
-                await self._bell.rung(rings, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S))
+                    await report_loss(self._store, keys, member)
+                await self._notifier.rung(rings, self._store.clock, 0.2 if due else min(_AGAIN_S, next_s or _AGAIN_S))
         finally:
-            picture.close()
+            mirror.close()
 
 
-def _election(store: Store, keys: JobKeys) -> Election:
+def _election(store: Store, keys: GroupKeys) -> Election:
     return Election(store, keys.master, node_id="looks")
 
 
 @driven
-async def master(store: Store, job: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
-    """The master of a job, or None."""
-    leader = await steps_of(_election(*check_job(store, job, namespace)).leader)()
+async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
+    """The master of a group, or None."""
+    leader = await steps_of(_election(*resolve_group(store, group, namespace)).leader)()
     return None if leader is None else MasterInfo.of(leader)
 
 
 @driven
-async def wait_master(
-    store: Store, job: str, timeout_s: float | None = None, *, namespace: str = NAMESPACE
+async def wait_for_master(
+    store: Store, group: str, timeout_s: float | None = None, *, namespace: str = NAMESPACE
 ) -> MasterInfo:
-    """The master of a job, as soon as there is one.
+    """The master of a group, as soon as there is one.
 
     Raises:
         WaitTimeout: there is none.
     """
-    store, keys = check_job(store, job, namespace)
+    store, keys = resolve_group(store, group, namespace)
     election, patience = _election(store, keys), Patience(store.clock, timeout_s)
     with store.watch(keys.master) as watch:
         while True:
             try:
                 await steps_of(watch.next)(patience.left_s())
             except WaitTimeout:
-                raise WaitTimeout(f"job {job!r} has no master after {timeout_s} s; start one") from None
+                raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start one") from None
             leader = await steps_of(election.leader)()
             if leader is not None:
                 return MasterInfo.of(leader)

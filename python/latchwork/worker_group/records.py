@@ -1,4 +1,4 @@
-"""What is stored about a job, as records. Pure, no I/O."""
+"""What is stored about a group, as records. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from latchwork.checks import is_number
 from latchwork.errors import BadRecord
 from latchwork.types import Entry
 
-#: States of a job.
+#: States of a group.
 RUNNING, COMPLETED, FAILED, TERMINATED = "RUNNING", "COMPLETED", "FAILED", "TERMINATED"
 #: States of a worker, besides ``COMPLETED``.
 STARTED, RESTARTED, LOST, FULLY_FAILED = "STARTED", "RESTARTED", "LOST", "FULLY_FAILED"
 #: A worker in one of these should have a lease.
-AT_WORK = frozenset({STARTED, RESTARTED})
-MOST_WORKERS = 100_000
-MOST_PORT = 65_535
+ACTIVE = frozenset({STARTED, RESTARTED})
+MAX_WORKERS = 100_000
+MAX_PORT = 65_535
 #: So many events of a run are kept.
-KEPT_EVENTS = 1_000
+MAX_EVENTS = 1_000
 
 
 class WorkerInfo(Struct, frozen=True):
-    """What a worker says of itself, and what its job says of it.
+    """What a worker says of itself, and what its group says of it.
 
     Attributes:
         ip: where its peers reach it.
         ports: its ports by name.
-        node: the machine, rack and datacentre, for those who place work; empty if not told.
+        node: the machine, rack and datacenter, for those who place work; empty if not told.
         rack: see ``node``.
-        datacentre: see ``node``.
+        datacenter: see ``node``.
         resources: amounts by name.
         id: from 0, without gaps, the same after a restart; -1 before it has joined.
         key: who it is, the same after a restart; empty before it has joined.
@@ -47,9 +47,9 @@ class WorkerInfo(Struct, frozen=True):
     ports: Mapping[str, int] = {}
     node: str = ""
     rack: str = ""
-    datacentre: str = ""
+    datacenter: str = ""
     resources: Mapping[str, float] = {}
-    id: Annotated[int, Meta(ge=-1, le=MOST_WORKERS)] = -1
+    rank: Annotated[int, Meta(ge=-1, le=MAX_WORKERS)] = -1
     key: str = ""
     status: str = ""
     restarts: Count = 0
@@ -57,20 +57,20 @@ class WorkerInfo(Struct, frozen=True):
     incarnation: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("ip", "node", "rack", "datacentre"):
+        for name in ("ip", "node", "rack", "datacenter"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} of a worker must be text, not {getattr(self, name)!r}")
         for name, port in self.ports.items():
-            if type(port) is not int or not 1 <= port <= MOST_PORT:
-                raise ValueError(f"port {name!r} of a worker must be from 1 to {MOST_PORT}, not {port!r}")
+            if type(port) is not int or not 1 <= port <= MAX_PORT:
+                raise ValueError(f"port {name!r} of a worker must be from 1 to {MAX_PORT}, not {port!r}")
         for name, amount in self.resources.items():
             if not is_number(amount, 0.0):
                 raise ValueError(f"resource {name!r} of a worker must be a number of at least 0, not {amount!r}")
 
     @property
-    def is_at_work(self) -> bool:
+    def is_active(self) -> bool:
         """True unless it is lost, has completed or has failed."""
-        return self.status in AT_WORK
+        return self.status in ACTIVE
 
     def to_bytes(self) -> bytes:
         """What to store."""
@@ -84,7 +84,7 @@ class WorkerInfo(Struct, frozen=True):
             BadRecord: it is no worker.
         """
         info = _WORKER.decode_entry(entry)
-        if info.id < 0:
+        if info.rank < 0:
             raise BadRecord(f"key {entry.key!r} holds a worker without an id")
         return info
 
@@ -97,8 +97,8 @@ class WorkerInfo(Struct, frozen=True):
             return None
 
 
-class GroupHead(Struct, frozen=True):
-    """How a job is.
+class GroupRecord(Struct, frozen=True):
+    """How a group is.
 
     Attributes:
         run: names this run, and no other ever.
@@ -118,11 +118,11 @@ class GroupHead(Struct, frozen=True):
     """
 
     run: str
-    n: Annotated[int, Meta(ge=1, le=MOST_WORKERS)]
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     state: str = RUNNING
-    next: Annotated[int, Meta(ge=0, le=MOST_WORKERS)] = 0
+    next_rank: Annotated[int, Meta(ge=0, le=MAX_WORKERS)] = 0
     completed: Count = 0
-    events: Count = 0
+    event_count: Count = 0
     created: Timestamp = 0.0
     ended: Timestamp | None = None
     why: str = ""
@@ -134,44 +134,44 @@ class GroupHead(Struct, frozen=True):
 
     @property
     def is_final(self) -> bool:
-        """True once the job has ended, well or not."""
+        """True once the group has ended, well or not."""
         return self.state != RUNNING
 
     @property
-    def has_all(self) -> bool:
+    def is_full(self) -> bool:
         """True once every id is taken."""
-        return self.next >= self.n
+        return self.next_rank >= self.workers
 
     def to_bytes(self) -> bytes:
         """What to store."""
         return encode(self)
 
     @classmethod
-    def of(cls, entry: Entry) -> GroupHead:
+    def of(cls, entry: Entry) -> GroupRecord:
         """What is stored.
 
         Raises:
-            BadRecord: it is no job.
+            BadRecord: it is no group.
         """
         return _HEAD.decode_entry(entry)
 
 
-class Event(Struct, frozen=True):
-    """Something that happened in a job.
+class GroupEvent(Struct, frozen=True):
+    """Something that happened in a group.
 
     Attributes:
         kind: ``joined``, ``all_joined``, ``restarted``, ``lost``, ``failed``, ``completed``, ``left``, ``faulty``,
             ``healthy``, ``scaled``, ``master_restarted`` or ``ended``.
         n: its number, from 1, without gaps.
-        id: the worker; -1 for the job as a whole.
+        id: the worker; -1 for the group as a whole.
         epoch: the epoch it happened in, or that it began.
         at: when, by the clock of who wrote it, in seconds since the epoch: for people.
         why: more about it, or empty.
     """
 
     kind: str
-    n: Whole
-    id: Whole = -1
+    number: Whole
+    rank: Whole = -1
     epoch: Whole = 0
     at: Timestamp = 0.0
     why: str = ""
@@ -181,7 +181,7 @@ class Event(Struct, frozen=True):
         return encode(self)
 
     @classmethod
-    def or_none(cls, entry: Entry) -> Event | None:
+    def or_none(cls, entry: Entry) -> GroupEvent | None:
         """What is stored; None when it is no event."""
         return _EVENT.find(entry.value)
 
@@ -200,13 +200,13 @@ class StoredEpoch(Struct, frozen=True):
 
 
 _WORKER: Decoder[WorkerInfo] = Decoder(WorkerInfo, "a worker")
-_HEAD: Decoder[GroupHead] = Decoder(GroupHead, "a job of workers")
-_EVENT: Decoder[Event] = Decoder(Event, "an event")
+_HEAD: Decoder[GroupRecord] = Decoder(GroupRecord, "a group of workers")
+_EVENT: Decoder[GroupEvent] = Decoder(GroupEvent, "an event")
 _LEASE: Decoder[WorkerLease] = Decoder(WorkerLease, "the lease of a worker")
 _EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")
 
 
-def live_body(info: WorkerInfo) -> bytes:
+def encode_lease(info: WorkerInfo) -> bytes:
     """The value of a worker's lease."""
     return encode(WorkerLease(info.key, info.incarnation))
 
@@ -221,7 +221,7 @@ def read_key(entry: Entry) -> str:
     return (_LEASE.find(entry.value) or WorkerLease()).key
 
 
-def epoch_body(number: int) -> bytes:
+def encode_epoch(number: int) -> bytes:
     """The value of the epoch."""
     return encode(StoredEpoch(number))
 
@@ -235,26 +235,26 @@ def read_epoch(entry: Entry) -> int:
     return _EPOCH.decode_entry(entry).epoch
 
 
-def joined_as(info: WorkerInfo, number: int, key: str, incarnation: str) -> WorkerInfo:
+def new_member(info: WorkerInfo, rank: int, key: str, incarnation: str) -> WorkerInfo:
     """A worker that has just joined."""
-    return replace(info, id=number, key=key, status=STARTED, restarts=0, executions=0, incarnation=incarnation)
+    return replace(info, rank=rank, key=key, status=STARTED, restarts=0, executions=0, incarnation=incarnation)
 
 
-def restarted_as(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
+def restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
     """A worker that has come back."""
-    return replace(told_as(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
+    return replace(with_info(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
 
 
-def told_as(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
+def with_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
     """A worker that says something else of itself."""
     return replace(old, **{name: getattr(info, name) for name in _OWN})
 
 
 #: What a worker says of itself.
-_OWN = ("ip", "ports", "node", "rack", "datacentre", "resources")
+_OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
-def shown(numbers: Sequence[object]) -> str:
+def summarize(numbers: Sequence[object]) -> str:
     """The first of many, for messages."""
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

@@ -1,4 +1,4 @@
-"""Jobs seen from outside: submitted, found, looked at, scaled, ended. Whoever does this need not be a worker."""
+"""Groups seen from outside: submitted, found, looked at, scaled, ended. Whoever does this need not be a worker."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.store.store import Store, system_namespace
 from latchwork.types import Entry
 from latchwork.worker_group import transactions
-from latchwork.worker_group.errors import JobAlreadyRunning, WrongRun
-from latchwork.worker_group.keys import INIT, JobKeys
-from latchwork.worker_group.records import AT_WORK, COMPLETED, MOST_WORKERS, RUNNING, GroupHead, read_epoch
-from latchwork.worker_group.transactions import Scene, Txn, head_or_none, read_members
+from latchwork.worker_group.errors import GroupAlreadyRunning, WrongRun
+from latchwork.worker_group.keys import INIT, GroupKeys
+from latchwork.worker_group.records import ACTIVE, COMPLETED, MAX_WORKERS, RUNNING, GroupRecord, read_epoch
+from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, read_members, record_or_none
 
-#: The namespace of jobs, unless another is given.
+#: The namespace of groups, unless another is given.
 NAMESPACE = "default"
 
 
-def workers_store(store: Store, what: str) -> Store:
+def group_store(store: Store, what: str) -> Store:
     """The store in which workers have their keys: below ``@workers``."""
     check_store(store, what)
     return system_namespace(store, "workers")
 
 
-def check_job(store: Store, job: str, namespace: str) -> tuple[Store, JobKeys]:
-    """The store and the keys of a job; ``InvalidKey`` before any I/O for a name that cannot be used."""
-    keys = JobKeys(check_name(namespace, "workers namespace"), check_member(job, "job"))
-    return workers_store(store, "a job of workers"), keys
+def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, GroupKeys]:
+    """The store and the keys of a group; ``InvalidKey`` before any I/O for a name that cannot be used."""
+    keys = GroupKeys(check_name(namespace, "workers namespace"), check_member(group, "group"))
+    return group_store(store, "a group of workers"), keys
 
 
-def check_count(workers: int) -> int:
-    """The number itself, if a job can have so many workers."""
-    if not 1 <= check_whole(workers, "the number of workers") <= MOST_WORKERS:
-        raise ValueError(f"a job has from 1 to {MOST_WORKERS} workers, not {workers}")
+def check_worker_count(workers: int) -> int:
+    """The number itself, if a group can have so many workers."""
+    if not 1 <= check_whole(workers, "the number of workers") <= MAX_WORKERS:
+        raise ValueError(f"a group has from 1 to {MAX_WORKERS} workers, not {workers}")
     return workers
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
-    """How a job is, or how it ended.
+class GroupStatus:
+    """How a group is, or how it ended.
 
     Attributes:
-        name: of the job.
+        name: of the group.
         run: which of its runs.
         state: ``RUNNING``, ``COMPLETED``, ``FAILED`` or ``TERMINATED``.
         n: how many workers it has.
@@ -69,11 +69,11 @@ class JobStatus:
     name: str
     run: str
     state: str
-    n: int
+    workers: int
     joined: int
     running: int
     completed: int
-    faulty: bool
+    is_restarting: bool
     epoch: int
     missing: tuple[int, ...]
     restarts: int
@@ -83,36 +83,36 @@ class JobStatus:
     labels: Mapping[str, str]
 
 
-class JobHandle:
-    """One run of a job, for those who look at it and steer it. Safe to share between threads.
+class GroupHandle:
+    """One run of a group, for those who look at it and steer it. Safe to share between threads.
 
     Attributes:
-        name: of the job.
+        name: of the group.
         run: which of its runs. When that has ended, this is about how it ended.
     """
 
-    def __init__(self, store: Store, keys: JobKeys, run: str) -> None:
-        self.name = keys.job
+    def __init__(self, store: Store, keys: GroupKeys, run: str) -> None:
+        self.name = keys.group
         self.run = run
         self._store = store
-        self._keys = keys.of_run(run)
+        self._keys = keys.for_run(run)
 
     def __repr__(self) -> str:
-        return f"<JobHandle {self.name!r} run {self.run}>"
+        return f"<GroupHandle {self.name!r} run {self.run}>"
 
     @driven
-    async def status(self) -> JobStatus:
+    async def status(self) -> GroupStatus:
         """How it is now.
 
         Raises:
             WrongRun: nothing is known about this run any more.
         """
-        entry = await ask(self._store.get, self._keys.head)
-        head = head_or_none(entry, self.run)
-        return await self._ended() if head is None else await self._status(head)
+        entry = await ask(self._store.get, self._keys.record)
+        record = record_or_none(entry, self.run)
+        return await self._ended() if record is None else await self._status(record)
 
     @driven
-    async def wait(self, timeout_s: float | None = None) -> JobStatus:
+    async def wait(self, timeout_s: float | None = None) -> GroupStatus:
         """Wait until it has completed, failed, or was terminated.
 
         Raises:
@@ -120,92 +120,92 @@ class JobHandle:
             WrongRun: as for ``status``.
         """
         patience = Patience(self._store.clock, timeout_s)
-        with self._store.watch(self._keys.head) as watch:
+        with self._store.watch(self._keys.record) as watch:
             try:
                 while True:
                     batch = await steps_of(watch.next)(patience.left_s())
-                    head = head_or_none(batch[-1].entry if batch else None, self.run)
-                    if head is None:
+                    record = record_or_none(batch[-1].entry if batch else None, self.run)
+                    if record is None:
                         return await self._ended()
-                    if head.is_final:
-                        return await self._status(head)
+                    if record.is_final:
+                        return await self._status(record)
             except WaitTimeout:
-                raise WaitTimeout(f"job {self.name!r} still runs after {timeout_s:.3g} s") from None
+                raise WaitTimeout(f"group {self.name!r} still runs after {timeout_s:.3g} s") from None
 
     @driven
     async def scale(self, workers: int) -> None:
         """Change how many workers it has.
 
-        More: new ids can be taken. Fewer: the highest ids are removed and their workers get ``Removed``. The workers
+        More: new ids can be taken. Fewer: the highest ids are removed and their workers get ``WorkerRemoved``. The workers
         that wait in a barrier for one of these break it once they see the change, also if this call fails after its
         commit.
 
         Raises:
-            Conflict: the job has ended.
+            Conflict: the group has ended.
         """
-        check_count(workers)
+        check_worker_count(workers)
         while True:
-            scene = await self._scene()
-            if scene is None or scene.head.is_final:
-                raise Conflict(f"job {self.name!r} has ended, it cannot be scaled; submit it anew")
-            n = scene.head.n
+            snapshot = await self._scene()
+            if snapshot is None or snapshot.record.is_final:
+                raise Conflict(f"group {self.name!r} has ended, it cannot be scaled; submit it anew")
+            n = snapshot.record.workers
             if n == workers:
                 return
             if workers > n:
-                await self._try(transactions.scaled_up(scene, workers))
+                await self._try(transactions.scale_up(snapshot, workers))
                 continue
             least = max(workers, n - transactions.MOST_REMOVED)
             members = await ask(self._store.list, self._keys.members)
-            await self._try(transactions.scaled_down(scene, least, members))
+            await self._try(transactions.scale_down(snapshot, least, members))
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
-        """End it: every worker gets ``JobTerminated``. Twice is fine."""
+        """End it: every worker gets ``GroupTerminated``. Twice is fine."""
         backoff = Backoff()
-        while (scene := await self._scene()) is not None:
-            if await self._try(transactions.terminated(scene, why)):
+        while (snapshot := await self._scene()) is not None:
+            if await self._try(transactions.terminate(snapshot, why)):
                 break
             await Pause(self._store.clock, Signal(), backoff.next_s())
-        await ask(self._store.delete_tree, self._keys.folder)
+        await ask(self._store.delete_tree, self._keys.prefix)
 
-    async def _scene(self) -> Scene | None:
-        entry = await ask(self._store.get, self._keys.head)
-        if entry is None or head_or_none(entry, self.run) is None:
+    async def _scene(self) -> GroupSnapshot | None:
+        entry = await ask(self._store.get, self._keys.record)
+        if entry is None or record_or_none(entry, self.run) is None:
             return None
-        return Scene(self._keys, entry, time.time())
+        return GroupSnapshot(self._keys, entry, time.time())
 
-    async def _try(self, txn: Txn) -> bool:
+    async def _try(self, txn: GroupTxn) -> bool:
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
             return False
         return True
 
-    async def _status(self, head: GroupHead) -> JobStatus:
+    async def _status(self, record: GroupRecord) -> GroupStatus:
         epoch = await ask(self._store.get, self._keys.epoch)
         members = read_members(await ask(self._store.list, self._keys.members))
-        names = await ask(self._store.children, self._keys.live)
+        names = await ask(self._store.children, self._keys.leases)
         number = read_epoch(epoch) if epoch is not None else 0
-        faulty = bool(number) and head.state == RUNNING and not await self._has_begun(number)
+        is_restarting = bool(number) and record.state == RUNNING and not await self._has_begun(number)
         live = {int(name) for name in names if name.isdecimal()}
-        at_work = {info.id for info in members if info.status in AT_WORK}
-        done = {info.id for info in members if info.status == COMPLETED}
-        return JobStatus(
+        at_work = {info.rank for info in members if info.status in ACTIVE}
+        done = {info.rank for info in members if info.status == COMPLETED}
+        return GroupStatus(
             name=self.name,
-            run=head.run,
-            state=head.state,
-            n=head.n,
-            joined=head.next,
+            run=record.run,
+            state=record.state,
+            workers=record.workers,
+            joined=record.next_rank,
             running=len(live),
-            completed=head.completed,
-            faulty=faulty,
+            completed=record.completed,
+            is_restarting=is_restarting,
             epoch=number,
-            missing=tuple(sorted(set(range(head.n)) - done - (at_work & live))) if not head.is_final else (),
+            missing=tuple(sorted(set(range(record.workers)) - done - (at_work & live))) if not record.is_final else (),
             restarts=sum(info.restarts for info in members),
-            created=head.created,
-            ended=head.ended,
-            why=head.why,
-            labels=head.labels,
+            created=record.created,
+            ended=record.ended,
+            why=record.why,
+            labels=record.labels,
         )
 
     async def _has_begun(self, epoch: int) -> bool:
@@ -213,33 +213,33 @@ class JobHandle:
         init = Barrier(self._store, name, parties=1, member_id="status", per_generation=True)
         return (await steps_of(init.check)())[0]
 
-    async def _ended(self) -> JobStatus:
-        head = head_or_none(await ask(self._store.get, self._keys.job.ended), self.run)
-        if head is None:
-            raise WrongRun(f"run {self.run} of job {self.name!r} is not there any more, nor how it ended")
-        return JobStatus(
+    async def _ended(self) -> GroupStatus:
+        record = record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
+        if record is None:
+            raise WrongRun(f"run {self.run} of group {self.name!r} is not there any more, nor how it ended")
+        return GroupStatus(
             name=self.name,
-            run=head.run,
-            state=head.state,
-            n=head.n,
-            joined=head.next,
+            run=record.run,
+            state=record.state,
+            workers=record.workers,
+            joined=record.next_rank,
             running=0,
-            completed=head.completed,
-            faulty=False,
+            completed=record.completed,
+            is_restarting=False,
             epoch=0,
             missing=(),
             restarts=0,
-            created=head.created,
-            ended=head.ended,
-            why=head.why,
-            labels=head.labels,
+            created=record.created,
+            ended=record.ended,
+            why=record.why,
+            labels=record.labels,
         )
 
 
 @driven
 async def submit(
     store: Store,
-    job: str,
+    group: str,
     workers: int,
     *,
     namespace: str = NAMESPACE,
@@ -248,96 +248,100 @@ async def submit(
     keep_ended_s: float = 604_800.0,
     labels: Mapping[str, str] | None = None,
     replace: bool = False,
-) -> JobHandle:
-    """Create a job, so that workers can join it. What is left of an earlier run with no live worker is replaced.
+) -> GroupHandle:
+    """Create a group, so that workers can join it. What is left of an earlier run with no live worker is replaced.
 
-    A job that somebody has submitted and that nobody has joined yet is no such rest: its workers are on their way.
+    A group that somebody has submitted and that nobody has joined yet is no such rest: its workers are on their way.
 
     Args:
         store: the store, or a namespace of it.
-        job: its name: one segment of a key.
+        group: its name: one segment of a key.
         workers: how many it has, from 1 to 100,000.
-        namespace: groups jobs: those of different namespaces may have the same name.
-        max_restarts: how often the process of one worker may be started again before the job fails.
-        max_executions: how often the function of one worker may be run again before the job fails.
-        keep_ended_s: seconds for which it is kept how the job ended.
-        labels: anything to be shown with it.
-        replace: also take the place of a job that was submitted and that nobody has joined yet.
+        namespace: groups groups: those of different namespaces may have the same name.
+        max_restarts: how often the process of one worker may be started again before the group fails.
+        max_executions: how often the function of one worker may be run again before the group fails.
+        keep_ended_s: seconds for which it is kept how the group ended.
+        labels: anything to be summarize with it.
+        replace: also take the place of a group that was submitted and that nobody has joined yet.
     Returns:
         What steers it.
     Raises:
-        JobAlreadyRunning: it has live workers, or somebody else has submitted it and nobody has joined it yet.
+        GroupAlreadyRunning: it has live workers, or somebody else has submitted it and nobody has joined it yet.
         InvalidKey, ValueError: a name or a number cannot be used.
     """
-    store, keys = check_job(store, job, namespace)
-    head = GroupHead(
+    store, keys = resolve_group(store, group, namespace)
+    record = GroupRecord(
         uuid.uuid4().hex[:12],
-        check_count(workers),
+        check_worker_count(workers),
         created=time.time(),
         max_restarts=_check_limit(max_restarts, "max_restarts"),
         max_executions=_check_limit(max_executions, "max_executions"),
         keep_ended_s=_check_duration(keep_ended_s, "keep_ended_s"),
         labels=_check_labels(labels or {}),
     )
-    return await submit_head(store, keys, head, replace_unjoined=replace)
+    return await submit_head(store, keys, record, replace_unjoined=replace)
 
 
-async def submit_head(store: Store, keys: JobKeys, head: GroupHead, *, replace_unjoined: bool = False) -> JobHandle:
-    """Create a job as its head says."""
-    run = keys.of_run(head.run)
-    seen = await ask(store.get, keys.head)
+async def submit_head(
+    store: Store, keys: GroupKeys, record: GroupRecord, *, replace_unjoined: bool = False
+) -> GroupHandle:
+    """Create a group as its record says."""
+    run = keys.for_run(record.run)
+    seen = await ask(store.get, keys.record)
     entry: Entry | None = seen
     while True:
-        old = head_or_none(entry)
+        old = record_or_none(entry)
         if entry is not None:
             await _refuse_running(store, keys, entry, seen, replace_unjoined=replace_unjoined)
-        txn = transactions.submitted(run, head, entry)
+        txn = transactions.create_group(run, record, entry)
         try:
             await ask(store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown) as error:
-            entry = await ask(store.get, keys.head)
-            if head_or_none(entry, head.run) is None:
+            entry = await ask(store.get, keys.record)
+            if record_or_none(entry, record.run) is None:
                 if isinstance(error, OutcomeUnknown):
                     raise
                 continue
         if old is not None:
-            await ask(store.delete_tree, keys.of_run(old.run).folder)
-        return JobHandle(store, keys, head.run)
+            await ask(store.delete_tree, keys.for_run(old.run).prefix)
+        return GroupHandle(store, keys, record.run)
 
 
 async def _refuse_running(
-    store: Store, keys: JobKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
+    store: Store, keys: GroupKeys, entry: Entry, seen: Entry | None, *, replace_unjoined: bool
 ) -> None:
-    head, before = GroupHead.of(entry), head_or_none(seen)
-    names = await ask(store.children, keys.of_run(head.run).live)
+    record, before = GroupRecord.of(entry), record_or_none(seen)
+    names = await ask(store.children, keys.for_run(record.run).leases)
     live = sorted(int(name) for name in names if name.isdecimal())
     if live:
         told = ", ".join(map(str, live[:10])) + (", ..." if len(live) > 10 else "")
-        raise JobAlreadyRunning(
-            f"job {keys.job!r} runs already: run {head.run} has live workers {told}; terminate it, or use another name",
-            head.run,
+        raise GroupAlreadyRunning(
+            f"group {keys.group!r} runs already: run {record.run} has live workers {told}; terminate it, or use another name",
+            record.run,
             live,
         )
-    if before is None or before.run != head.run:
-        raise JobAlreadyRunning(f"job {keys.job!r} was submitted by somebody else just now: run {head.run}", head.run)
-    if not (replace_unjoined or head.next or head.is_final):
-        raise JobAlreadyRunning(
-            f"job {keys.job!r} was submitted already, and nobody has joined it yet: run {head.run}; let its workers "
+    if before is None or before.run != record.run:
+        raise GroupAlreadyRunning(
+            f"group {keys.group!r} was submitted by somebody else just now: run {record.run}", record.run
+        )
+    if not (replace_unjoined or record.next_rank or record.is_final):
+        raise GroupAlreadyRunning(
+            f"group {keys.group!r} was submitted already, and nobody has joined it yet: run {record.run}; let its workers "
             "join, terminate it, or replace it",
-            head.run,
+            record.run,
         )
 
 
 @driven
-async def find(store: Store, job: str, *, namespace: str = NAMESPACE) -> JobHandle | None:
-    """A job that runs, or whose workers have not all left; None if there is none.
+async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupHandle | None:
+    """A group that runs, or whose workers have not all left; None if there is none.
 
     Raises:
         BadRecord: something else is stored in its place.
     """
-    store, keys = check_job(store, job, namespace)
-    entry = await ask(store.get, keys.head)
-    return None if entry is None else JobHandle(store, keys, GroupHead.of(entry).run)
+    store, keys = resolve_group(store, group, namespace)
+    entry = await ask(store.get, keys.record)
+    return None if entry is None else GroupHandle(store, keys, GroupRecord.of(entry).run)
 
 
 def _check_limit(value: int, what: str) -> int:

@@ -1,4 +1,4 @@
-"""A worker of the chaos job, in a process of its own: it meets the others again and again, and writes with its fence.
+"""A worker of the chaos group, in a process of its own: it meets the others again and again, and writes with its fence.
 
 Every event is reported with the time of the clock that all processes of the machine share.
 """
@@ -12,7 +12,7 @@ from itertools import count
 
 import latchwork
 from latchwork import Conflict, LatchworkError, Put
-from latchwork.worker_group import JobTerminated, Worker, WrongRun
+from latchwork.worker_group import GroupTerminated, GroupWorker, WrongRun
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Member:
 
     def main(self, worker):
         """Meet until worker 0 has told which meeting is the last one."""
-        epoch, number = worker.epoch, worker.id
+        epoch, number = worker.epoch, worker.rank
         self.log("begin", epoch=epoch, id=number)
         for step in count():
             self.log("arrive", epoch=epoch, id=number, generation=step)
@@ -60,22 +60,22 @@ class Member:
 
 
 def serve(wire, url, key, run):
-    """Be a worker until the job has ended."""
+    """Be a worker until the group has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     while True:
         try:
             with latchwork.connect(url, session_ttl_s=TTL_S, call_timeout_s=2) as store:
                 member = Member(wire, store, key)
-                worker = Worker(store, JOB, run=run, key=key)
+                worker = GroupWorker(store, JOB, run=run, key=key)
                 try:
                     info = worker.join(60.0)
-                    member.log("joined", id=info.id, restarts=info.restarts)
+                    member.log("joined", id=info.rank, restarts=info.restarts)
                     worker.run(member.main)
                 finally:
                     worker.close()
-                member.log("done", id=info.id)
+                member.log("done", id=info.rank)
                 return
-        except (JobTerminated, WrongRun) as error:
+        except (GroupTerminated, WrongRun) as error:
             wire.report({"event": "over", "time": time.monotonic(), "key": key, "why": str(error)})
             return
         except LatchworkError as error:
