@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a matrix by power iteration: each worker multiplies its rows, and all meet at every step.
+"""Compute the largest eigenvalue of a matrix by power iteration, with the rows divided among the workers.
 
 python power.py URL WORKERS NUMBER
 """
@@ -14,12 +14,12 @@ SIZE, STEPS, KEPT_EVERY = 40, 100, 10
 
 
 def row(i):
-    """A row of the Hilbert matrix: nobody has to be sent it."""
+    """Compute a row of the Hilbert matrix, so that no process has to receive it."""
     return [1.0 / (i + j + 1) for j in range(SIZE)]
 
 
 def compute(worker, store):
-    """One attempt: from the last step that was kept to the end."""
+    """Run the iteration from the last saved step to the end."""
     workers = len(worker.wait_for_all(timeout_s=60))
     rows = {i: row(i) for i in range(worker.rank, SIZE, workers)}
     kept = store.get("power/kept")
@@ -27,7 +27,7 @@ def compute(worker, store):
     length = 0.0
     for now in range(step, STEPS):
         mine = {i: sum(a * x for a, x in zip(rows[i], vector)) for i in rows}
-        place = f"power/parts/{now % 2}"  # nobody is two steps ahead: the barrier is between
+        place = f"power/parts/{now % 2}"  # the barrier keeps all workers within one step
         store.commit([worker.fence], [Put(f"{place}/{worker.rank}", json.dumps(mine).encode())])
         worker.barrier(timeout_s=60)
         parts = {int(i): x for entry in store.list(place) for i, x in json.loads(entry.value).items()}

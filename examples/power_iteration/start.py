@@ -1,4 +1,4 @@
-"""Starts the workers, kills one half-way with kill -9, starts it again, and prints the eigenvalue.
+"""Start the workers, kill one half-way with kill -9, restart it, and print the eigenvalue.
 
 python start.py [URL]
 """
@@ -24,7 +24,7 @@ def main(url):
             kept.wait_until(lambda seen: len(seen) > 0, 60)  # some steps are done
         processes[VICTIM].kill()
         processes[VICTIM].wait()
-        print(f"killed process {VICTIM}; it is started again, with the same key")
+        print(f"killed process {VICTIM}; restarting it with the same key")
         processes[VICTIM] = start(url, VICTIM)
         codes = [process.wait(120) for process in processes]
         print(f"exit codes {codes}, eigenvalue {float(store.get('power/eigenvalue').value):.9f}")

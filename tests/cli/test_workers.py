@@ -35,7 +35,7 @@ def test_a_group_is_submitted_shown_and_listed(workers, store):
         assert told.code == 0
         assert "train: RUNNING, run " in told.out
         assert "1 of 2 workers joined, 0 completed" in told.out
-        assert "missing ids: 1" in told.out
+        assert "missing ranks: 1" in told.out
         assert "\x1b" not in told.out
         document = workers("show", "train", "--json").json
         assert document["status"]["labels"] == {"team": "vision"}
@@ -75,13 +75,13 @@ def test_a_group_is_scaled_and_terminated(workers, store):
 def test_what_nobody_is_in_is_swept(workers, store):
     workers("submit", "train", "-n", "2")
     system_namespace(store, "workers").put("default/groups/train/runs/dead/members/x", b"{}")
-    assert workers("sweep").out == "removed 0 groups, 1 old run, 0 records of how groups ended\n"
+    assert workers("sweep").out == "removed 0 groups, 1 old run, 0 final records\n"
     assert workers("sweep", "--json").json == {"groups": [], "runs": [], "ended": []}
 
 
 def test_what_cannot_be_done_is_one_line(workers, store):
     workers("show", "none").refused(2, "there is no group 'none'", "latchwork workers submit")
-    workers("scale", "none", "2").refused(2, "there is no group 'none'")
+    workers("scale", "none", "2").refused(2, "there is no running group 'none'")
     workers("submit", "a/b", "-n", "1").refused(2, "must not contain '/'")
     workers("submit", "train", "-n", "1", "--label", "x").refused(2, "--label 'x' is no NAME=TEXT")
     with GroupWorker(store, "train", workers=1, key="a"):

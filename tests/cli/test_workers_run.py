@@ -69,7 +69,7 @@ def test_each_change_is_told_once_and_the_outcome_as_json(cli):
     lines = [line for line in done.err.splitlines() if line.startswith("worker 1")]
     assert sum("ended with code 3" in line for line in lines) == 1
     assert lines[-1] == "worker 1 completed, epoch 1, 1 restart"
-    wanted = ["runs", "ended", "comes", "waits", "runs", "ended", "completed"]
+    wanted = ["running", "exited", "rejoining", "waiting", "running", "exited", "completed"]
     seen = [line.split()[2].rstrip(",") for line in lines]
     assert [word for word, _ in groupby(each for each in seen if each in wanted)][-7:] == wanted
 
@@ -112,6 +112,6 @@ def test_a_second_run_of_the_same_host_waits_for_the_first_and_is_refused(start,
     start(LONG)
     pids()
     more = ("--join-s", "0.5", "--url", URL, "--", "true")
-    cli("workers", "run", "train", "-n", "2", *more).refused(1, "is alive elsewhere")
+    cli("workers", "run", "train", "-n", "2", *more).refused(1, "is running elsewhere")
     cli("workers", "run", "train", "-n", "2", "--host", "other", *more).refused(1, "all 2 ids", "are taken")
     assert all(map(lives, pids()))

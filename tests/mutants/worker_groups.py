@@ -25,7 +25,8 @@ DEFECTS = (
         "Worker groups",
         "a failure of an earlier epoch fails the group",
         "worker_group/core.py",
-        "            current = self.current_epoch()\n            await self._writer.fail(current.fence, current.epoch, why)\n",
+        "            current = self.current_epoch()\n"
+        "            await self._writer.fail(current.fence, current.epoch, why)\n",
         "            await self.fail(why)\n",
         id_of(
             "worker_group/faults",

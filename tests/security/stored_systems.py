@@ -27,7 +27,7 @@ TASK = plans.TaskRecord(
 )
 PLAN = plans.PlanRecord(plans.PlanState.READY, 1, "t", failed=(("a", "why"),), keep_results_s=5.0)
 WORKER = groups.WorkerInfo("127.0.0.1", {"http": 80}, "n", "r", "d", {"gpu": 2.0}, 3, "k", "running", 1, 1, "i")
-JOB = groups.GroupRecord("r1", 4, next_rank=2, created=5.0, labels={"team": "a"})
+GROUP = groups.GroupRecord("r1", 4, next_rank=2, created=5.0, labels={"team": "a"})
 HEAD = exchange.Head(3, 42, 2, 7, 1, 5, "default.nightly", "load", "shell", "etl", 60.0)
 SPEC = exchange.Spec(HEAD, {"script": "echo $day"}, {"TZ": "UTC"}, {"got.rows": 3}, 1.5e9, "Europe/Berlin")
 ENDED = exchange.Result(exchange.Outcome.FAILURE, 9, "w1", "h", 1.0, 2.5, 47, -9, {"rows": 3}, "killed", "1/7.log")
@@ -82,7 +82,11 @@ ROWS = {
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
     "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_needs),
     "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
-    "job of workers": ("worker_group.records", JOB.to_bytes(), lambda value: groups.GroupRecord.of(at(value)).to_bytes()),
+    "worker group": (
+        "worker_group.records",
+        GROUP.to_bytes(),
+        lambda value: groups.GroupRecord.of(at(value)).to_bytes(),
+    ),
     "event of workers": (
         "worker_group.records",
         groups.GroupEvent("lost", 3, 1, 2, 5.0, "why").to_bytes(),
@@ -99,7 +103,11 @@ ROWS = {
     ),
     "result of an attempt": ("workflows.exchange", ENDED.to_bytes(), exchange.Result.of),
     "outputs of an attempt": ("workflows.worker.outputs", dumped(rows=17), read_outputs),
-    "epoch of workers": ("worker_group.records", groups.encode_epoch(3), lambda value: groups.read_epoch(at(value)) + 1),
+    "epoch of workers": (
+        "worker_group.records",
+        groups.encode_epoch(3),
+        lambda value: groups.read_epoch(at(value)) + 1,
+    ),
 }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_a_process_is_told_its_number_on_all_hosts_and_on_its_own():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"argv": ()}, "nothing to run"),
+        ({"argv": ()}, "needs a program to run"),
         ({"workers": 0}, "from 1 to"),
         ({"per_host": 3}, "per_host must be from 1 to the 2 workers"),
         ({"max_restarts": -1}, "at least 0"),
@@ -202,7 +202,7 @@ def test_a_crew_ends_its_processes_when_the_group_is_terminated_on_every_store(s
 def test_a_process_that_dies_too_often_fails_the_group(sqlite, out):
     agent, status = run_whole(sqlite, spec('[ "$RANK" = 0 ] || sleep 600; exit 4', max_restarts=1))
     assert (status.state, status.epoch) == ("FAILED", 0)
-    assert "was started again more than 1 times" in status.why
+    assert "was restarted more than 1 times" in status.why
     assert [each.state for each in agent.slots] == ["out", "out"]
     assert not any(lives(int(each["PID"])) for number in (0, 1) if (each := told(out, number, 1)))
 
@@ -233,7 +233,7 @@ def test_output_goes_to_a_file_of_each_worker_from_its_end_on(sqlite, out, tmp_p
 def test_nobody_starts_before_all_hosts_are_there_and_all_know_worker_0(sqlite, out, tmp_path):
     wanted = spec("sleep 600", per_host=1)
     with crew_of(sqlite, replace(wanted, host="a", address="a.example")) as first:
-        eventually(lambda: first.slots[0].state == "waits for all")
+        eventually(lambda: first.slots[0].state == "waiting for all")
         assert not first.wait(0.3)
         assert told(out, 0) is None
         with (
@@ -243,7 +243,7 @@ def test_nobody_starts_before_all_hosts_are_there_and_all_know_worker_0(sqlite, 
             eventually(lambda: told(out, 0) and told(out, 1))
             assert {told(out, number)["MASTER_ADDR"] for number in (0, 1)} == {"a.example"}
             assert {told(out, number)["LOCAL_WORLD_SIZE"] for number in (0, 1)} == {"1"}
-        eventually(lambda: first.slots[0].state == "waits for all")  # the other host has left
+        eventually(lambda: first.slots[0].state == "waiting for all")  # the other host has left
         assert not lives(int(told(out, 0)["PID"]))
         with crew_of(sqlite, replace(wanted, host="b", address="b.example")):  # and comes back
             eventually(lambda: told(out, 0, 1) and told(out, 1, 1))
@@ -292,6 +292,6 @@ def test_a_group_of_another_size_or_run_is_refused(sqlite):
     with pytest.raises(WrongRun, match=f"is in run {handle.run}, not in old"):
         LocalAgent(sqlite, "train", spec("exit 0", 3, run="old")).start()
     handle.terminate()
-    with pytest.raises(WrongRun, match="is not in run old any more"):
+    with pytest.raises(WrongRun, match="is no longer in run old"):
         LocalAgent(sqlite, "train", spec("exit 0", 3, run="old")).start()
     assert json.dumps(list_events(sqlite, "train")) == "[]"

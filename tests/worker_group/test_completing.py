@@ -103,6 +103,6 @@ def test_a_worker_that_has_completed_is_at_no_barrier(team, all_at_once):
     a, b = team(2)
     all_at_once(lambda one: one.initialize(60.0), (a, b))
     b.complete()
-    with pytest.raises(LatchworkError, match="has completed; no barrier waits for it"):
+    with pytest.raises(LatchworkError, match="has completed, so it cannot wait"):
         b.barrier(timeout_s=0.0)
     assert a.barrier(timeout_s=60.0) == 0

@@ -79,7 +79,7 @@ def test_who_has_a_ticket_does_not_line_up_behind_one_that_may_wait_for_it(store
 
 
 def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
-    """Another process joins between two of one process: the record that the first one left is not the record any more."""
+    """Another process joins between two of one process: the record that the first one left is outdated."""
     shared = connect()
     members = [GroupWorker(shared, "train", workers=3, key=f"k{number}") for number in range(2)]
     door, turn = join_lock_for(shared, GroupKeys("default", "train")), Signal()
@@ -102,7 +102,7 @@ def test_a_hint_that_is_wrong_costs_a_try_and_no_more(connect, worker, store):
 
 def test_one_more_than_the_group_has_is_refused(team, worker):
     team(2)
-    with pytest.raises(GroupFull, match="all 2 ids of group 'train' are taken, and none by 'z'"):
+    with pytest.raises(GroupFull, match="all 2 ranks of group 'train' are taken, none by 'z'"):
         worker("z", joins=False).join(5.0)
 
 
@@ -154,7 +154,7 @@ def test_of_two_live_processes_with_one_key_the_later_one_is_the_worker_if_it_re
 
 def test_a_live_namesake_is_waited_for(team, worker, in_thread):
     a, _ = team(2)
-    with pytest.raises(NodeIdInUse, match="is alive elsewhere"):
+    with pytest.raises(NodeIdInUse, match="is running elsewhere"):
         worker("a", joins=False).join(0.0)
     waiting = in_thread(lambda: worker("a", joins=False).join(30.0))
     a.close()
@@ -177,7 +177,7 @@ def test_a_worker_that_comes_back_too_often_fails_the_group(worker, store):
     submit(store, "train", 1, max_restarts=2)
     for _ in range(3):
         die(worker("a"))
-    with pytest.raises(RestartsExceeded, match="started again more than 2 times"):
+    with pytest.raises(RestartsExceeded, match="restarted more than 2 times"):
         worker("a", joins=False).join(5.0)
     status = find(store, "train").status()
     assert (status.state, status.restarts) == ("FAILED", 2)
@@ -189,7 +189,7 @@ def test_a_worker_waits_for_its_group_to_be_submitted(worker, in_thread, store):
     waiting = in_thread(lambda: worker("a", joins=False).join(30.0))
     submit(store, "train", 1)
     assert waiting.outcome().rank == 0
-    with pytest.raises(WaitTimeout, match="nobody has submitted it"):
+    with pytest.raises(WaitTimeout, match="it was not submitted"):
         worker("a", "other", joins=False).join(0.2)
 
 
@@ -197,5 +197,5 @@ def test_a_key_is_ip_and_port_unless_it_is_given(store):
     info = WorkerInfo(ip="fe80::7", ports={"data": 9000})
     with GroupWorker(store, "train", workers=1, info=info) as one:
         assert one.info.key == "fe80::7:9000"
-    with pytest.raises(ValueError, match="give a key"):
+    with pytest.raises(ValueError, match="pass a key"):
         GroupWorker(store, "train")

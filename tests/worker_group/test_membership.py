@@ -32,7 +32,7 @@ def test_the_lease_of_a_dead_worker_is_gone_within_its_ttl_and_its_record_stays(
 
 def test_all_waits_for_the_last_one_and_names_who_is_missing(worker, in_thread):
     a = worker("a", workers=3)
-    with pytest.raises(WaitTimeout, match=r"no worker has these ids after 0\.2 s: 1, 2"):
+    with pytest.raises(WaitTimeout, match=r"no worker has these ranks after 0\.2 s: 1, 2"):
         a.wait_for_all(0.2)
     waiting = in_thread(lambda: a.wait_for_all(60.0))
     worker("b")

@@ -49,7 +49,7 @@ def test_of_two_that_submit_at_once_one_wins(connect, all_at_once, store):
 
 def test_a_group_that_nobody_has_joined_yet_is_not_replaced_unless_asked(store, worker):
     first = submit(store, "train", 2)
-    with pytest.raises(GroupAlreadyRunning, match="nobody has joined it yet") as caught:
+    with pytest.raises(GroupAlreadyRunning, match="no worker has joined yet") as caught:
         submit(store, "train", 2)
     assert (caught.value.run, caught.value.live) == (first.run, ())
     second = submit(store, "train", 1, replace=True)
@@ -88,14 +88,14 @@ def test_a_worker_of_an_old_run_never_joins_a_new_one(team, worker, store):
     with pytest.raises(WrongRun, match=f"not in {old}"):
         worker("a", run=old, joins=False).join(5.0)
     find(store, "train").terminate()
-    with pytest.raises(WrongRun, match="not there any more"):
+    with pytest.raises(WrongRun, match="no longer exist"):
         worker("a", run=old, workers=1, joins=False).join(5.0)
 
 
 def test_who_waits_for_a_group_is_told_how_it_ended(team, store, in_thread):
     a, b = team(2)
     handle = find(store, "train")
-    with pytest.raises(WaitTimeout, match="still runs"):
+    with pytest.raises(WaitTimeout, match="is still running"):
         handle.wait(0.1)
     waiting = in_thread(lambda: handle.wait(60.0))
     a.complete()

@@ -1,6 +1,7 @@
-"""N processes of one group that find each other, number themselves, meet, fail and come back.
+"""Groups of N processes that get a rank each, meet at barriers, and restart together when one of them is lost.
 
-`submit` or the first worker creates a group; each process is a `Worker` with an id from 0 that it keeps over restarts.
+`submit` or the first worker creates a group. Each process is a `GroupWorker` with a rank from 0 that it keeps over
+restarts.
 """
 
 from latchwork.worker_group.admin import (

@@ -1,4 +1,4 @@
-"""Groups, workers and barriers inspected by people and programs that are no worker; removal of what ended groups left."""
+"""Inspection of groups, workers and barriers, and cleanup of what ended groups left behind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from latchwork.store.store import Store
 from latchwork.worker_group import transactions
 from latchwork.worker_group.keys import GroupKeys
 from latchwork.worker_group.master import MasterInfo, find_master
-from latchwork.worker_group.records import TERMINATED, GroupEvent, GroupRecord, WorkerInfo
+from latchwork.worker_group.records import GroupEvent, GroupRecord, WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, group_store, resolve_group
 from latchwork.worker_group.transactions import GroupSnapshot, read_members, record_or_none
 
-#: A group that is on is abandoned when nobody of it was seen alive for so many seconds of watcher.
+#: Seconds without running workers after which a sweeper removes a running group.
 ABANDON_S = 600.0
 
 
 @dataclass(slots=True)
 class SweepResult:
-    """What a sweep has removed.
+    """The keys that a sweep has removed.
 
     Attributes:
-        groups: names of groups that nobody was in.
-        runs: what was left of runs that had ended, as ``group/run``.
-        ended: names of groups of which it was kept long enough how they ended.
+        groups: Names of groups without workers.
+        runs: Remains of ended runs, as ``group/run``.
+        ended: Names of groups whose final records had expired.
     """
 
     groups: list[str] = field(default_factory=list)
@@ -37,12 +37,14 @@ class SweepResult:
 
 
 class GroupSweeper:
-    """Sweeps, again and again: it remembers since when it has seen nobody of a group. One thread only.
+    """Removes ended and abandoned groups when called repeatedly. Not thread-safe.
+
+    It remembers since when it has seen no worker in each group.
 
     Args:
-        store: the store, or a namespace of it.
-        namespace: groups groups: those of different namespaces may have the same name.
-        abandon_s: seconds, of its own watcher, after which a group that is on and that nobody is in is removed.
+        store: The store, or a namespace of it.
+        namespace: Namespace of the groups.
+        abandon_s: Seconds without workers, as observed by this object, after which a running group is removed.
     """
 
     def __init__(self, store: Store, *, namespace: str = NAMESPACE, abandon_s: float = ABANDON_S) -> None:
@@ -53,10 +55,10 @@ class GroupSweeper:
 
     @driven
     async def sweep(self) -> SweepResult:
-        """Look at every group once, and remove what nobody is in."""
+        """Check every group once, remove what no worker uses, and return what was removed."""
         swept = SweepResult()
         groups = await ask(self._store.children, f"{self._namespace}/groups")
-        # Runs first, heads second: a run that is seen, and that no record names afterwards, is dead for good.
+        # Runs first, records second: a run that no record names afterwards can never be used again.
         runs = {group: await ask(self._store.children, GroupKeys(self._namespace, group).runs) for group in groups}
         before, self._since = self._since, {}
         for group in groups:
@@ -72,7 +74,7 @@ class GroupSweeper:
         entry = await ask(self._store.get, keys.record)
         record = record_or_none(entry)
         if entry is not None and record is None:
-            return  # something else than a group: not ours to remove
+            return  # unreadable, so it may belong to someone else
         named = record.run if record is not None else ""
         for run in runs:
             if run != named:
@@ -87,7 +89,7 @@ class GroupSweeper:
             if now - self._since[seen] < self._abandon_s:
                 return
         snapshot = GroupSnapshot(keys.for_run(record.run), entry, time.time())
-        txn = transactions.end_group(snapshot, TERMINATED, "nobody was in it any more")
+        txn = transactions.terminate(snapshot, "no worker was left in it")
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except Conflict:
@@ -96,7 +98,7 @@ class GroupSweeper:
         swept.groups.append(keys.group)
 
     async def _forget(self, keys: GroupKeys) -> bool:
-        """Delete how a group ended, if that was kept long enough."""
+        """Delete the final record of a group if it has been kept long enough."""
         entry = await ask(self._store.get, keys.ended)
         record = record_or_none(entry)
         if entry is None or record is None or time.time() - (record.ended or 0.0) < record.keep_ended_s:
@@ -107,20 +109,20 @@ class GroupSweeper:
 
 @driven
 async def sweep(store: Store, *, namespace: str = NAMESPACE) -> SweepResult:
-    """Remove, once, what is left of groups that have ended and that nobody is in any more."""
+    """Remove the remains of ended groups once, and return what was removed."""
     return await steps_of(GroupSweeper(store, namespace=namespace).sweep)()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDetails:
-    """One group, with all its workers.
+    """A group with all of its workers and barriers.
 
     Attributes:
-        status: how it is.
-        workers: by id.
-        live: the ids of those that live, sorted.
-        barriers: of the epoch, by name: those at which somebody has been.
-        master: its master, if it has one.
+        status: Status of the group.
+        workers: Records of the workers, sorted by rank.
+        live: Ranks of the running workers, sorted.
+        barriers: Names and states of the barriers of the current epoch that were used.
+        master: Master of the group, or None.
     """
 
     status: GroupStatus
@@ -132,11 +134,11 @@ class GroupDetails:
 
 @dataclass(frozen=True, slots=True)
 class GroupOverview:
-    """All groups below a namespace.
+    """All groups of a namespace.
 
     Attributes:
-        groups: how those are that run, or whose workers have not all left; by name.
-        ended: how the last runs of the others ended; by name.
+        groups: Status of each group with a current run, sorted by name.
+        ended: Final record of the last run of all other groups, sorted by name.
     """
 
     groups: tuple[GroupStatus, ...]
@@ -144,7 +146,7 @@ class GroupOverview:
 
 
 def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
-    """All groups."""
+    """Return an overview of all groups of a namespace."""
     store = group_store(store, "inspection")
     check_name(namespace, "workers namespace")
     groups, ended = [], []
@@ -162,7 +164,7 @@ def inspect(store: Store, *, namespace: str = NAMESPACE) -> GroupOverview:
 
 
 def inspect_group(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupDetails | None:
-    """One group; None if there is none that runs, or whose workers have not all left."""
+    """Return the details of a group, or None if it has no current run."""
     store, keys = resolve_group(store, group, namespace)
     record = record_or_none(store.get(keys.record))
     if record is None:
@@ -187,7 +189,7 @@ def _barrier(store: Store, name: str) -> BarrierState | None:
 
 
 def list_events(store: Store, group: str, after: int = 0, *, namespace: str = NAMESPACE) -> list[GroupEvent]:
-    """What has happened in a group's run, in order, after the event of a number; the last 1,000 are kept."""
+    """Return the events of a group's current run after event number `after`, in order. The last 1,000 are kept."""
     store, keys = resolve_group(store, group, namespace)
     record = record_or_none(store.get(keys.record))
     if record is None:

@@ -1,7 +1,4 @@
-"""The workers of one host: each is a process of any program, which this process starts and supervises.
-
-The decisions are pure: what a process learns about its group, and what its end means.
-"""
+"""An agent that starts and supervises the workers of one host as processes of any program."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from latchwork.checks import check_store, is_number
-from latchwork.errors import LatchworkError, OutcomeUnknown, SessionLost, Unavailable
+from latchwork.errors import LatchworkError
 from latchwork.interrupts import mutex
 from latchwork.primitives.waiting import Patience, check_member, check_whole
 from latchwork.store.backoff import Backoff
@@ -29,42 +26,40 @@ from latchwork.tasks.children import DEVNULL, STDOUT, Child, ChildEnd, DeadlineE
 from latchwork.worker_group.errors import GroupAlreadyRunning, WrongRun
 from latchwork.worker_group.records import WorkerInfo
 from latchwork.worker_group.submission import NAMESPACE, GroupHandle, GroupStatus, check_worker_count, find, submit
-from latchwork.worker_group.worker import GroupWorker, ProcessLost
+from latchwork.worker_group.worker import TRANSIENT_ERRORS, GroupWorker, ProcessLost
 
 if TYPE_CHECKING:
     from typing import Self
 
-#: The port by which worker 0 is found.
+#: Name of the port at which worker 0 is reached.
 MASTER_PORT = "master"
-#: What the end of a process means: its part is done; it has to be started again; it was ended from here.
+#: How a process ended: its part is done, it failed and is restarted, or it was stopped from here.
 ExitKind = Literal["done", "failed", "ended"]
 
-#: A process is told to stop when this part of the TTL is left.
+#: A process is stopped when this fraction of the session's TTL is left.
 _MARGIN_PART = 0.25
-#: The TTL of a worker's session unless its spec or the URL gives one.
+#: TTL of a worker's session in seconds, unless the spec or the URL sets one.
 SESSION_TTL_S = 10.0
-#: How often it is looked whether worker 0, that came back just now, has told its port.
+#: Seconds between checks whether a restarted worker 0 has published its port.
 _POLL_S = 0.1
-#: The store was out of reach, or for too long.
-_AWAY = (SessionLost, Unavailable, OutcomeUnknown)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """The program that a ``LocalAgent`` runs, and how.
+    """What a `LocalAgent` runs.
 
     Attributes:
-        argv: the program and its arguments; no shell.
-        workers: how many the group has, on all hosts.
-        per_host: how many of them run on this host; None for all.
-        host: by what this host is known after a restart.
-        address: where others reach worker 0 if it is one of ours.
-        max_restarts: how often the process of one worker is started again before the group fails.
-        grace_s: seconds between SIGTERM and SIGKILL.
-        ttl_s: of each worker's session, in seconds; None for that of the URL, else 10.
-        join_s: seconds to wait for the end of a namesake, and for a turn, when a worker joins.
-        logs: the folder in which each worker's output goes to a file; None for the output of this process.
-        run: refuse any other run of the group.
+        argv: Program and arguments; no shell.
+        workers: Number of workers of the group, on all hosts.
+        host: Name that identifies this host over restarts.
+        address: Address at which others reach worker 0 if it runs here.
+        per_host: Number of workers that run on this host; None runs all.
+        max_restarts: Restarts of one worker's process before the group fails.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        ttl_s: TTL of each worker's session in seconds; None uses that of the URL, or 10.
+        join_s: Seconds a worker waits to join, and for the end of an earlier process with the same key.
+        logs: Directory for one output file per worker; None inherits the output of this process.
+        run: Required run of the group; any other is refused.
     """
 
     argv: tuple[str, ...]
@@ -81,7 +76,7 @@ class AgentSpec:
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise ValueError("an agent was given nothing to run; give a program and its arguments")
+            raise ValueError("an agent needs a program to run; pass the program and its arguments as argv")
         check_worker_count(self.workers)
         check_member(self.host, "host")
         if self.per_host is not None and not 1 <= check_whole(self.per_host, "per_host") <= self.workers:
@@ -94,44 +89,44 @@ class AgentSpec:
 
     @property
     def local_workers(self) -> int:
-        """How many workers run on this host."""
+        """The number of workers on this host."""
         return self.workers if self.per_host is None else self.per_host
 
     @property
     def is_single_host(self) -> bool:
-        """Whether it holds all workers of the group."""
+        """Whether all workers of the group run on this host."""
         return self.local_workers == self.workers
 
     @property
     def max_executions(self) -> int:
-        """How often a worker may be run again: once for each time that the process of any of them is."""
+        """The limit of repeated executions: one for each allowed restart of any worker."""
         return max(1, self.max_restarts * self.workers)
 
     def worker_key(self, slot: int) -> str:
-        """Who a worker is, the same after a restart."""
+        """Return the key of the worker in a slot."""
         return f"{self.host}:{slot}"
 
     def log_path(self, number: int) -> Path | None:
-        """Where the output of a worker goes."""
+        """Return the output file of the worker with this rank, or None."""
         return None if self.logs is None else self.logs / f"{number}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One of the processes of an agent.
+    """The state of one slot of an agent.
 
     Attributes:
-        slot: from 0, on this host.
-        state: in a word or two.
-        id: of the worker; -1 before it has joined.
-        pid: of the process; None while there is none.
-        epoch: how often all workers have begun again.
-        restarts: how often this worker was started again.
-        why: how its last process ended, or what went wrong.
+        slot: Number of the slot on this host, from 0.
+        state: Short description of the state.
+        rank: Rank of the worker; -1 before it has joined.
+        pid: Process ID; None if no process is running.
+        epoch: Current epoch.
+        restarts: Number of restarts of this worker.
+        why: How the last process ended, or the last error.
     """
 
     slot: int
-    state: str = "joins"
+    state: str = "joining"
     rank: int = -1
     pid: int | None = None
     epoch: int = 0
@@ -142,16 +137,16 @@ class SlotState:
 def process_environment(
     info: WorkerInfo, slot: int, spec: AgentSpec, *, workers: int, run: str, epoch: int, first: WorkerInfo
 ) -> Mapping[str, str]:
-    """Return the process_environment that tell a process about its group, besides the environment of its agent.
+    """Return the environment variables that describe the group to a process.
 
     Args:
-        info: its worker.
-        slot: its number on this host.
-        spec: of the agent.
-        workers: how many the group has now.
-        run: of the group.
-        epoch: how often all workers have begun again.
-        first: worker 0, in this epoch.
+        info: Record of its worker.
+        slot: Number of its slot on this host.
+        spec: Specification of the agent.
+        workers: Current number of workers of the group.
+        run: ID of the run.
+        epoch: Number of the epoch.
+        first: Record of worker 0 in this epoch.
     """
     return {
         "LATCHWORK_WORKER_ID": str(info.rank),
@@ -168,9 +163,9 @@ def process_environment(
 
 
 def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
-    """What the end of a process means.
+    """Return whether a process is done, has failed, or was ended from here.
 
-    A process that was told to stop has not done its part, whatever its exit code says.
+    A process that was asked to stop counts as ended, whatever its exit code.
     """
     if was_stopped or end.why in {"deadline", "told"}:
         return "ended"
@@ -178,19 +173,19 @@ def classify_exit(end: ChildEnd, *, was_stopped: bool) -> ExitKind:
 
 
 class AgentSlot:
-    """Holds one worker for a process: joins, runs it in each epoch, comes back when it dies, completes.
+    """Runs one worker as a process: joins, starts the process in each epoch, rejoins when it dies, and completes.
 
-    ``run`` is for one thread; the rest is safe to local_workers.
+    ``run`` may be called by one thread only; the rest is thread-safe.
 
     Args:
-        store: the store.
-        group: the group's name.
-        namespace: groups groups: those of different namespaces may have the same name.
-        run: of the group.
-        spec: what the agent runs.
-        number: the slot's number on this host.
-        failure_lock: held by the slot whose process has failed, until all are told: what fails because of it does not count.
-        on_change: called with each state, in the thread that brought it about; quick.
+        store: Store of the group.
+        group: Name of the group.
+        namespace: Namespace of the group.
+        run: ID of the run.
+        spec: What the agent runs.
+        number: Number of the slot on this host.
+        failure_lock: Held while a failed process is reported, so that failures caused by it do not count.
+        on_change: Called with each new state, in the thread that caused it. It must be fast.
     """
 
     def __init__(
@@ -224,15 +219,15 @@ class AgentSlot:
 
     @property
     def state(self) -> SlotState:
-        """How it is now. Does no I/O."""
+        """The current state. No I/O."""
         return self._state
 
     def join(self) -> None:
-        """Join the group, or come back to it."""
+        """Join or rejoin the group."""
         self._join(replace_live=False)
 
     def run(self) -> None:
-        """Run the process until the worker's part is done, or it is out of the group; ``error`` has why."""
+        """Run the process until the worker has completed or is out of the group; ``error`` has the reason."""
         try:
             self._run_until_complete()
         except (LatchworkError, OSError) as error:
@@ -243,19 +238,19 @@ class AgentSlot:
             self._end()
 
     def stop(self) -> None:
-        """End the process, if there is one, and leave the group then. Does not wait."""
+        """Stop the process, then leave the group. Does not wait."""
         self._stopping.set()
         with self._mutex:
             child, worker = self._child, self._worker
         if child is not None:
             child.stop(self._spec.grace_s)
         elif worker is not None:
-            worker.close()  # calls off what waits for the others
+            worker.close()  # cancels its waits for other workers
 
     # The worker
 
     def _join(self, *, replace_live: bool) -> None:
-        """Join with our key; a session that is over is replaced by another one."""
+        """Join with this slot's key, and open a new session if the old one has ended."""
         if self._session is None or self._session.remaining_s() <= 0.0:
             if self._session is not None:
                 self._session.close()
@@ -279,7 +274,7 @@ class AgentSlot:
             info = worker.join(self._spec.join_s)
         finally:
             if old is not None:
-                old.close()  # it has lost its lease to us, and is closed without a word to the others
+                old.close()  # its lease is ours now, so closing it does not leave the group
         self._update_state(rank=info.rank, restarts=info.restarts, epoch=worker.epoch)
 
     def _info(self, **ports: int) -> WorkerInfo:
@@ -298,18 +293,18 @@ class AgentSlot:
             except ProcessLost:
                 is_in = (
                     self._worker is not worker
-                )  # else its process was ended because its session would have been over
-            except _AWAY as error:
+                )  # else the process was stopped because its session was about to expire
+            except TRANSIENT_ERRORS as error:
                 is_in = False
-                self._update_state(state="comes back", why=str(error))
+                self._update_state(state="rejoining", why=str(error))
                 self._store.clock.wait(self._stopping, backoff.next_s())
             else:
                 self._update_state(state="completed", pid=None)
                 return
 
     def _prepare(self, worker: GroupWorker) -> None:
-        """Before the start line: worker 0 tells where it will be found in this epoch."""
-        self._update_state(state="waits for all", epoch=worker.epoch)
+        """Before the init barrier, publish the port of worker 0 for this epoch."""
+        self._update_state(state="waiting for all", epoch=worker.epoch)
         if worker.rank != 0:
             return
         self._release_port()
@@ -325,11 +320,11 @@ class AgentSlot:
     # The process
 
     def _run_attempt(self, worker: GroupWorker) -> None:
-        """Run the process once, in one epoch. Returns when its part is done."""
+        """Run the process once in the current epoch. Return if it has done its part."""
         try:
             self._run_once(worker)
-        except _AWAY as error:  # no reason to fail the group
-            self._update_state(state="comes back", why=str(error))
+        except TRANSIENT_ERRORS as error:  # must not fail the group
+            self._update_state(state="rejoining", why=str(error))
             raise ProcessLost from error
 
     def _run_once(self, worker: GroupWorker) -> None:
@@ -348,16 +343,16 @@ class AgentSlot:
                     with self._mutex:
                         self._child = None
             was_stopped = work.is_stopped or self._stopping.is_set()
-        self._update_state(state="ended", pid=None, why=str(end))
+        self._update_state(state="exited", pid=None, why=str(end))
         self._handle_exit(worker, end, was_stopped=was_stopped)
 
     def _environment(self, worker: GroupWorker) -> dict[str, str]:
-        """What the process is told; of worker 0 what it has told in this epoch."""
+        """Return the environment of the process, after worker 0 has published its port in this epoch."""
         while (first := worker.peer(0)) is None or MASTER_PORT not in first.ports:
             worker.check()
             self._store.clock.wait(self._stopping, _POLL_S)
             self._raise_if_stopping()
-        told = process_environment(
+        variables = process_environment(
             worker.info,
             self._number,
             self._spec,
@@ -366,11 +361,11 @@ class AgentSlot:
             epoch=worker.epoch,
             first=first,
         )
-        return {**os.environ, **told}
+        return {**os.environ, **variables}
 
     def _start(self, env: dict[str, str], until: float) -> Child:
         log = self._spec.log_path(self._state.rank)
-        self._release_port()  # for the process to take
+        self._release_port()  # the process binds it
         with self._mutex:
             self._raise_if_stopping()
             self._child = child = Child(
@@ -382,7 +377,7 @@ class AgentSlot:
                 until=until,
                 label=f"worker {self._state.rank} of {self._group}",
             )
-        self._update_state(state="runs", pid=child.pid)
+        self._update_state(state="running", pid=child.pid)
         return child
 
     def _handle_exit(self, worker: GroupWorker, end: ChildEnd, *, was_stopped: bool) -> None:
@@ -391,11 +386,11 @@ class AgentSlot:
         if means == "done":
             return
         if means == "ended":
-            _ = worker.fence  # raises if the epoch is over, or we are out of the group
+            _ = worker.fence  # raises if the epoch has ended or the worker is out of the group
             raise ProcessLost
-        with self._failure_lock:  # of all that fail at once the first one comes back, the others begin again with it
+        with self._failure_lock:  # of simultaneous failures only the first counts as a restart
             worker.check()
-            self._update_state(state="comes back")
+            self._update_state(state="rejoining")
             self._join(replace_live=True)
         raise ProcessLost
 
@@ -406,7 +401,7 @@ class AgentSlot:
     # The end
 
     def _end(self) -> None:
-        """Leave the group and close what is ours."""
+        """Leave the group and close the session."""
         self._release_port()
         with suppress(LatchworkError):
             if self._worker is not None:
@@ -417,27 +412,26 @@ class AgentSlot:
         if self._state.state not in {"completed", "out"}:
             self._update_state(state="left", pid=None)
 
-    def _update_state(self, **news: object) -> None:
-        before, self._state = self._state, replace(self._state, **news)  # type: ignore[arg-type]
+    def _update_state(self, **changes: object) -> None:
+        before, self._state = self._state, replace(self._state, **changes)  # type: ignore[arg-type]
         if self._state != before:
             self._on_change(self._state)
 
 
 class LocalAgent:
-    """The workers of one host, as processes: ``with LocalAgent(store, "train", spec) as agent: agent.wait()``.
+    """Runs the workers of one host as processes: ``with LocalAgent(store, "train", spec) as agent: agent.wait()``.
 
-    ``with`` joins and starts them, and ends what still runs. A thread of its own holds each. Safe to local_workers between
-    threads.
+    ``with`` joins the group and starts the processes; its end stops the remaining ones. Each process has a
+    thread in this one. Thread-safe.
 
-    Not promised: that a failure_lock process is told from those that fail because of it on other hosts. Those that fail on
-    one host at the same time count as one restart; on another host the connection that breaks may count as a second.
+    Not promised: a failed process is not distinguished from processes on other hosts that fail because of it. Failures
+    on one host at the same time count as one restart; a broken connection on another host may count as a second.
 
     Args:
-        store: the store. It stays the caller's.
-        group: the group's name. It is created if there is none that runs; one that has ended, and that nobody is in any
-            more, is replaced.
-        spec: what to run.
-        namespace: groups groups: those of different namespaces may have the same name.
+        store: The store. It is not closed.
+        group: Name of the group. It is created if it does not exist or has ended without running workers.
+        spec: What to run.
+        namespace: Namespace of the group; groups of different namespaces may have the same name.
     """
 
     def __init__(self, store: Store, group: str, spec: AgentSpec, *, namespace: str = NAMESPACE) -> None:
@@ -467,18 +461,18 @@ class LocalAgent:
 
     @property
     def handle(self) -> GroupHandle:
-        """The group."""
+        """The handle of the group."""
         if self._handle is None:
-            raise LatchworkError(f"agent of group {self._group!r} was not started; use it in a with")
+            raise LatchworkError(f"agent of group {self._group!r} was not started; use it in a with statement")
         return self._handle
 
     @property
     def slots(self) -> list[SlotState]:
-        """The processes, by slot. Does no I/O."""
+        """The states of all slots. No I/O."""
         return [slot.state for slot in self._slots]
 
     def take_changes(self) -> list[SlotState]:
-        """What the processes went through since the last call, in spec; each is given once."""
+        """Return the state changes since the last call, in order."""
         found = []
         with suppress(Empty):
             while True:
@@ -487,22 +481,22 @@ class LocalAgent:
 
     @property
     def errors(self) -> list[LatchworkError | OSError]:
-        """Why workers of ours are out of the group, by slot."""
+        """The errors of workers that are out of the group, sorted by slot."""
         return [slot.error for slot in self._slots if slot.error is not None]
 
     def start(self) -> None:
-        """Join the group with all workers of this host, and start them once all of the group are there.
+        """Join the group with all workers of this host, and start the processes once the whole group has joined.
 
         Raises:
-            GroupAlreadyRunning: a run of the group has ended, and has live workers.
-            WrongRun: the group is in another run.
-            GroupFull, NodeIdInUse, RestartsExceeded, WaitTimeout: as for ``GroupWorker.join``.
-            LatchworkError: the group has another number of workers.
+            GroupAlreadyRunning: A run of the group has ended but still has running workers.
+            WrongRun: The group is in another run.
+            GroupFull, NodeIdInUse, RestartsExceeded, WaitTimeout: As for ``GroupWorker.join``.
+            LatchworkError: The group has another number of workers.
         """
         self._handle = self._find_or_submit()
         if self._spec.logs is not None:
             self._spec.logs.mkdir(parents=True, exist_ok=True)
-        for number in range(self._spec.local_workers):  # one after the other: ids are as the slots on the first host
+        for number in range(self._spec.local_workers):  # sequentially, so that ranks equal slots on the first host
             slot = AgentSlot(
                 self._store,
                 self._group,
@@ -521,23 +515,23 @@ class LocalAgent:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until no process of ours runs, or will; False when the time is over."""
+        """Wait until all processes of this host have ended and will not restart. Return False after the timeout."""
         patience = Patience(self._store.clock, timeout_s)
         for thread in self._threads:
             thread.join(patience.left_s())
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait_for_group(self, timeout_s: float | None = None) -> GroupStatus:
-        """Wait until the group has ended, on all hosts.
+        """Wait until the group has ended on all hosts, and return its status.
 
         Raises:
-            WaitTimeout: it still runs.
-            WrongRun: nothing is known about this run any more.
+            WaitTimeout: It is still running.
+            WrongRun: Nothing is stored about this run anymore.
         """
         return self.handle.wait(timeout_s)
 
     def close(self) -> None:
-        """End what runs: SIGTERM, SIGKILL after the grace; then leave the group. Twice is fine."""
+        """Stop the processes (SIGTERM, then SIGKILL after the grace period), and leave the group. Idempotent."""
         if self._home.is_foreign:
             return
         for slot in self._slots:
@@ -545,7 +539,7 @@ class LocalAgent:
                 slot.stop()
         for thread in self._threads:
             thread.join()
-        if not self._threads:  # it was not started whole: nobody holds what has joined
+        if not self._threads:  # start failed: no thread leaves the group for the joined slots
             for slot in self._slots:
                 slot.run()
 
@@ -556,10 +550,10 @@ class LocalAgent:
             if handle is not None and self._is_usable(handle):
                 return handle
             if self._spec.run is not None:
-                raise WrongRun(f"group {self._group!r} is not in run {self._spec.run} any more; do not start it again")
+                raise WrongRun(f"group {self._group!r} is no longer in run {self._spec.run}; do not restart it")
             try:
                 return self._submit()
-            except GroupAlreadyRunning:  # another host was faster; or its last run is about to leave
+            except GroupAlreadyRunning:  # another host was faster, or the last run is still leaving
                 if patience.is_over:
                     raise
             self._store.clock.wait(threading.Event(), backoff.next_s())
@@ -583,12 +577,10 @@ class LocalAgent:
         if status.ended is not None:
             return False
         if self._spec.run not in {None, handle.run}:
-            raise WrongRun(
-                f"group {self._group!r} is in run {handle.run}, not in {self._spec.run}; do not start it again"
-            )
+            raise WrongRun(f"group {self._group!r} is in run {handle.run}, not in {self._spec.run}; do not restart it")
         if status.workers != self._spec.workers:
             raise LatchworkError(
-                f"group {self._group!r} runs with {status.workers} workers, not {self._spec.workers}; scale it, terminate it, "
-                "or use another name"
+                f"group {self._group!r} runs with {status.workers} workers, not {self._spec.workers}; "
+                "scale it, terminate it, or use another name"
             )
         return True

@@ -1,4 +1,4 @@
-"""What a worker does below its face: it joins, is in an epoch, meets, ends; and says why a write was refused."""
+"""The implementation behind `GroupWorker`: joining, epochs, barriers, completion and explanations of refused writes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerCore:
-    """One worker, and the epoch it is in. Safe to share between threads.
+    """One worker and its current epoch. Thread-safe.
 
     Attributes:
-        what: the worker in words, for messages.
-        waits: its waits.
-        lost: set once it is not in the group any more, otherwise than by leaving.
-        is_done: whether it has completed.
+        what: Description of the worker for messages.
+        waits: Calls that wait on behalf of this worker.
+        lost: Set when the worker is no longer in the group, except by leaving.
+        is_done: Whether it has completed.
     """
 
     def __init__(self, store: Store, keys: GroupKeys, joiner: Joiner, session: Session | None) -> None:
@@ -64,16 +64,16 @@ class WorkerCore:
         self._exit_error: LatchworkError | None = None
         self._failure: LatchworkError | None = None
 
-    # Where we are
+    # State
 
     @property
     def membership(self) -> WorkerMembership | None:
-        """Who we are, once we have joined."""
+        """The worker's membership; None before it has joined."""
         return self._membership
 
     @property
     def exit_error(self) -> LatchworkError | None:
-        """Why we are not in the group any more; None while we are."""
+        """The error that explains why the worker is no longer in the group; None while it is in it."""
         return self._exit_error
 
     @property
@@ -84,20 +84,29 @@ class WorkerCore:
 
     @property
     def events(self) -> EventListeners:
-        """The listeners."""
+        """The event listeners of the worker."""
         self.require_membership()
         assert self._events is not None
         return self._events
 
     def require_membership(self) -> WorkerMembership:
-        """Who we are; raises before we have joined."""
+        """Return the worker's membership.
+
+        Raises:
+            LatchworkError: The worker has not joined.
+        """
         self.waits.home.check()
         if self._membership is None:
-            raise LatchworkError(f"{self.what} has not joined; call join() first, or use it in a with")
+            raise LatchworkError(f"{self.what} has not joined; call join() or use it in a with statement")
         return self._membership
 
     def current_epoch(self) -> WorkerEpoch:
-        """The epoch we are in; raises once that is over."""
+        """Return the current epoch.
+
+        Raises:
+            EpochEnded: The epoch has ended.
+            LatchworkError: The worker is not in the group, or the group has failed.
+        """
         membership = self.require_membership()
         if self._exit_error is not None:
             raise self._exit_error
@@ -109,10 +118,10 @@ class WorkerCore:
             raise epoch_ended(membership, current.epoch + 1)
         return current
 
-    # Joiner and ending
+    # Joining and leaving
 
     async def join(self, timeout_s: float | None) -> WorkerMembership:
-        """Join, once."""
+        """Join the group; if it has joined, return the existing membership."""
         if self._membership is not None:
             return self._membership
         with undone_if_interrupted(self._undo_join):
@@ -138,7 +147,7 @@ class WorkerCore:
         return membership
 
     def _undo_join(self) -> None:
-        """An interrupt has ended ``join``: we are not in the group, or will not be soon. It may be joined again."""
+        """Undo an interrupted `join` in the background. The worker may join again afterwards."""
         watcher, current, events = self._watcher, self._current, self._events
         self._membership = self._watcher = self._current = self._events = self._writer_or_none = None
 
@@ -156,11 +165,11 @@ class WorkerCore:
     async def _read_epoch(self, membership: WorkerMembership) -> Entry:
         entry = await ask(self.store.get, membership.keys.epoch)
         if entry is None:
-            raise GroupTerminated(f"{self.what}: the group is no more")
+            raise GroupTerminated(f"{self.what}: the group no longer exists")
         return entry
 
     async def complete(self) -> None:
-        """Our part is done, in the epoch we are in."""
+        """Record that this worker has completed in the current epoch."""
         if self.is_done:
             return
         current = self.current_epoch()
@@ -168,23 +177,23 @@ class WorkerCore:
         self.is_done = True
 
     async def fail(self, why: str) -> None:
-        """We cannot go on."""
+        """Record that this worker cannot continue, which fails the group."""
         await self._writer.fail(self.require_membership().fence(self.store), None, why)
 
     async def leave(self) -> None:
-        """Leave; the last one of a group that has ended removes it."""
+        """Leave the group. The last worker to leave a final group removes it."""
         if self._membership is None or self._exit_error is not None:
             return
         await self._writer.leave()
-        self._set_exit_error(Closed(f"{self.what} has left; make another one"))
+        self._set_exit_error(Closed(f"{self.what} has left the group; create another worker"))
 
     async def close(self) -> None:
-        """Leave if we are in, and stop. Twice is fine."""
+        """Leave the group if the worker is in it, and stop all background work. Idempotent."""
         self._closing.set()
         try:
             await self.leave()
         except LatchworkError as error:
-            _log.info("%s stays until its session ends: %s", self.what, error)
+            _log.info("%s could not leave and stays in the group until its session ends: %s", self.what, error)
         self.waits.close()
         if self._watcher is not None:
             await self._watcher.close()
@@ -195,28 +204,28 @@ class WorkerCore:
         if self._undo_task is not None:
             await self._undo_task
 
-    # The others
+    # Members
 
     async def members(self) -> list[WorkerInfo]:
-        """Every worker that has an id, by id."""
+        """Return the records of all workers, sorted by rank."""
         return read_members(await ask(self.store.list, self.require_membership().keys.members))
 
     async def update_info(self, info: WorkerInfo) -> None:
-        """Say something else of ourselves."""
+        """Replace the information that this worker published about itself."""
         current = self.current_epoch()
         await self._writer.update_info(info, current.fence, current.epoch)
 
     async def check(self) -> None:
-        """Ask the store whether we are in the group, and the epoch goes on."""
+        """Ask the store whether the worker is still in the group and its epoch continues; raise if not."""
         await self._writer.raise_if_refused(self.current_epoch().epoch)
 
-    # Meeting
+    # Barriers
 
     async def wait_at_barrier(self, current: WorkerEpoch, name: str, timeout_s: float | None) -> int:
-        """Meet the others at a barrier of an epoch."""
+        """Wait at a barrier of an epoch until all other workers have arrived; return the generation that passed."""
         membership = self.require_membership()
         if self.is_done:
-            raise LatchworkError(f"{self.what} has completed; no barrier waits for it")
+            raise LatchworkError(f"{self.what} has completed, so it cannot wait at a barrier")
         while True:
             try:
                 with current.use(name) as barrier:
@@ -231,7 +240,7 @@ class WorkerCore:
                 await self._writer.raise_if_refused(current.epoch)
 
     async def _explain_wait_error(self, current: WorkerEpoch, error: LatchworkError) -> LatchworkError:
-        """Why a wait was called off."""
+        """Return the error that explains why a wait was cancelled."""
         self.waits.check(error)
         if self._exit_error is not None:
             return self._exit_error
@@ -244,7 +253,7 @@ class WorkerCore:
             if membership.session.remaining_s() > 0.0:
                 return error
             return SessionLost(
-                f"the session of worker {membership.info.rank} has ended, and the store is away; join again"
+                f"the session of worker {membership.info.rank} has expired and the store is unreachable; join again"
             )
 
     async def _enter_epoch(self, membership: WorkerMembership) -> WorkerEpoch:
@@ -260,7 +269,10 @@ class WorkerCore:
         return current
 
     async def _record_healthy(self, current: WorkerEpoch) -> None:
-        """Write the event, if we are the first of those that are here. If we die before, a fault is told with it."""
+        """Write the event ``healthy`` if this worker has the lowest rank.
+
+        If it dies before that, the transaction that reports its loss writes the event.
+        """
         assert self._watcher is not None
         if not self._watcher.is_first:
             return
@@ -272,11 +284,16 @@ class WorkerCore:
             except Conflict:
                 continue
             except (Unavailable, OutcomeUnknown) as error:
-                _log.info("%s: that all have begun is not told: %s", self.what, error)
+                _log.info("%s: event 'healthy' not written: %s", self.what, error)
             return
 
     async def initialize(self, timeout_s: float | None, prepare: Callable[[], object] | None = None) -> WorkerEpoch:
-        """Go to the start line of the epoch there is, and wait until all are there."""
+        """Enter the current epoch and wait at its init barrier; return the epoch once all workers have arrived.
+
+        Args:
+            timeout_s: Seconds to wait for the other workers. None waits forever.
+            prepare: Called in each epoch before the barrier.
+        """
         while True:
             current = await self._enter_epoch(self.require_membership())
             with suppress(EpochEnded):
@@ -286,40 +303,44 @@ class WorkerCore:
                     await self.wait_at_barrier(current, INIT, timeout_s)
                     await self._record_healthy(current)
                 return current
-            # a fault while we waited: on to the start line of the next epoch
+            # a worker was lost during the wait: enter the next epoch
 
     async def has_passed(self, current: WorkerEpoch, name: str) -> bool:
-        """Whether a barrier of the epoch has been passed."""
+        """Return whether all workers have passed a barrier of an epoch."""
         try:
             return (await steps_of(current.barrier(name).check)())[0]
         except Closed as error:
             raise await self._explain_wait_error(current, error) from error
 
-    # What the loop around a function needs
+    # Used by `run_until_complete`
 
     async def start_epoch(self, prepare: Callable[[], object] | None) -> bool:
-        """To the start line; False if there is nothing to run any more."""
+        """Wait at the init barrier. Return False if there is nothing left to run."""
         if self.is_done:
             return False
         return not await self.has_passed(await self.initialize(None, prepare), FINAL)
 
     async def wait_at_final_barrier(self) -> None:
-        """Meet all others at the wait_at_final_barrier."""
+        """Wait until all workers have finished their function."""
         await self.wait_at_barrier(self.current_epoch(), FINAL, None)
 
     async def count_execution(self) -> None:
-        """The function is run once more; raises when that is too often."""
+        """Count another execution of the function.
+
+        Raises:
+            RestartsExceeded: The function was run too often. The group has failed.
+        """
         current = self.current_epoch()
         why = await self._writer.count_execution(current.fence, current.epoch)
         if why:
             await self.fail(why)
-            raise RestartsExceeded(f"{why}: group {self.keys.group!r} has failed; find exit_error why workers are lost")
+            raise RestartsExceeded(f"{why}: group {self.keys.group!r} has failed; find out why workers are lost")
 
     async def report_failure(self, why: str) -> None:
-        """We have failed for good, unless the epoch is over, or nobody can be told.
+        """Fail the group if the epoch still continues. Errors of the store are logged.
 
         Raises:
-            EpochEnded: another worker was lost before: whatever failed here is to be done again.
+            EpochEnded: Another worker was lost before, so the failed work is repeated.
         """
         try:
             current = self.current_epoch()
@@ -327,12 +348,12 @@ class WorkerCore:
         except EpochEnded:
             raise
         except LatchworkError as error:
-            _log.info("%s: that it has failed is not told: %s", self.what, error)
+            _log.info("%s: failure not recorded: %s", self.what, error)
 
-    # Below
+    # Callbacks
 
     async def snapshot(self) -> GroupSnapshot:
-        """The record as it is now, for a transaction."""
+        """Read the group's current state for a transaction."""
         return await self._writer.snapshot()
 
     def _on_epoch(self, entry: Entry) -> None:
@@ -346,7 +367,7 @@ class WorkerCore:
             await current.shrink(n)
 
     def _on_failed(self, error: LatchworkError) -> None:
-        """The group has failed: work and waits are called off. We still are in it, and leave it."""
+        """Cancel work and waits because the group has failed. The worker stays a member until it leaves."""
         with self._lock:
             self._failure, current = error, self._current
         if current is not None:

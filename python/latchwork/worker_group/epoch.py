@@ -1,7 +1,4 @@
-"""A worker in one epoch: its fence, the work that depends on it, its barriers, and what it says of itself.
-
-An current ends as a whole. In its own record a worker says that it has done its part or failed, and that it leaves.
-"""
+"""A worker's part in one epoch, with its fence and barriers, and the writer of the worker's own record."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ from latchwork.worker_group.transactions import BarrierArrivals, GroupSnapshot, 
 
 
 class WorkerEpoch:
-    """One worker in one epoch. Safe to share between threads.
+    """A worker's part in one epoch. It ends as a whole: its fence, guarded work and barriers end together. Thread-safe.
 
     Attributes:
-        epoch: which.
-        fence: that we still are this worker, and that the epoch goes on.
-        ownership: what work depends on; lost once the epoch is over, or we are not in the group any more.
+        epoch: Number of the epoch.
+        fence: Proves in transactions that the worker is current and the epoch continues.
+        ownership: Guards work in this epoch; lost when the epoch ends or the worker is no longer in the group.
     """
 
     def __init__(self, store: Store, membership: WorkerMembership, entry: Entry) -> None:
@@ -58,7 +55,7 @@ class WorkerEpoch:
         self._is_over = False
 
     def end(self) -> None:
-        """The epoch is over, or we are not in the group any more: waits are called off, work is told to stop."""
+        """End the epoch for this worker: cancel waits at barriers and signal guarded work to stop."""
         with self._lock:
             self._is_over = True
             barriers = list(self._barriers.values())
@@ -67,14 +64,14 @@ class WorkerEpoch:
             barrier.close()
 
     def barrier(self, name: str) -> Barrier:
-        """The barrier of a name.
+        """Return the barrier with this name.
 
         Raises:
-            Closed: the epoch is over.
+            Closed: The epoch has ended.
         """
         with self._lock:
             if self._is_over:
-                raise Closed(f"{self.ownership.what} is over")
+                raise Closed(f"{self.ownership.what} has ended")
             if name not in self._barriers:
                 self._barriers[name] = Barrier(
                     self._store,
@@ -88,10 +85,10 @@ class WorkerEpoch:
 
     @contextmanager
     def use(self, name: str) -> Iterator[Barrier]:
-        """Wait at the barrier of a name inside the ``with``; ``shrink`` covers it from here on.
+        """Return a context manager that gives the barrier with this name and breaks it if the group is scaled down.
 
         Raises:
-            Closed: the epoch is over.
+            Closed: The epoch has ended.
         """
         barrier = self.barrier(name)
         self._used.append(barrier)
@@ -101,7 +98,7 @@ class WorkerEpoch:
             self._used.remove(barrier)
 
     async def shrink(self, n: int) -> None:
-        """Break the barriers in use that wait for an id from ``n`` on: the group was scaled down."""
+        """Break the barriers in use that wait for removed ranks, because the group was scaled down to `n` workers."""
 
         def removed(basis: int) -> list[str]:
             return [rank_segment(number) for number in range(n, basis)]
@@ -111,9 +108,11 @@ class WorkerEpoch:
                 await steps_of(barrier.abort)(f"the group was scaled down to {n} workers", lacking=removed)
 
     async def arrivals(self) -> BarrierArrivals:
-        """Return what makes this worker arrive at every open barrier of the epoch, as a part of a transaction."""
+        """Return the part of a transaction with which this worker arrives at every open barrier of the epoch."""
         keys = self._keys
-        opened = await ask(self._store.get, keys.opened)  # before the barriers: any that is opened later changes it
+        opened = await ask(
+            self._store.get, keys.opened
+        )  # read before the barriers, because opening one later changes it
         names = await ask(self._store.children, keys.barriers(self.epoch))
         barriers = [keys.barrier(self.epoch, name) for name in names]
         checks, ops = await arrivals_at(self._store, barriers, rank_segment(self._membership.info.rank))
@@ -121,17 +120,17 @@ class WorkerEpoch:
 
     @driven
     async def _expected(self) -> Expected:
-        """All workers but those that have completed: these are never run again."""
+        """Return how many workers a barrier waits for: all except completed ones."""
         entry = await ask(self._store.get, self._keys.record)
         record = record_or_none(entry, self._keys.run)
         if entry is None or record is None:
-            raise Closed(f"group {self._keys.group.group!r} is no more; stop the work")
+            raise Closed(f"group {self._keys.group.group!r} no longer exists; stop the work")
         opened = [Put(self._keys.opened, b"")]
         return Expected(max(1, record.workers - record.completed), [At(entry)], opened, basis=record.workers)
 
 
 async def name_missing(store: Store, membership: WorkerMembership, name: str, error: BarrierBroken) -> BarrierBroken:
-    """The error of a barrier that was broken, with the workers that had not come, and how they are."""
+    """Return the error of a broken barrier with the missing workers and their status added."""
     keys = membership.keys
     try:
         infos = read_members(await ask(store.list, keys.members))
@@ -144,20 +143,22 @@ async def name_missing(store: Store, membership: WorkerMembership, name: str, er
     known = {info.rank: f"{info.rank} ({info.key}, {info.status})" for info in infos}
     who = summarize([known.get(number, f"{number} (never joined)") for number in missing])
     why = str(error).partition("; ")[0]
-    told = f"{why}; missing: {who}" if missing else str(error)
+    message = f"{why}; missing: {who}" if missing else str(error)
     return BarrierBroken(
-        f"group {keys.group.group!r}, barrier {name!r}: {told}", tuple(map(str, missing)), tuple(map(str, sorted(came)))
+        f"group {keys.group.group!r}, barrier {name!r}: {message}",
+        tuple(map(str, missing)),
+        tuple(map(str, sorted(came))),
     )
 
 
 class RecordWriter:
-    """What one worker writes of itself. Safe to share between threads.
+    """Writes the record of one worker. Thread-safe.
 
     Args:
-        store: the store.
-        membership: who it is.
-        what: the worker in words, for messages.
-        lost: set once it is not in the group any more: then nothing is waited for.
+        store: Store to write to.
+        membership: Membership of the worker.
+        what: Description of the worker for messages.
+        lost: Set when the worker is no longer in the group; ends pauses between retries.
     """
 
     def __init__(self, store: Store, membership: WorkerMembership, what: str, lost: Signal) -> None:
@@ -167,20 +168,24 @@ class RecordWriter:
         self._lost = lost
 
     async def snapshot(self) -> GroupSnapshot:
-        """The record as it is now, for a transaction."""
+        """Read the group's current state for a transaction.
+
+        Raises:
+            LatchworkError: The worker is not in the group anymore.
+        """
         entry = await ask(self._store.get, self._membership.keys.record)
         if entry is None or record_or_none(entry, self._membership.keys.run) is None:
-            raise await self._explain_exit() or GroupTerminated(f"{self._what}: the group is no more")
+            raise await self._explain_exit() or GroupTerminated(f"{self._what}: the group no longer exists")
         return GroupSnapshot(self._membership.keys, entry, time.time())
 
     async def raise_if_refused(self, epoch: int | None) -> None:
-        """Raise why a write was refused, if that is for good."""
+        """Raise the error that explains a refused write, if the worker is out of the group or `epoch` has ended."""
         error = await (self._explain_exit() if epoch is None else explain_refusal(self._store, self._membership, epoch))
         if error is not None:
             raise error
 
     async def complete(self, current: WorkerEpoch) -> None:
-        """Its part is done, in an epoch that goes on: no barrier waits for it any more."""
+        """Record that the worker has completed. Barriers do not wait for it anymore."""
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.complete(snapshot, member, current.fence, current.epoch, await current.arrivals())
@@ -188,7 +193,7 @@ class RecordWriter:
         await self._set_status(COMPLETED, make, current.epoch)
 
     async def fail(self, fence: Fence, epoch: int | None, why: str) -> None:
-        """It cannot go on; with an epoch, unless that is over."""
+        """Record that the worker has failed permanently. With `epoch`, only while that epoch continues."""
 
         async def make(snapshot: GroupSnapshot, member: Entry) -> GroupTxn:
             return transactions.fail(snapshot, member, fence, why[:1000])
@@ -196,16 +201,16 @@ class RecordWriter:
         await self._set_status(FULLY_FAILED, make, epoch)
 
     async def update_info(self, info: WorkerInfo, fence: Fence, epoch: int) -> None:
-        """It says something else of itself."""
+        """Replace the information that the worker published about itself."""
         backoff = Backoff()
         while True:
-            told = replace(info, key=self._membership.info.key)
-            txn = transactions.update_info(self._membership.keys, await self._read_member(), told, fence)
+            new_info = replace(info, key=self._membership.info.key)
+            txn = transactions.update_info(self._membership.keys, await self._read_member(), new_info, fence)
             if await self._commit(txn, epoch, backoff):
                 return
 
     async def count_execution(self, fence: Fence, epoch: int) -> str:
-        """Its function is run once more; why not, when that is too often."""
+        """Count another execution of the worker's function; if the limit is reached, return the reason instead."""
         snapshot, member = await self.snapshot(), await self._read_member()
         if WorkerInfo.of(member).executions >= snapshot.record.max_executions:
             info = self._membership.info
@@ -218,7 +223,7 @@ class RecordWriter:
         return ""
 
     async def leave(self) -> None:
-        """It leaves; the last one of a group that has ended removes it."""
+        """Leave the group. The last worker to leave a final group removes it."""
         membership, backoff = self._membership, Backoff()
         while await self._explain_exit() is None:
             snapshot = await self.snapshot()
@@ -236,7 +241,7 @@ class RecordWriter:
     async def _set_status(
         self, status: str, make: Callable[[GroupSnapshot, Entry], Awaitable[GroupTxn]], epoch: int | None
     ) -> None:
-        """Write a status with the transaction that ``make`` returns for what was read; again until it is there."""
+        """Commit the transaction that `make` builds from the current state, until the worker has this status."""
         backoff = Backoff()
         while True:
             snapshot, member = await self.snapshot(), await self._read_member()
@@ -247,7 +252,7 @@ class RecordWriter:
                 return
 
     async def _commit(self, txn: GroupTxn, epoch: int | None, backoff: Backoff) -> bool:
-        """Commit once. False, after a pause: read again, and make another transaction."""
+        """Try to commit once. Return False after a pause if the caller should read again and retry."""
         try:
             await ask(self._store.commit, txn.checks, txn.ops)
         except (Conflict, OutcomeUnknown):

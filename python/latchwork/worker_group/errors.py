@@ -1,4 +1,4 @@
-"""What goes wrong with workers and their groups."""
+"""Errors of worker groups."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from latchwork.errors import LatchworkError, OwnershipLost
 
 
 class GroupAlreadyRunning(LatchworkError):
-    """A group of this name has live workers.
+    """The group exists: it has running workers, or another client has just submitted it.
 
     Attributes:
-        run: its run.
-        live: the ids of its live workers, sorted.
+        run: ID of the existing run.
+        live: Ranks of its running workers, sorted.
     """
 
     def __init__(self, message: str, run: str = "", live: Sequence[int] = ()) -> None:
@@ -22,28 +22,28 @@ class GroupAlreadyRunning(LatchworkError):
 
 
 class GroupFull(LatchworkError):
-    """Every id of the group is taken by another worker."""
+    """Every rank of the group is taken by another worker."""
 
 
 class WrongRun(LatchworkError):
-    """The group is in another run than the one that was asked for."""
+    """The group is in a different run than the requested one."""
 
 
 class RestartsExceeded(LatchworkError):
-    """This worker was restarted too often: its group has failed."""
+    """This worker was restarted more often than allowed, so its group has failed."""
 
 
 class GroupTerminated(OwnershipLost):
-    """The group has ended, and not because this worker completed: it was terminated, or has failed."""
+    """The group ended before this worker completed: it was terminated or has failed."""
 
 
 class GroupFailed(GroupTerminated):
-    """The group has failed, because one of its workers failed for good."""
+    """The group has failed because one of its workers failed permanently."""
 
 
 class WorkerRemoved(OwnershipLost):
-    """This worker was removed when the group was scaled down."""
+    """This worker was removed because the group was scaled down or another process replaced it."""
 
 
 class EpochEnded(OwnershipLost):
-    """A worker of the group was lost: everybody begins again, in the next epoch."""
+    """Another worker of the group was lost, so all workers restart in the next epoch."""

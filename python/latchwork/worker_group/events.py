@@ -1,7 +1,7 @@
-"""EventListeners of a group for the listeners of one worker: in order, none left out, those before the first listener kept.
+"""Delivery of a group's events to the listeners of one worker, in order and without gaps.
 
-An event is written in the transaction that it tells of, under the next number. A listener is called in a thread of the
-worker's own, one event after the other.
+Each event is written in the transaction that causes it, under the next number. Listeners run one event at a time in a
+thread of their own.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from latchwork.worker_group.records import MAX_EVENTS, GroupEvent
 _log = logging.getLogger(__name__)
 
 Listener = Callable[[GroupEvent], None]
-#: So many events are read in one call.
+#: Number of events read per call.
 _PAGE = 100
 
 
 async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> list[GroupEvent]:
-    """The events after one number, up to another, in order; those that are not kept any more are left out."""
+    """Read the events numbered `after + 1` to `up_to`, in order.
+
+    Events that have been deleted because of the limit `MAX_EVENTS` are left out.
+    """
     first = max(after + 1, up_to - MAX_EVENTS + 1)
     found: list[GroupEvent] = []
     for begin in range(first, up_to + 1, _PAGE):
@@ -44,7 +47,7 @@ async def read_events(store: Store, keys: RunKeys, after: int, up_to: int) -> li
 
 
 class EventListeners:
-    """The listeners of one worker. Safe to share between threads."""
+    """The event listeners of one worker. Thread-safe."""
 
     def __init__(self, store: Store, membership: WorkerMembership) -> None:
         self._store = store
@@ -61,7 +64,11 @@ class EventListeners:
         self._reader: Background | None = None
 
     def on_event(self, fn: Listener) -> Callable[[], None]:
-        """Call a listener with every event from now on; the first one also with those since we joined."""
+        """Register a listener for all future events. The first listener also gets the events since the worker joined.
+
+        Returns:
+            A function that removes the listener.
+        """
         cancel = listen(self._listeners, fn)
         with self._lock:
             if self._reader is None and not self._closed.is_set():
@@ -71,13 +78,13 @@ class EventListeners:
         return cancel
 
     def notify(self, number: int) -> None:
-        """There are so many events now."""
+        """Announce that the group now has this number of events."""
         with self._notifier.mutex:
             self._known = max(self._known, number)
             self._notifier.ring()
 
     async def close(self) -> None:
-        """End; what was read is told to its end. Twice is fine."""
+        """Stop, after delivering the events that were read. Idempotent."""
         self._closed.set()
         with self._notifier.mutex:
             self._notifier.ring()
@@ -100,7 +107,7 @@ class EventListeners:
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("events of group %r are read again: %s", self._keys.group.group, error)
+                _log.info("cannot read the events of group %r, retrying: %s", self._keys.group.group, error)
                 pause_s = backoff.next_s()
             if pause_s is not None or known == self._known:
                 await self._notifier.rung(rings, self._store.clock, pause_s)

@@ -1,9 +1,9 @@
-"""The master of a group, where a group has one: whom the workers report to, found by all, one at a time.
+"""The optional master of a worker group: one process at a time whose address all workers can look up.
 
 Keys:  <group>/master/t<n>   an ``Election``: the leader's value is the master's address
 
-A group needs no master: workers number themselves, meet and come back without one. A master watches for detector before any
-worker does, and tells the group when it is another process than the one before.
+Workers join, meet and recover without a master. A master detects lost workers before any worker does, and writes an
+event when it replaces an earlier master.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
 
 _log = logging.getLogger(__name__)
 
-#: A master looks at its group again after so long when the group could not be read.
+#: Longest pause in seconds before the master reads its group again.
 _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class MasterInfo:
-    """The master of a group.
+    """The current master of a group.
 
     Attributes:
-        address: where it is reached, as it says.
-        process: its host and pid.
-        token: grows with each master.
+        address: Address that it published.
+        process: Its host and process ID.
+        token: Fencing token, greater for each new master.
     """
 
     address: str
@@ -49,21 +49,21 @@ class MasterInfo:
 
     @classmethod
     def of(cls, leader: Leader) -> MasterInfo:
-        """From the leader of the election."""
+        """Create it from the leader of the election."""
         return cls(leader.value.decode("utf-8", "replace"), leader.node_id, leader.token)
 
 
 class GroupMaster(Closes):
     """A candidate for the master of a group: ``with GroupMaster(store, "train", "10.0.0.7:80") as one: one.wait()``.
 
-    Construction does no I/O. Safe to share between threads.
+    Construction does no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        group: the group's name. It need not be submitted yet.
-        address: where workers reach us.
-        namespace: groups groups: those of different namespaces may have the same name.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
+        store: The store, or a namespace of it. It is not closed.
+        group: Name of the group. It need not exist yet.
+        address: Address at which workers reach this process.
+        namespace: Namespace of the group; groups of different namespaces may have the same name.
+        session: Session that the candidate uses; it is not closed. None uses the store's primary session.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class GroupMaster(Closes):
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> Term:
-        """Wait until we are the master.
+        """Wait until this process is the master.
 
         Returns:
-            The term; its fence is for the master's own writes.
+            The term. Pass its fence to the master's own writes.
         Raises:
-            WaitTimeout: another one lives; its record is left as it is.
-            Closed: the object or its store was closed.
+            WaitTimeout: Another process is still the master.
+            Closed: This object or its store was closed.
         """
         if self._term is not None and self._term.is_leader:
             return self._term
         term = await steps_of(self._election.campaign)(self._value, timeout_s=timeout_s)
         self._term = term
         await self._record_restart(term)
-        if self._watch is not None:  # of our last term
+        if self._watch is not None:  # of an earlier term
             self._wake()
             await self._watch
         self._watch = Background(self._run, f"latchwork-master-{self._keys.group}")
@@ -105,7 +105,7 @@ class GroupMaster(Closes):
 
     @ending
     async def close(self) -> None:
-        """Resign, and stop. From any thread; twice is fine."""
+        """Resign and stop. Idempotent; callable from any thread."""
         self._closed.set()
         self._wake()
         await steps_of(self._election.close)()
@@ -117,7 +117,7 @@ class GroupMaster(Closes):
             self._notifier.ring()
 
     async def _record_restart(self, term: Term) -> None:
-        """Tell the group that it has another master, unless this is its first one."""
+        """Write the event ``master_restarted``, unless this is the first master of the run."""
         seen = self._keys.last_master_run
         while True:
             entry, had = await ask(self._store.get_many, [self._keys.record, seen])
@@ -145,14 +145,14 @@ class GroupMaster(Closes):
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("the master of group %r looks again: %s", self._keys.group, error)
+                _log.info("the master of group %r cannot follow it, retrying: %s", self._keys.group, error)
             with self._notifier.mutex:
                 rings = self._notifier.rings
             if not self._closed.is_set():
                 await self._notifier.rung(rings, self._store.clock, backoff.next_s())
 
     async def _follow(self, backoff: Backoff) -> None:
-        """Tell detector of the run there is, until it has ended, or we are closed."""
+        """Report the lost workers of the current run until it has ended or this object is closed."""
         record = record_or_none(await ask(self._store.get, self._keys.record))
         if record is None:
             return
@@ -183,7 +183,7 @@ def _election(store: Store, keys: GroupKeys) -> Election:
 
 @driven
 async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -> MasterInfo | None:
-    """The master of a group, or None."""
+    """Return the current master of a group, or None."""
     leader = await steps_of(_election(*resolve_group(store, group, namespace)).leader)()
     return None if leader is None else MasterInfo.of(leader)
 
@@ -192,10 +192,10 @@ async def find_master(store: Store, group: str, *, namespace: str = NAMESPACE) -
 async def wait_for_master(
     store: Store, group: str, timeout_s: float | None = None, *, namespace: str = NAMESPACE
 ) -> MasterInfo:
-    """The master of a group, as soon as there is one.
+    """Wait until the group has a master, and return it.
 
     Raises:
-        WaitTimeout: there is none.
+        WaitTimeout: There is still none.
     """
     store, keys = resolve_group(store, group, namespace)
     election, patience = _election(store, keys), Patience(store.clock, timeout_s)
@@ -204,7 +204,7 @@ async def wait_for_master(
             try:
                 await steps_of(watch.next)(patience.left_s())
             except WaitTimeout:
-                raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start one") from None
+                raise WaitTimeout(f"group {group!r} has no master after {timeout_s} s; start a GroupMaster") from None
             leader = await steps_of(election.leader)()
             if leader is not None:
                 return MasterInfo.of(leader)

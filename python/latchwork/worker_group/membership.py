@@ -1,6 +1,6 @@
-"""Joiner a group: the next id, or the one that this worker had before; and what each write of it checks.
+"""Joining a group: taking the next rank, or the rank that the same worker had before.
 
-The threads of one process join one after the other, and each passes what it read of the group on to the next.
+Threads of one process join one after the other, and each passes the group state that it read to the next.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 _join_locks: WeakKeyDictionary[Store, dict[str, JoinLock]] = WeakKeyDictionary()
 
-#: After an interrupt a join that was on its way may land for so many seconds: looked at then.
+#: Pauses in seconds between attempts to undo an interrupted join whose write may still arrive.
 _ABANDON_PAUSES_S = (0.5, 2.0, 10.0)
-#: With so many count_behind it in its process, who has no turn draws a ticket; and for so long it is the turn of all of them.
+#: A worker queues at once if this many threads wait behind it. Its turn is then shared with them for so many seconds.
 _TICKET_THRESHOLD, _SHARED_TURN_S = 3, 0.25
 
 
@@ -56,12 +56,12 @@ class WorkerMembership:
     """One incarnation of a worker that has joined.
 
     Attributes:
-        keys: of the run.
-        info: as it joined.
-        session: the session it lives by.
-        live: its lease.
-        events: how many things had happened before it joined.
-        is_new: whether it has joined for the first time.
+        keys: Keys of the run.
+        info: Record of the worker as it joined.
+        session: Session that its lease is bound to.
+        lease: Its lease.
+        events: Number of events before it joined.
+        is_new: Whether it has joined for the first time.
     """
 
     keys: RunKeys
@@ -72,14 +72,14 @@ class WorkerMembership:
     is_new: bool
 
     def fence(self, store: Store, epoch: Entry | None = None) -> Fence:
-        """That we still are this worker; with an epoch, that it goes on."""
+        """Return a fence that checks that this incarnation is current, and, with `epoch`, that the epoch continues."""
         more = () if epoch is None else (At(epoch),)
         token = max(self.lease.token, epoch.token if epoch is not None else 0)
         return store.fence(token, At(self.lease), self.session.fence, *more)
 
 
 async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
-    """The epoch, and whether its first and last barriers have passed; None when the run is gone."""
+    """Read the current epoch and whether its init and final barriers have passed; None if the run is gone."""
     entry = await ask(store.get, keys.epoch)
     if entry is None:
         return None
@@ -98,24 +98,22 @@ async def read_epoch_state(store: Store, keys: RunKeys) -> EpochState | None:
 
 
 def resolve_key(key: str | None, info: WorkerInfo, what: str) -> WorkerInfo:
-    """What a worker says of itself, with its key."""
+    """Return the worker's information with its key, which defaults to the IP address and first port."""
     if key is None:
         port = next((info.ports[name] for name in sorted(info.ports)), None)
         if not info.ip or port is None:
-            raise ValueError(
-                f"{what}: give a key, or an info with an ip and a port: it is known by that after a restart"
-            )
+            raise ValueError(f"{what}: pass a key, or an info with an ip and a port, to identify it after a restart")
         key = f"{info.ip}:{port}"
     return replace(info, key=check_member(key, "worker key"))
 
 
 class JoinLock:
-    """Through which the threads of one process join one group on one store: one at a time. Safe to share.
+    """Lets the threads of one process join a group one at a time. Thread-safe.
 
     Attributes:
-        record: the group's record, as the last to join has written it; a cached, it may have changed.
-        epoch: the epoch, as one of them has read it; a cached, too: what was over by then is refused, and told.
-        shared_until: by the store's clock, until when one of us keeps its turn for all of us.
+        record: Cached group record as the last thread to join has written it. It may be outdated.
+        epoch: Cached epoch as one of the threads has read it. It may be outdated; a write in an ended epoch is refused.
+        shared_until: Time, by the store's clock, until which the turn of one thread is shared with the others.
     """
 
     def __init__(self, on_empty: Callable[[JoinLock], object] = bool) -> None:
@@ -128,14 +126,14 @@ class JoinLock:
         self._queue: list[Signal] = []
 
     def enqueue(self, turn: Signal) -> None:
-        """Stand in line; the signal is set once it is our turn."""
+        """Join the queue. The signal is set when it is the caller's turn."""
         with self._lock:
             self._queue.append(turn)
             first = self._queue[0]
         first.set()
 
     def leave(self, turn: Signal) -> None:
-        """Go, before our turn, in it or after it: the next is told. Twice is fine."""
+        """Leave the queue, with or without the turn, and signal the next waiter. Idempotent."""
         with self._lock:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -147,12 +145,12 @@ class JoinLock:
             self._on_empty(self)
 
     def count_behind(self, turn: Signal) -> int:
-        """How many stand count_behind us; 0 if we do not stand in line."""
+        """Return the number of threads behind this one; 0 if it is not in the queue."""
         with self._lock:
             return len(self._queue) - 1 - self._queue.index(turn) if turn in self._queue else 0
 
     def share_turn(self, turn: Signal, until: float) -> Signal:
-        """Go, and keep the turn that we have among all processes for those count_behind us; set once there are none."""
+        """Leave the queue, but share the process's turn with its waiters. Return a signal set when none is left."""
         emptied = self._emptied = Signal()
         self.shared_until = until
         self.leave(turn)
@@ -160,12 +158,12 @@ class JoinLock:
 
 
 def join_lock_for(store: Store, keys: GroupKeys) -> JoinLock:
-    """The doorway of a group: the same one for all threads that share a store, one of its own for a task."""
-    if current() is not None:  # its loop may end in the middle
+    """Return the join lock of a group: one per store for threads, a new one for each asyncio task."""
+    if current() is not None:  # its event loop may end while it joins
         return JoinLock()
     registry = _join_locks.setdefault(store, {})
 
-    def forget(one: JoinLock) -> None:  # whoever has it still uses it: two lines only cost more
+    def forget(one: JoinLock) -> None:  # threads that hold it keep using it; two locks are only slower
         if registry.get(keys.record) is one:
             registry.pop(keys.record, None)
 
@@ -173,18 +171,18 @@ def join_lock_for(store: Store, keys: GroupKeys) -> JoinLock:
 
 
 class Joiner:
-    """Joins a group, once. One thread only.
+    """Joins one worker to a group. Not thread-safe.
 
     Args:
-        store: the store.
-        keys: of the group.
-        info: what the worker says of itself, with its key.
-        run: refuse any other; None takes the one there is.
-        create: the record of the group to create if there is none; None waits for somebody to submit it.
-        replace_live: whether a live namesake is fenced out; else its end is waited for.
+        store: Store to write to.
+        keys: Keys of the group.
+        info: Information about the worker, with its key.
+        run: Required run; None accepts the current one.
+        create: Record of the group to create if there is none; None waits until another client submits it.
+        replace_live: Whether to fence out a running process with the same key instead of waiting for its end.
 
     Attributes:
-        epoch: the epoch we have joined in; None before.
+        epoch: Epoch in which the worker has joined; None before.
     """
 
     def __init__(
@@ -211,7 +209,7 @@ class Joiner:
         self._queue: TicketQueue | None = None
 
     async def join(self, waiter: Waiter, patience: Patience) -> WorkerMembership:
-        """Join; see ``GroupWorker.join``. What an interrupt leaves of it is gone soon: see ``abandon``."""
+        """Join the group; see ``GroupWorker.join``. After an interrupt, `abandon` removes any traces."""
         self._info = replace(self._info, incarnation=uuid.uuid4().hex[:12])
         self._join_lock, backoff = join_lock_for(self._store, self._group), Backoff()
         try:
@@ -236,10 +234,10 @@ class Joiner:
                 self._join_lock.record = None
                 if cached is not None:
                     continue
-                self._raise_if_over(patience, waiter, "the others kept joiner")
+                self._raise_if_over(patience, waiter, "other workers kept joining")
                 if self._is_turn_shared:
                     continue
-                if self._position is not None:  # those without a ticket are not told by ours
+                if self._position is not None:  # workers without a ticket do not wait for ours
                     await waiter.pause(patience.left_s(backoff.next_s()))
                 await self._wait_for_turn(snapshot.keys, waiter, patience)
         finally:
@@ -248,21 +246,21 @@ class Joiner:
                 await self._queue.leave(self._position)
 
     async def _read_epoch(self, membership: WorkerMembership) -> None:
-        """The epoch we have joined in: for one that is new, as another one of our process has just read it."""
+        """Read the epoch in which the worker has joined. A new worker may use the cached one."""
         known = self._join_lock.epoch
         if known is None or known.key != membership.keys.epoch or not membership.is_new:
             known = self._join_lock.epoch = await ask(self._store.get, membership.keys.epoch)
         if known is None:
-            raise GroupTerminated(f"{self._what}: the group is no more")
+            raise GroupTerminated(f"{self._what}: the group no longer exists")
         self.epoch = known
 
     @property
     def _is_turn_shared(self) -> bool:
-        """Whether one of our process keeps its turn for us."""
+        """Whether another thread of this process currently shares the turn that it holds."""
         return self._store.clock.now() < self._join_lock.shared_until
 
     def _needs_ticket(self) -> bool:
-        """Whether so many stand count_behind us that we draw a ticket before anybody is in our way."""
+        """Whether enough threads wait behind this one to queue for a turn without trying first."""
         return (
             self._position is None
             and not self._is_turn_shared
@@ -270,15 +268,16 @@ class Joiner:
         )
 
     async def _share_turn(self) -> None:
-        """We have joined: those count_behind us in our process have our turn for a moment; then our ticket goes."""
+        """After joining, let the threads that wait in this process use the turn for a short time."""
         if self._position is not None:
             emptied = self._join_lock.share_turn(self._turn, self._store.clock.now() + _SHARED_TURN_S)
             await Pause(self._store.clock, emptied, _SHARED_TURN_S)
 
     async def _enqueue(self, waiter: Waiter, patience: Patience) -> None:
-        """Wait for those of our process that came before us; who has no more time does not, and tries once.
+        """Wait for the earlier threads of this process.
 
-        Nor does who has a ticket: one before us may wait for ours to go.
+        Returns at once without time left. It also returns at once with a ticket, because an earlier thread may be
+        waiting for that ticket to go.
         """
         if self._turn.is_set() or self._position is not None or patience.is_over:
             return
@@ -291,7 +290,7 @@ class Joiner:
         waiter.session.ensure_usable()
 
     def _cached_record(self) -> Entry | None:
-        """The record as the last one of our process to join has left it, if that is enough for a worker that is new."""
+        """Return the cached group record if it is good enough for a new worker."""
         entry = self._join_lock.record
         record = record_or_none(entry)
         is_enough = (
@@ -304,7 +303,7 @@ class Joiner:
         self._join_lock.leave(turn)
 
     async def abandon(self, hurry: Signal) -> None:
-        """Nobody will be this worker: its lease goes, also one that is about to be written."""
+        """Remove the lease of an abandoned join, including one whose write is still on its way."""
         for pause_s in (*_ABANDON_PAUSES_S, 0.0):
             with suppress(LatchworkError):
                 await self._abandon()
@@ -325,42 +324,49 @@ class Joiner:
         if live is not None and read_incarnation(live) == info.incarnation:
             await ask(self._store.delete, live.key, version=live.version)
 
-    # The group
+    # Group record
 
     async def _read_or_create(self, waiter: Waiter, patience: Patience) -> Entry:
-        """The record of the group: as it is, or of one that we create or wait for."""
+        """Return the group's record. If there is none, create it or wait for another client to submit it."""
         while True:
             entry = await ask(self._store.get, self._group.record)
             if entry is not None:
                 return entry
             self._dequeue()
             if self._run is not None:
-                raise WrongRun(f"{self._what} is not there any more, nor its run {self._run}; do not start this worker")
+                raise WrongRun(f"{self._what} and its run {self._run} no longer exist; do not restart this worker")
             if self._create is not None:
                 await self._submit(self._create, None)
                 continue
             if patience.is_over or not await waiter.follow(self._group.record, bool, patience):
-                self._raise_if_over(patience, waiter, "nobody has submitted it")
+                self._raise_if_over(patience, waiter, "it was not submitted")
 
     def _decode(self, entry: Entry) -> GroupRecord:
         record = GroupRecord.of(entry)
         if self._run is not None and record.run != self._run:
-            raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not start this worker again")
+            raise WrongRun(f"{self._what} is in run {record.run}, not in {self._run}; do not restart this worker")
         return record
 
     def _raise_if_over(self, patience: Patience, waiter: Waiter, why: str) -> None:
         if waiter.is_off:
             waiter.session.ensure_usable()
-            raise Closed(f"{self._what} was not joined: the worker was closed; make another one")
+            raise Closed(f"{self._what} was not joined because the worker was closed; create another worker")
         if patience.is_over:
-            raise WaitTimeout(f"{self._what} could not be joined in time: {why}; nothing of us is left count_behind")
+            raise WaitTimeout(f"{self._what} could not be joined in time: {why}; nothing was left behind")
 
-    # One try
+    # One attempt
 
     async def _try(
         self, snapshot: GroupSnapshot, waiter: Waiter, patience: Patience, *, is_new: bool
     ) -> WorkerMembership | None:
-        """Join the group as it was read, with ``is_new`` as one that nobody knows; None when that is not so."""
+        """Try to join from the state that was read. Return None to read again and retry.
+
+        Args:
+            snapshot: Group state as it was read.
+            waiter: Waiter of the caller, with its session.
+            patience: Time left.
+            is_new: Treat the worker as unknown without looking for its record.
+        """
         session = waiter.session
         if is_new:
             return await self._take_next_rank(snapshot, session)
@@ -369,7 +375,7 @@ class Joiner:
             return await self._take_next_rank(snapshot, session)
         old = WorkerInfo.of(member)
         live = await ask(self._store.get, snapshot.keys.lease(old.rank))
-        if old.incarnation == self._info.incarnation:  # the answer to an earlier try was lost
+        if old.incarnation == self._info.incarnation:  # an earlier attempt succeeded, but its answer was lost
             return self._resume(snapshot, old, session, live)
         if live is not None and not self._replace:
             return await self._wait_for_predecessor(live, old, waiter, patience)
@@ -382,10 +388,10 @@ class Joiner:
                 if await self._submit(self._create, snapshot.entry):
                     await ask(self._store.delete_tree, snapshot.keys.prefix)
                 return None
-            raise GroupTerminated(f"{self._what} has ended: {record.state}; submit it anew")
+            raise GroupTerminated(f"{self._what} has ended: {record.state}; submit it again")
         if record.is_full:
             raise GroupFull(
-                f"all {record.workers} ids of {self._what} are taken, and none by {self._info.key!r}; scale it up first"
+                f"all {record.workers} ranks of {self._what} are taken, none by {self._info.key!r}; scale it up first"
             )
         info = new_member(self._info, record.next_rank, self._info.key, self._info.incarnation)
         is_last = self._position is not None and not self._join_lock.count_behind(self._turn)
@@ -394,11 +400,11 @@ class Joiner:
             snapshot, transactions.join(snapshot, info, session, ticket), info, session, is_new=True
         )
         if membership is not None and ticket:
-            self._position = None  # its ticket is gone
+            self._position = None  # the transaction has deleted the ticket
         return membership
 
     async def _submit(self, record: GroupRecord, old: Entry | None) -> bool:
-        """Create the group, in place of one that has ended and that nobody is in; False if another was faster."""
+        """Create the group, replacing one that has ended and is empty. Return False if another client was faster."""
         record = replace(record, run=uuid.uuid4().hex[:12], created=time.time())
         txn = transactions.create_group(self._group.for_run(record.run), record, old)
         try:
@@ -412,15 +418,15 @@ class Joiner:
     ) -> WorkerMembership | None:
         record = snapshot.record
         if old.status == FULLY_FAILED or (record.is_final and old.status != COMPLETED):
-            raise GroupTerminated(f"{self._what} has ended: {record.why or record.state}; submit it anew")
+            raise GroupTerminated(f"{self._what} has ended: {record.why or record.state}; submit it again")
         if old.restarts >= record.max_restarts and old.status != COMPLETED:
-            why = f"worker {old.rank} ({old.key}) was started again more than {record.max_restarts} times"
+            why = f"worker {old.rank} ({old.key}) was restarted more than {record.max_restarts} times"
             txn = transactions.fail_restarts(snapshot, member, why)
             try:
                 await ask(self._store.commit, txn.checks, txn.ops)
             except Conflict:
                 return None
-            raise RestartsExceeded(f"{why}: {self._what} has failed; find out why it dies, and submit the group anew")
+            raise RestartsExceeded(f"{why}: {self._what} has failed; find out why it fails and submit the group again")
         epoch_state = await read_epoch_state(self._store, snapshot.keys)
         if epoch_state is None:
             return None
@@ -440,7 +446,7 @@ class Joiner:
         written = {entry.key: entry for entry in done.entries}
         info = WorkerInfo.of(written[snapshot.keys.member(info.key)])
         live = written[snapshot.keys.lease(info.rank)]
-        _log.info("worker %r has joined %s as %d", info.key, self._what, info.rank)
+        _log.info("worker %r has joined %s with rank %d", info.key, self._what, info.rank)
         return WorkerMembership(snapshot.keys, info, session, live, snapshot.record.event_count, is_new)
 
     def _resume(
@@ -448,7 +454,7 @@ class Joiner:
     ) -> WorkerMembership:
         if live is None or read_incarnation(live) != info.incarnation or live.owner != session.id:
             raise NodeIdInUse(
-                f"another process has joined {self._what} as {info.key!r} just now; give each its own key"
+                f"another process has just joined {self._what} as {info.key!r}; give each worker its own key"
             )
         return WorkerMembership(
             snapshot.keys, info, session, live, max(0, snapshot.record.event_count - 1), not info.restarts
@@ -465,12 +471,13 @@ class Joiner:
         if patience.is_over or not await waiter.follow(live.key, is_gone, patience):
             waiter.session.ensure_usable()
             raise NodeIdInUse(
-                f"worker {old.rank} ({old.key}) of {self._what} is alive elsewhere; use another key, or replace it"
+                f"worker {old.rank} ({old.key}) of {self._what} is running elsewhere; "
+                "use another key, or pass replace=True"
             )
         return None
 
     async def _wait_for_turn(self, keys: RunKeys, waiter: Waiter, patience: Patience) -> None:
-        """Wait until it is our turn to join: who comes without a ticket may still be faster, once."""
+        """Queue for the turn to join. A worker without a ticket may still be faster once."""
         if self._position is not None:
             return
         self._queue = TicketQueue(self._store, keys.join_queue, self._what, self._info.key)
@@ -478,7 +485,7 @@ class Joiner:
             self._position = await waiter.keep_trying(lambda: self._join_queue(waiter.session), patience)
             await waiter.keep_trying(lambda: self._await_turn(waiter, patience), patience)
         except BadRecord:
-            _log.warning("%s: somebody else wrote among the tickets of those that join", self._what)
+            _log.warning("%s: ignoring an unreadable ticket in the join queue", self._what)
 
     async def _join_queue(self, session: Session) -> QueuePosition:
         assert self._queue is not None

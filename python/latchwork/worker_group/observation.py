@@ -1,6 +1,6 @@
-"""What a worker sees of its group: who is a member, alive or lost, which epoch it is, and that it is still in it.
+"""Observation of a group: its members, lost workers, its epoch, and whether a worker is still in it.
 
-One mirror and one thread that looks serve all workers of a run on one store.
+All workers of a run on one store share one mirror and one background thread.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from latchwork.worker_group.transactions import GroupSnapshot, record_or_none
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which somebody whose lease we have never seen is believed to have none.
+#: Seconds after which a lease that was never seen counts as missing.
 _NEVER_SEEN_S = 0.5
 
-#: A loss that was told is looked for again after so long; what the mirrors do not show yet, too.
+#: Seconds until the next check after reporting a loss, and while the mirror is behind.
 _RECHECK_S, _STALE_RETRY_S = 0.2, 0.5
-#: For many workers it looks at most so often: each look is at all of them, and while they join each join is a change.
+#: Above this many workers, changes are batched for so many seconds, because each check visits every worker.
 _SMALL_GROUP, _BATCH_S = 4, 0.01
 _registries: WeakKeyDictionary[Store, WatcherRegistry] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class MissingWorker:
-    """One that is at work and has no lease.
+    """An active worker without a lease.
 
     Attributes:
-        member: its record.
-        had_lease: whether we have seen that it had a lease, and that it went. Otherwise our mirror of the leases may be
-            count_behind that of the members, which come on their own: both are written in one transaction.
+        member: Its stored record.
+        had_lease: Whether its lease was seen and then disappeared. If not, the mirror of the leases may only be behind
+            the mirror of the members, although both are written in one transaction.
     """
 
     member: Entry
@@ -58,7 +58,7 @@ class MissingWorker:
 
 
 class Roster:
-    """Who is a member and who lives, folded change by change. Pure. Not safe to share: its owner holds a mutex."""
+    """The members and leases of a run, updated change by change. Pure. Not thread-safe: the owner holds a mutex."""
 
     def __init__(self, keys: RunKeys) -> None:
         self._keys = keys
@@ -68,7 +68,7 @@ class Roster:
         self._expired: dict[str, str] = {}
 
     def set_member(self, key: str, entry: Entry | None) -> None:
-        """A member's record is this now; one that is no member's is none."""
+        """Store a member's record, or remove it if it is deleted, unreadable or no longer active."""
         lease, _ = self._members.pop(key, ("", None))
         if self._by_lease.get(lease) == key:
             del self._by_lease[lease]
@@ -79,7 +79,7 @@ class Roster:
             self._by_lease[lease] = key
 
     def set_lease(self, key: str, entry: Entry | None) -> None:
-        """A lease is this now."""
+        """Store a lease, or remove it if it has ended."""
         if entry is None:
             lease = self._leases.pop(key, None)
             if lease is not None:
@@ -88,28 +88,28 @@ class Roster:
             self._leases[key] = entry
 
     def lease(self, key: str) -> Entry | None:
-        """A lease."""
+        """Return the lease stored under a key, or None."""
         return self._leases.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """How many live that come before the first of these."""
+        """Return how many leases sort before the first of the given leases that exists; all if none of them does."""
         first = min(keys & self._leases.keys(), default=None)
         return sum(key < first for key in self._leases) if first is not None else len(self._leases)
 
     def lost(self) -> list[MissingWorker]:
-        """Those that are at work and have no lease, by id."""
+        """Return the active workers without a lease, sorted by rank."""
         missing = sorted(self._by_lease.keys() - self._leases.keys())
         members = [(lease, self._members[self._by_lease[lease]][1]) for lease in missing]
         return [MissingWorker(each, self._expired.get(lease) == read_incarnation(each)) for lease, each in members]
 
 
 class GroupMirror:
-    """A run as it was last reported, kept current by mirrors. Safe to share between threads.
+    """A local copy of a run's state, kept current by watches. Thread-safe.
 
     Args:
-        store: the store.
-        keys: of the run.
-        notifier: is rung with each change.
+        store: Store to follow.
+        keys: Keys of the run.
+        notifier: Notified after each change.
     """
 
     def __init__(self, store: Store, keys: RunKeys, notifier: Notifier) -> None:
@@ -139,34 +139,34 @@ class GroupMirror:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first state has been reported. While the store is away it is not; nobody waits for it alone."""
+        """Whether the initial state has arrived. It is False while the store is unavailable."""
         return not self._awaited
 
     def close(self) -> None:
-        """Stop."""
+        """Stop following the run."""
         self._opened.close()
 
     @property
     def record(self) -> GroupRecord | None:
-        """The record, while it is that of our run."""
+        """The group's record, or None if the group is in another run or gone."""
         return record_or_none(self._record_mirror.get(self._keys.record), self._keys.run)
 
     @property
     def epoch(self) -> Entry | None:
-        """The epoch."""
+        """The stored epoch, or None."""
         return self._epoch.get(self._keys.epoch)
 
     def lease(self, key: str) -> Entry | None:
-        """A lease."""
+        """Return the lease stored under a key, or None."""
         return self._live.get(key)
 
     def count_before(self, keys: set[str]) -> int:
-        """How many live that come before the first of these leases."""
+        """Return how many leases sort before the first of the given leases that exists."""
         with self._notifier.mutex:
             return self._roster.count_before(keys)
 
     def lost(self) -> list[MissingWorker]:
-        """The workers that have no lease, and should; by id."""
+        """Return the active workers without a lease, sorted by rank."""
         with self._notifier.mutex:
             return self._roster.lost()
 
@@ -176,13 +176,19 @@ def _nothing(_key: str, _entry: Entry | None) -> None:
 
 
 class LossDetector:
-    """Which detector are ours to tell, and when. Pure. One thread only."""
+    """Decides which lost workers this process reports, and when. Pure. Not thread-safe."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def due(self, lost: list[MissingWorker], rank: int, now: float) -> tuple[list[Entry], float | None]:
-        """The detector that are due, and seconds until the next one is; None when there is none."""
+        """Return the losses to report now, and the seconds until the next one is due (None if there is none).
+
+        Args:
+            lost: Active workers without a lease.
+            rank: Number of running workers with a lower rank, which report before this process.
+            now: Current time in seconds.
+        """
         found = {f"{each.member.key} {each.member.version}": each for each in lost}
         self._since = {name: self._since.get(name, now) for name in found}
         at = {
@@ -194,7 +200,7 @@ class LossDetector:
 
 
 async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
-    """Write that a worker is lost, unless that is not so, or somebody else has."""
+    """Mark a worker as lost, unless its lease is back or another client has reported the loss."""
     entry = await ask(store.get, keys.record)
     record = record_or_none(entry, keys.run)
     epoch_state = await read_epoch_state(store, keys)
@@ -203,11 +209,11 @@ async def report_loss(store: Store, keys: RunKeys, member: Entry) -> None:
     with suppress(Conflict):
         txn = transactions.mark_lost(GroupSnapshot(keys, entry, time.time()), member, epoch_state)
         await ask(store.commit, txn.checks, txn.ops)
-        _log.warning("a worker of group %r is lost: %s", keys.group.group, member.key)
+        _log.warning("a worker of group %r was lost: %s", keys.group.group, member.key)
 
 
 class GroupWatcher:
-    """Follows a run for all workers of it on one store, in one thread; see ``watch_group``."""
+    """Follows a run for all of its workers on one store, in one thread. See `watch_group`."""
 
     def __init__(self, store: Store, keys: RunKeys, registry: WatcherRegistry | None = None) -> None:
         self._store = store
@@ -222,17 +228,17 @@ class GroupWatcher:
         self._background = Background(self._run, f"latchwork-workers-{keys.group.group}")
 
     def add(self, worker: WorkerWatcher) -> None:
-        """Look for one more."""
+        """Add a worker."""
         self._workers[worker] = worker
         self.wake()
 
     def wake(self) -> None:
-        """Look again."""
+        """Run the next check now."""
         with self._notifier.mutex:
             self._notifier.ring()
 
     async def remove(self, worker: WorkerWatcher) -> None:
-        """Look no more for one; the last one ends all. Twice is fine."""
+        """Remove a worker. Removing the last one stops the watcher. Idempotent."""
         if not self._drop([worker]):
             return
         self.wake()
@@ -240,7 +246,7 @@ class GroupWatcher:
             await self._background
 
     def _drop(self, workers: Iterable[WorkerWatcher]) -> bool:
-        """Look no more for these; True once there is nobody left, and nobody will come."""
+        """Remove workers. Return True if none is left and the watcher stops."""
         with self._registry.mutex if self._registry is not None else self._own:
             for worker in workers:
                 self._workers.pop(worker, None)
@@ -263,7 +269,7 @@ class GroupWatcher:
                 except Closed:
                     return
                 except LatchworkError as error:
-                    _log.info("the run of group %r is looked at again: %s", self._keys.group.group, error)
+                    _log.info("cannot check group %r, retrying: %s", self._keys.group.group, error)
                     pause_s = backoff.next_s()
                 if self._closed.is_set():
                     return
@@ -274,7 +280,7 @@ class GroupWatcher:
             self.mirror.close()
 
     async def _check(self) -> float | None:
-        """Act on what there is; seconds until it has to be looked at again, None when only a change can need it."""
+        """Act on the current state. Return the seconds until the next check, or None to wait for a change."""
         workers = list(self._workers.values())
         for each in workers:
             each.check_session()
@@ -305,11 +311,11 @@ class GroupWatcher:
 
 
 class WatcherRegistry:
-    """The watchers of a store, by the folder of the run.
+    """The group watchers of a store.
 
     Attributes:
-        mutex: held while one comes or goes.
-        watchers: by folder.
+        mutex: Held while a worker is added or removed.
+        watchers: Watchers by prefix of the run.
     """
 
     def __init__(self) -> None:
@@ -318,9 +324,9 @@ class WatcherRegistry:
 
 
 def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatcher:
-    """The watcher of a run, with one worker more: the same one for all threads that share a store.
+    """Add a worker to the watcher of its run and return the watcher.
 
-    A task of an event loop has one of its own: what goes on for it in the background ends with its loop.
+    Threads that share a store share one watcher. An asyncio task gets its own, because it ends with its event loop.
     """
     if current() is not None:
         one = GroupWatcher(store, keys)
@@ -336,16 +342,16 @@ def watch_group(store: Store, keys: RunKeys, worker: WorkerWatcher) -> GroupWatc
 
 
 class WorkerWatcher:
-    """Follows the group for one worker, with the others of its process that are in it, until it is closed.
+    """Follows the group for one worker, through the `GroupWatcher` that it shares.
 
     Args:
-        store: the store.
-        membership: who we are.
-        on_epoch: called with each epoch that begins after we joined.
-        on_shrink: called with the number of workers after it was lowered, and again for barriers that we come to then.
-        on_failed: called once, when the group has failed; we are in it until we leave.
-        on_end: called once, with why we are not in the group any more.
-        on_events: called when the number of events has grown.
+        store: Store to follow.
+        membership: Membership of the worker.
+        on_epoch: Called with each epoch that begins after the worker joined.
+        on_shrink: Called with the number of workers when the group was scaled down, and again for later barriers.
+        on_failed: Called once when the group has failed. The worker is still a member.
+        on_end: Called once with the error that explains why the worker is no longer in the group.
+        on_events: Called with the number of events when it has grown.
     """
 
     def __init__(
@@ -376,25 +382,25 @@ class WorkerWatcher:
         self._forget = membership.session.on_end(self._group_watcher.wake)
 
     async def close(self) -> None:
-        """Stop. Twice is fine."""
+        """Stop following the group. Idempotent."""
         self.has_ended = True
         self._forget()
         await self._group_watcher.remove(self)
 
     @property
     def is_first(self) -> bool:
-        """Whether no worker of a lower id lives."""
+        """Whether no running worker has a lower rank."""
         return self._group_watcher.mirror.count_before({self.lease_key}) == 0
 
     def recheck_barriers(self) -> None:
-        """We come to a barrier: it may have been opened before the group was scaled down."""
+        """Check barriers again before a wait: this one may have been opened before the group was scaled down."""
         record = self._group_watcher.mirror.record
         if record is not None and record.shrinks:
             self._shrinks = 0
             self._group_watcher.wake()
 
     async def shrink(self, record: GroupRecord) -> None:
-        """Act on a group that was scaled down, once for each time."""
+        """Call `on_shrink` once each time the group was scaled down."""
         if self.has_ended or record.shrinks == self._shrinks:
             return
         self._shrinks = record.shrinks
@@ -405,12 +411,12 @@ class WorkerWatcher:
             raise
 
     def check_session(self) -> None:
-        """Be out once the session has ended, whatever the store says, and while it says nothing."""
+        """End the membership once the session has expired, even if the store cannot be reached."""
         if not self.has_ended and self._membership.session.remaining_s() <= 0.0:
             self._end(SessionLost(f"the session of worker {self._membership.info.rank} has ended; join again"))
 
     def apply_state(self, epoch: Entry | None, record: GroupRecord | None, lease: Entry | None) -> bool:
-        """Act on what is seen, without I/O; False if the store has to be asked what it means."""
+        """Act on the mirrored state, without I/O. Return False if the store must be asked whether the worker is out."""
         if self.has_ended:
             return True
         if record is None or epoch is None or lease is None or lease.version != self._membership.lease.version:
@@ -427,7 +433,7 @@ class WorkerWatcher:
         return True
 
     async def is_out(self) -> bool:
-        """Ask the store whether we are out; False if we are not, and the mirrors are count_behind."""
+        """Ask the store whether the worker is out of the group. False means that the mirror is behind."""
         if self.has_ended:
             return True
         error = await explain_exit(self._store, self._membership)
@@ -441,44 +447,44 @@ class WorkerWatcher:
 
 
 async def explain_exit(store: Store, membership: WorkerMembership) -> LatchworkError | None:
-    """Why a worker is not in its group any more; None if it is."""
+    """Return the error that explains why a worker is no longer in its group; None if it still is."""
     number, keys = membership.info.rank, membership.keys
     who = f"worker {number} ({membership.info.key}) of group {keys.group.group!r}"
     entry, live, member = await ask(store.get_many, [keys.record, keys.lease(number), keys.member(membership.info.key)])
     if record_or_none(entry, keys.run) is None:
         ended = record_or_none(await ask(store.get, keys.group.ended), keys.run)
-        told = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group is no more"
-        return GroupTerminated(f"{who} has to stop, {told}; what it writes is refused")
+        reason = f"{ended.state}: {ended.why}" if ended is not None and ended.why else "the group no longer exists"
+        return GroupTerminated(f"{who} must stop because {reason}; its writes are refused")
     if live is not None and live.version == membership.lease.version:
         return None
     if member is None:
-        return WorkerRemoved(f"{who} was removed, the group was scaled down; stop the work")
+        return WorkerRemoved(f"{who} was removed because the group was scaled down; stop the work")
     if live is not None and read_incarnation(live) != membership.info.incarnation:
-        return WorkerRemoved(f"{who} was replaced by another process of the same key; stop the work")
-    return SessionLost(f"{who} has no lease any more; stop the work, and join again")
+        return WorkerRemoved(f"{who} was replaced by another process with the same key; stop the work")
+    return SessionLost(f"{who} has lost its lease; stop the work and join again")
 
 
 async def explain_refusal(store: Store, membership: WorkerMembership, epoch: int) -> LatchworkError | None:
-    """Why a write of a worker in an epoch was refused; None when it would not be now."""
+    """Return the error that explains why a worker's write in an epoch was refused; None if it would succeed now."""
     out = await explain_exit(store, membership)
     if out is not None:
         return out
     record, now = await ask(store.get_many, [membership.keys.record, membership.keys.epoch])
-    told = record_or_none(record, membership.keys.run)
-    if told is not None and told.state == FAILED:
-        return group_failed(membership, told)
+    current = record_or_none(record, membership.keys.run)
+    if current is not None and current.state == FAILED:
+        return group_failed(membership, current)
     if now is not None and read_epoch(now) > epoch:
         return epoch_ended(membership, read_epoch(now))
     return None
 
 
 def epoch_ended(membership: WorkerMembership, epoch: int) -> EpochEnded:
-    """The error of a worker whose epoch is over."""
+    """Build the error for a worker whose epoch has ended."""
     return EpochEnded(
-        f"a worker of group {membership.keys.group.group!r} was lost: epoch {epoch} has begun; initialize again"
+        f"a worker of group {membership.keys.group.group!r} was lost: epoch {epoch} has begun; call initialize again"
     )
 
 
 def group_failed(membership: WorkerMembership, record: GroupRecord) -> GroupFailed:
-    """The error of a worker whose group has failed."""
+    """Build the error for a worker whose group has failed."""
     return GroupFailed(f"group {membership.keys.group.group!r} has failed: {record.why}; stop the work")

@@ -1,4 +1,4 @@
-"""What is stored about a group, as records. Pure, no I/O."""
+"""Stored records of worker groups and their encoding. Pure, without I/O."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from latchwork.types import Entry
 RUNNING, COMPLETED, FAILED, TERMINATED = "RUNNING", "COMPLETED", "FAILED", "TERMINATED"
 #: States of a worker, besides ``COMPLETED``.
 STARTED, RESTARTED, LOST, FULLY_FAILED = "STARTED", "RESTARTED", "LOST", "FULLY_FAILED"
-#: A worker in one of these should have a lease.
+#: States in which a worker must have a lease.
 ACTIVE = frozenset({STARTED, RESTARTED})
 MAX_WORKERS = 100_000
 MAX_PORT = 65_535
-#: So many events of a run are kept.
+#: Number of events that are kept for a run.
 MAX_EVENTS = 1_000
 
 
 class WorkerInfo(Struct, frozen=True):
-    """What a worker says of itself, and what its group says of it.
+    """The stored record of a worker: information that it publishes, and its state in the group.
 
     Attributes:
-        ip: where its peers reach it.
-        ports: its ports by name.
-        node: the machine, rack and datacenter, for those who place work; empty if not told.
-        rack: see ``node``.
-        datacenter: see ``node``.
-        resources: amounts by name.
-        id: from 0, without gaps, the same after a restart; -1 before it has joined.
-        key: who it is, the same after a restart; empty before it has joined.
+        ip: IP address at which other workers reach it.
+        ports: Port numbers by name.
+        node: Machine that it runs on, for placement; empty if unknown.
+        rack: Rack of the machine.
+        datacenter: Datacenter of the machine.
+        resources: Amounts of resources by name.
+        rank: Rank from 0, without gaps, kept over restarts; -1 before it has joined.
+        key: Name that identifies the worker over restarts; empty before it has joined.
         status: ``STARTED``, ``RESTARTED``, ``LOST``, ``COMPLETED`` or ``FULLY_FAILED``.
-        restarts: how often its process was started again.
-        executions: how often its function was run again.
-        incarnation: another one for each process.
+        restarts: Number of times its process was restarted.
+        executions: Number of times its function was run again.
+        incarnation: ID of the current process, different after each restart.
     """
 
     ip: str = ""
@@ -69,19 +69,19 @@ class WorkerInfo(Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """True unless it is lost, has completed or has failed."""
+        """True unless the worker is lost, has completed or has failed."""
         return self.status in ACTIVE
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Encode the record as JSON."""
         return encode(self)
 
     @classmethod
     def of(cls, entry: Entry) -> WorkerInfo:
-        """What is stored.
+        """Decode a stored worker.
 
         Raises:
-            BadRecord: it is no worker.
+            BadRecord: The entry does not hold a worker.
         """
         info = _WORKER.decode_entry(entry)
         if info.rank < 0:
@@ -90,7 +90,7 @@ class WorkerInfo(Struct, frozen=True):
 
     @classmethod
     def or_none(cls, entry: Entry) -> WorkerInfo | None:
-        """What is stored; None when it is no worker."""
+        """Decode a stored worker, or return None if the entry does not hold one."""
         try:
             return cls.of(entry)
         except BadRecord:
@@ -98,23 +98,23 @@ class WorkerInfo(Struct, frozen=True):
 
 
 class GroupRecord(Struct, frozen=True):
-    """How a group is.
+    """The stored record of a group.
 
     Attributes:
-        run: names this run, and no other ever.
-        n: how many workers it has.
+        run: ID of the current run, unique among all runs.
+        workers: Number of workers.
         state: ``RUNNING``, ``COMPLETED``, ``FAILED`` or ``TERMINATED``.
-        next: the next id.
-        completed: how many have completed.
-        events: how many things have happened.
-        created: when, in seconds since the epoch, for people.
-        ended: when it ended; None while it runs.
-        why: why it ended, if not by completing.
-        max_restarts: how often the process of one worker may be started again.
-        max_executions: how often the function of one worker may be run again.
-        keep_ended_s: for how long it is kept how it ended.
-        labels: what its submitter wrote.
-        shrinks: how often ``n`` was lowered.
+        next_rank: Rank of the next worker that joins.
+        completed: Number of workers that have completed.
+        event_count: Number of events so far.
+        created: Creation time in seconds since the epoch; informational.
+        ended: Time of its end; None while it runs.
+        why: Reason for its end, unless it completed.
+        max_restarts: Maximum number of restarts of one worker's process.
+        max_executions: Maximum number of repeated executions of one worker's function.
+        keep_ended_s: Seconds for which the final record is kept.
+        labels: Labels from the submitter.
+        shrinks: Number of times the group was scaled down.
     """
 
     run: str
@@ -134,39 +134,39 @@ class GroupRecord(Struct, frozen=True):
 
     @property
     def is_final(self) -> bool:
-        """True once the group has ended, well or not."""
+        """True once the group has completed, failed or been terminated."""
         return self.state != RUNNING
 
     @property
     def is_full(self) -> bool:
-        """True once every id is taken."""
+        """True once every rank is taken."""
         return self.next_rank >= self.workers
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Encode the record as JSON."""
         return encode(self)
 
     @classmethod
     def of(cls, entry: Entry) -> GroupRecord:
-        """What is stored.
+        """Decode a stored group.
 
         Raises:
-            BadRecord: it is no group.
+            BadRecord: The entry does not hold a group.
         """
         return _HEAD.decode_entry(entry)
 
 
 class GroupEvent(Struct, frozen=True):
-    """Something that happened in a group.
+    """An event in the life of a group.
 
     Attributes:
         kind: ``joined``, ``all_joined``, ``restarted``, ``lost``, ``failed``, ``completed``, ``left``, ``faulty``,
             ``healthy``, ``scaled``, ``master_restarted`` or ``ended``.
-        n: its number, from 1, without gaps.
-        id: the worker; -1 for the group as a whole.
-        epoch: the epoch it happened in, or that it began.
-        at: when, by the clock of who wrote it, in seconds since the epoch: for people.
-        why: more about it, or empty.
+        number: Sequence number from 1, without gaps.
+        rank: Rank of the worker; -1 if the event concerns the whole group.
+        epoch: Epoch in which it happened, or that it started.
+        at: Time in seconds since the epoch, by the writer's clock; informational.
+        why: Reason or details, possibly empty.
     """
 
     kind: str
@@ -177,24 +177,24 @@ class GroupEvent(Struct, frozen=True):
     why: str = ""
 
     def to_bytes(self) -> bytes:
-        """What to store."""
+        """Encode the record as JSON."""
         return encode(self)
 
     @classmethod
     def or_none(cls, entry: Entry) -> GroupEvent | None:
-        """What is stored; None when it is no event."""
+        """Decode a stored event, or return None if the entry does not hold one."""
         return _EVENT.find(entry.value)
 
 
 class WorkerLease(Struct, frozen=True):
-    """What the key says that lives as long as a worker: its key and its incarnation."""
+    """The value of a lease: the key and incarnation of its worker. The lease ends with the worker's session."""
 
     key: str = ""
     incarnation: str = ""
 
 
 class StoredEpoch(Struct, frozen=True):
-    """The number of an epoch as it is stored."""
+    """The stored number of an epoch."""
 
     epoch: Count
 
@@ -207,54 +207,54 @@ _EPOCH: Decoder[StoredEpoch] = Decoder(StoredEpoch, "an epoch")
 
 
 def encode_lease(info: WorkerInfo) -> bytes:
-    """The value of a worker's lease."""
+    """Encode the lease of a worker."""
     return encode(WorkerLease(info.key, info.incarnation))
 
 
 def read_incarnation(entry: Entry) -> str:
-    """Whose lease it is; empty when that cannot be read."""
+    """Return the incarnation that a lease belongs to, or an empty string if the lease is unreadable."""
     return (_LEASE.find(entry.value) or WorkerLease()).incarnation
 
 
 def read_key(entry: Entry) -> str:
-    """The key of the worker whose lease it is; empty when that cannot be read."""
+    """Return the key of the worker that a lease belongs to, or an empty string if the lease is unreadable."""
     return (_LEASE.find(entry.value) or WorkerLease()).key
 
 
 def encode_epoch(number: int) -> bytes:
-    """The value of the epoch."""
+    """Encode the number of an epoch."""
     return encode(StoredEpoch(number))
 
 
 def read_epoch(entry: Entry) -> int:
-    """The number of an epoch.
+    """Return the number of a stored epoch.
 
     Raises:
-        BadRecord: it is none.
+        BadRecord: The entry does not hold an epoch.
     """
     return _EPOCH.decode_entry(entry).epoch
 
 
 def new_member(info: WorkerInfo, rank: int, key: str, incarnation: str) -> WorkerInfo:
-    """A worker that has just joined."""
+    """Return the record of a worker that joins for the first time."""
     return replace(info, rank=rank, key=key, status=STARTED, restarts=0, executions=0, incarnation=incarnation)
 
 
 def restarted_member(old: WorkerInfo, info: WorkerInfo, incarnation: str) -> WorkerInfo:
-    """A worker that has come back."""
+    """Return the record of a worker that rejoins after a restart, with one restart more."""
     return replace(with_info(old, info), status=RESTARTED, restarts=old.restarts + 1, incarnation=incarnation)
 
 
 def with_info(old: WorkerInfo, info: WorkerInfo) -> WorkerInfo:
-    """A worker that says something else of itself."""
+    """Return a worker's record with the fields that the worker sets itself taken from `info`."""
     return replace(old, **{name: getattr(info, name) for name in _OWN})
 
 
-#: What a worker says of itself.
+#: Fields that a worker sets itself.
 _OWN = ("ip", "ports", "node", "rack", "datacenter", "resources")
 
 
 def summarize(numbers: Sequence[object]) -> str:
-    """The first of many, for messages."""
+    """List the first ten values and count the rest, for messages."""
     more = f", and {len(numbers) - 10} more" if len(numbers) > 10 else ""
     return ", ".join(map(str, numbers[:10])) + more

@@ -1,4 +1,4 @@
-"""Groups seen from outside: submitted, found, looked at, scaled, ended. Whoever does this need not be a worker."""
+"""Creation and control of groups by clients that need not be workers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from latchwork.worker_group.keys import INIT, GroupKeys
 from latchwork.worker_group.records import ACTIVE, COMPLETED, MAX_WORKERS, RUNNING, GroupRecord, read_epoch
 from latchwork.worker_group.transactions import GroupSnapshot, GroupTxn, read_members, record_or_none
 
-#: The namespace of groups, unless another is given.
+#: Default namespace of groups.
 NAMESPACE = "default"
 
 
 def group_store(store: Store, what: str) -> Store:
-    """The store in which workers have their keys: below ``@workers``."""
+    """Return the namespace ``@workers`` of the store, which holds the keys of worker groups."""
     check_store(store, what)
     return system_namespace(store, "workers")
 
 
 def resolve_group(store: Store, group: str, namespace: str) -> tuple[Store, GroupKeys]:
-    """The store and the keys of a group; ``InvalidKey`` before any I/O for a name that cannot be used."""
+    """Check the names and return the store and the keys of a group, without I/O.
+
+    Raises:
+        InvalidKey: A name cannot be part of a key.
+    """
     keys = GroupKeys(check_name(namespace, "workers namespace"), check_member(group, "group"))
     return group_store(store, "a group of workers"), keys
 
 
 def check_worker_count(workers: int) -> int:
-    """The number itself, if a group can have so many workers."""
+    """Return the number of workers if a group can have that many; raise ValueError otherwise."""
     if not 1 <= check_whole(workers, "the number of workers") <= MAX_WORKERS:
         raise ValueError(f"a group has from 1 to {MAX_WORKERS} workers, not {workers}")
     return workers
@@ -46,24 +50,24 @@ def check_worker_count(workers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """How a group is, or how it ended.
+    """The status of a running or ended group.
 
     Attributes:
-        name: of the group.
-        run: which of its runs.
+        name: Name of the group.
+        run: ID of the run.
         state: ``RUNNING``, ``COMPLETED``, ``FAILED`` or ``TERMINATED``.
-        n: how many workers it has.
-        joined: how many ids are taken.
-        running: how many workers live.
-        completed: how many have completed.
-        faulty: whether its workers are about to begin again, after one was lost.
-        epoch: how often they had to.
-        missing: the ids that are not taken, or whose worker is at work and does not live; sorted.
-        restarts: how often processes of it were started again, in all.
-        created: when it was submitted, in seconds since the epoch.
-        ended: when it ended; None while it runs.
-        why: why it ended, if not by completing.
-        labels: what its submitter wrote.
+        workers: Number of workers.
+        joined: Number of ranks that are taken.
+        running: Number of running workers.
+        completed: Number of workers that have completed.
+        is_restarting: Whether the workers are about to start the next epoch after a loss.
+        epoch: Number of the epoch: how often all workers have restarted.
+        missing: Ranks that are not taken, or whose active worker is not running; sorted.
+        restarts: Number of process restarts of all workers together.
+        created: Submission time in seconds since the epoch.
+        ended: Time of the end; None while it runs.
+        why: Reason for the end, unless the group completed.
+        labels: Labels from the submitter.
     """
 
     name: str
@@ -84,11 +88,11 @@ class GroupStatus:
 
 
 class GroupHandle:
-    """One run of a group, for those who look at it and steer it. Safe to share between threads.
+    """A handle to inspect and control one run of a group. Thread-safe.
 
     Attributes:
-        name: of the group.
-        run: which of its runs. When that has ended, this is about how it ended.
+        name: Name of the group.
+        run: ID of the run. After its end, the handle reports how it ended.
     """
 
     def __init__(self, store: Store, keys: GroupKeys, run: str) -> None:
@@ -102,10 +106,10 @@ class GroupHandle:
 
     @driven
     async def status(self) -> GroupStatus:
-        """How it is now.
+        """Return the current status.
 
         Raises:
-            WrongRun: nothing is known about this run any more.
+            WrongRun: Nothing is stored about this run anymore.
         """
         entry = await ask(self._store.get, self._keys.record)
         record = record_or_none(entry, self.run)
@@ -113,11 +117,11 @@ class GroupHandle:
 
     @driven
     async def wait(self, timeout_s: float | None = None) -> GroupStatus:
-        """Wait until it has completed, failed, or was terminated.
+        """Wait until the run has completed, failed or been terminated, and return its status.
 
         Raises:
-            WaitTimeout: it still runs.
-            WrongRun: as for ``status``.
+            WaitTimeout: It is still running.
+            WrongRun: Nothing is stored about this run anymore.
         """
         patience = Patience(self._store.clock, timeout_s)
         with self._store.watch(self._keys.record) as watch:
@@ -130,45 +134,45 @@ class GroupHandle:
                     if record.is_final:
                         return await self._status(record)
             except WaitTimeout:
-                raise WaitTimeout(f"group {self.name!r} still runs after {timeout_s:.3g} s") from None
+                raise WaitTimeout(f"group {self.name!r} is still running after {timeout_s:.3g} s") from None
 
     @driven
     async def scale(self, workers: int) -> None:
-        """Change how many workers it has.
+        """Change the number of workers.
 
-        More: new ids can be taken. Fewer: the highest ids are removed and their workers get ``WorkerRemoved``. The workers
-        that wait in a barrier for one of these break it once they see the change, also if this call fails after its
-        commit.
+        More workers: new ranks can be taken. Fewer: the workers with the highest ranks are removed and get
+        ``WorkerRemoved``. A barrier that waits for a removed worker is broken once its waiters see the change, even if
+        this call fails after its commit.
 
         Raises:
-            Conflict: the group has ended.
+            Conflict: The group has ended.
         """
         check_worker_count(workers)
         while True:
-            snapshot = await self._scene()
+            snapshot = await self._snapshot()
             if snapshot is None or snapshot.record.is_final:
-                raise Conflict(f"group {self.name!r} has ended, it cannot be scaled; submit it anew")
+                raise Conflict(f"group {self.name!r} has ended and cannot be scaled; submit it again")
             n = snapshot.record.workers
             if n == workers:
                 return
             if workers > n:
                 await self._try(transactions.scale_up(snapshot, workers))
                 continue
-            least = max(workers, n - transactions.MOST_REMOVED)
+            least = max(workers, n - transactions.MAX_REMOVED)
             members = await ask(self._store.list, self._keys.members)
             await self._try(transactions.scale_down(snapshot, least, members))
 
     @driven
     async def terminate(self, why: str = "it was terminated") -> None:
-        """End it: every worker gets ``GroupTerminated``. Twice is fine."""
+        """Terminate the group: every worker gets ``GroupTerminated``. Idempotent."""
         backoff = Backoff()
-        while (snapshot := await self._scene()) is not None:
+        while (snapshot := await self._snapshot()) is not None:
             if await self._try(transactions.terminate(snapshot, why)):
                 break
             await Pause(self._store.clock, Signal(), backoff.next_s())
         await ask(self._store.delete_tree, self._keys.prefix)
 
-    async def _scene(self) -> GroupSnapshot | None:
+    async def _snapshot(self) -> GroupSnapshot | None:
         entry = await ask(self._store.get, self._keys.record)
         if entry is None or record_or_none(entry, self.run) is None:
             return None
@@ -216,7 +220,7 @@ class GroupHandle:
     async def _ended(self) -> GroupStatus:
         record = record_or_none(await ask(self._store.get, self._keys.group.ended), self.run)
         if record is None:
-            raise WrongRun(f"run {self.run} of group {self.name!r} is not there any more, nor how it ended")
+            raise WrongRun(f"run {self.run} of group {self.name!r} no longer exists, nor its final record")
         return GroupStatus(
             name=self.name,
             run=record.run,
@@ -249,25 +253,25 @@ async def submit(
     labels: Mapping[str, str] | None = None,
     replace: bool = False,
 ) -> GroupHandle:
-    """Create a group, so that workers can join it. What is left of an earlier run with no live worker is replaced.
+    """Create a group that workers can join. The remains of an earlier run without running workers are replaced.
 
-    A group that somebody has submitted and that nobody has joined yet is no such rest: its workers are on their way.
+    A group that was submitted but that no worker has joined yet is not replaced: its workers may be on their way.
 
     Args:
-        store: the store, or a namespace of it.
-        group: its name: one segment of a key.
-        workers: how many it has, from 1 to 100,000.
-        namespace: groups groups: those of different namespaces may have the same name.
-        max_restarts: how often the process of one worker may be started again before the group fails.
-        max_executions: how often the function of one worker may be run again before the group fails.
-        keep_ended_s: seconds for which it is kept how the group ended.
-        labels: anything to be summarize with it.
-        replace: also take the place of a group that was submitted and that nobody has joined yet.
+        store: The store, or a namespace of it.
+        group: Name of the group: one segment of a key.
+        workers: Number of workers, from 1 to 100,000.
+        namespace: Namespace of the group; groups of different namespaces may have the same name.
+        max_restarts: Restarts of one worker's process before the group fails.
+        max_executions: Repeated executions of one worker's function before the group fails.
+        keep_ended_s: Seconds for which the final record is kept.
+        labels: Labels to show with the group.
+        replace: Also replace a group that was submitted but that no worker has joined yet.
     Returns:
-        What steers it.
+        A handle to the new run.
     Raises:
-        GroupAlreadyRunning: it has live workers, or somebody else has submitted it and nobody has joined it yet.
-        InvalidKey, ValueError: a name or a number cannot be used.
+        GroupAlreadyRunning: It has running workers, or it was submitted and no worker has joined yet.
+        InvalidKey, ValueError: A name or a number is invalid.
     """
     store, keys = resolve_group(store, group, namespace)
     record = GroupRecord(
@@ -279,13 +283,11 @@ async def submit(
         keep_ended_s=_check_duration(keep_ended_s, "keep_ended_s"),
         labels=_check_labels(labels or {}),
     )
-    return await submit_head(store, keys, record, replace_unjoined=replace)
+    return await _submit(store, keys, record, replace_unjoined=replace)
 
 
-async def submit_head(
-    store: Store, keys: GroupKeys, record: GroupRecord, *, replace_unjoined: bool = False
-) -> GroupHandle:
-    """Create a group as its record says."""
+async def _submit(store: Store, keys: GroupKeys, record: GroupRecord, *, replace_unjoined: bool = False) -> GroupHandle:
+    """Create a group with the given record."""
     run = keys.for_run(record.run)
     seen = await ask(store.get, keys.record)
     entry: Entry | None = seen
@@ -314,30 +316,33 @@ async def _refuse_running(
     names = await ask(store.children, keys.for_run(record.run).leases)
     live = sorted(int(name) for name in names if name.isdecimal())
     if live:
-        told = ", ".join(map(str, live[:10])) + (", ..." if len(live) > 10 else "")
+        shown = ", ".join(map(str, live[:10])) + (", ..." if len(live) > 10 else "")
         raise GroupAlreadyRunning(
-            f"group {keys.group!r} runs already: run {record.run} has live workers {told}; terminate it, or use another name",
+            f"group {keys.group!r} is already running: run {record.run} has live workers {shown}; "
+            "terminate it, or use another name",
             record.run,
             live,
         )
     if before is None or before.run != record.run:
         raise GroupAlreadyRunning(
-            f"group {keys.group!r} was submitted by somebody else just now: run {record.run}", record.run
+            f"group {keys.group!r} was just submitted by another client: run {record.run}", record.run
         )
     if not (replace_unjoined or record.next_rank or record.is_final):
         raise GroupAlreadyRunning(
-            f"group {keys.group!r} was submitted already, and nobody has joined it yet: run {record.run}; let its workers "
-            "join, terminate it, or replace it",
+            f"group {keys.group!r} was already submitted and no worker has joined yet: run {record.run}; "
+            "let its workers join, terminate it, or pass replace=True",
             record.run,
         )
 
 
 @driven
 async def find(store: Store, group: str, *, namespace: str = NAMESPACE) -> GroupHandle | None:
-    """A group that runs, or whose workers have not all left; None if there is none.
+    """Return a handle to the current run of a group, or None if there is none.
+
+    A run is current until its last worker has left.
 
     Raises:
-        BadRecord: something else is stored in its place.
+        BadRecord: The group's record is unreadable.
     """
     store, keys = resolve_group(store, group, namespace)
     entry = await ask(store.get, keys.record)

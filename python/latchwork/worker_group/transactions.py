@@ -1,8 +1,8 @@
-"""What each transaction on a group checks and writes, from the state that was read. Pure, no I/O.
+"""Transactions on a worker group, built from the state that was read. Pure, without I/O.
 
-Every one checks the group's record as it was read, and all but those on a barrier write it, so that they are one after the
-other. docs/design/0023 has the table, and which race each check closes; ``tests/worker_group`` has a model that fails
-without any one of them.
+Every transaction checks that the group's record is unchanged, and all except those on barriers rewrite it. They are
+therefore serialized. docs/design/0023 lists them and the race that each check closes. ``tests/worker_group`` has a
+model that fails when any one check is removed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from latchwork.worker_group.records import (
     with_info,
 )
 
-#: So many ids are removed in one transaction when a group is scaled down.
-MOST_REMOVED = 40
+#: Number of ranks that one transaction removes when a group is scaled down.
+MAX_REMOVED = 40
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTxn:
-    """One transaction.
+    """A transaction on a group.
 
     Attributes:
-        checks: what must still be as it was read.
-        ops: what is written.
-        record: the record that is written; None when it is deleted, or left as it is.
+        checks: Conditions that must still hold.
+        ops: Writes.
+        record: Group record that it writes; None if the record is deleted or unchanged.
     """
 
     checks: Sequence[Check]
@@ -54,14 +54,14 @@ class GroupTxn:
 
 @dataclass(frozen=True, slots=True)
 class EpochState:
-    """An epoch: its key as it was read, and whether its first and its last barrier have passed.
+    """An epoch as it was read, with the state of its first and last barrier.
 
     Attributes:
-        entry: the epoch as it was read.
-        checks: that neither barrier has changed.
-        is_initialized: whether the init barrier has passed.
-        is_over: whether the final barrier has.
-        is_healthy_recorded: whether it was told that everybody was at the start line.
+        entry: Stored epoch.
+        checks: Checks that neither barrier has changed.
+        is_initialized: Whether all workers have passed the init barrier.
+        has_ended: Whether all workers have passed the final barrier.
+        is_healthy_recorded: Whether the event ``healthy`` was written, if it is due.
     """
 
     entry: Entry
@@ -72,16 +72,16 @@ class EpochState:
 
     @property
     def number(self) -> int:
-        """Of the epoch."""
+        """Number of the epoch."""
         return read_epoch(self.entry)
 
     @property
     def is_healthy(self) -> bool:
-        """True while the loss of a worker sends all back to the start."""
+        """True between the init and the final barrier, while the loss of a worker starts the next epoch."""
         return self.is_initialized and not self.has_ended
 
     def all_checks(self) -> list[Check]:
-        """That nothing of it has changed."""
+        """Return the checks that neither the epoch nor its barriers have changed."""
         return [At(self.entry), *self.checks]
 
 
@@ -90,8 +90,8 @@ class BarrierArrivals:
     """The arrivals of one worker at all open barriers of an epoch.
 
     Attributes:
-        checks: that these barriers are as they were read, and that no other one was opened since.
-        ops: the arrivals.
+        checks: Checks that these barriers are unchanged and that no other barrier has opened.
+        ops: Writes that record the arrivals.
     """
 
     checks: Sequence[Check]
@@ -100,12 +100,12 @@ class BarrierArrivals:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """What every transaction begins with.
+    """The state of a group that a transaction starts from.
 
     Attributes:
-        keys: of the run.
-        entry: the record as it was read.
-        now: in seconds since the epoch, for people.
+        keys: Keys of the run.
+        entry: Group record as it was read.
+        now: Current time in seconds since the epoch; informational.
     """
 
     keys: RunKeys
@@ -114,13 +114,13 @@ class GroupSnapshot:
 
     @property
     def record(self) -> GroupRecord:
-        """The record."""
+        """The decoded group record."""
         return GroupRecord.of(self.entry)
 
 
 @dataclass(slots=True)
 class _EventLog:
-    """Events that a transaction adds, and the record that counts them."""
+    """Collects the events of one transaction and counts them in the group record."""
 
     keys: RunKeys
     record: GroupRecord
@@ -140,14 +140,21 @@ class _EventLog:
 
 
 def create_group(keys: RunKeys, record: GroupRecord, old: Entry | None) -> GroupTxn:
-    """A new run; of the one before nobody lives."""
+    """Build the transaction that creates a run, replacing the record of an earlier run without running workers."""
     free: Check = Absent(keys.record) if old is None else At(old)
     write = Create(keys.record, record.to_bytes()) if old is None else Put(keys.record, record.to_bytes())
     return GroupTxn((free,), (write, Create(keys.epoch, encode_epoch(0))), record)
 
 
 def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Sequence[str] = ()) -> GroupTxn:
-    """A worker that nobody knows gets the next id, which its info has; its ticket, if any, goes."""
+    """Build the transaction that adds a new worker under the rank in `info`.
+
+    Args:
+        snapshot: Current state of the group.
+        info: Record of the new worker.
+        session: Session that its lease is bound to.
+        ticket: Key of its join ticket to delete, if it has one.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
     log = _EventLog(keys, replace(record, next_rank=info.rank + 1), snapshot.now)
@@ -165,7 +172,17 @@ def join(snapshot: GroupSnapshot, info: WorkerInfo, session: Session, ticket: Se
 def rejoin(
     snapshot: GroupSnapshot, member: Entry, info: WorkerInfo, session: Session, epoch_state: EpochState
 ) -> GroupTxn:
-    """A worker comes back with its id, and a run that was on begins again. ``info`` has the new incarnation."""
+    """Build the transaction that brings a worker back under its old rank.
+
+    If the epoch is healthy, it also starts the next epoch.
+
+    Args:
+        snapshot: Current state of the group.
+        member: Stored record of the worker.
+        info: Its new information, with the new incarnation.
+        session: Session that its lease is bound to.
+        epoch_state: State of the current epoch.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.of(member)
     new = restarted_member(old, info, info.incarnation)
@@ -186,7 +203,7 @@ def rejoin(
 
 
 def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
-    """A worker that may not come back again: its group has failed."""
+    """Build the transaction that fails the group because a worker was restarted too often."""
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.of(member)
     log = _failure_lock(snapshot, old.rank, why)
@@ -194,7 +211,10 @@ def fail_restarts(snapshot: GroupSnapshot, member: Entry, why: str) -> GroupTxn:
 
 
 def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -> GroupTxn:
-    """A worker has no lease any more."""
+    """Build the transaction that marks a worker without a lease as lost.
+
+    If the epoch is healthy, it also starts the next epoch.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     old = WorkerInfo.of(member)
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch_state.number)
@@ -209,6 +229,7 @@ def mark_lost(snapshot: GroupSnapshot, member: Entry, epoch_state: EpochState) -
 
 
 def _fault(log: _EventLog, epoch_state: EpochState) -> list[Op]:
+    """Start the next epoch if the current one is healthy."""
     if not epoch_state.is_healthy:
         return []
     log.epoch += 1
@@ -217,7 +238,7 @@ def _fault(log: _EventLog, epoch_state: EpochState) -> list[Op]:
 
 
 def _healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
-    """That all had begun is told before the fault, if whose turn it was is lost before it did."""
+    """Write the event ``healthy`` before a fault, in case the worker that should have written it died first."""
     if epoch_state.is_healthy_recorded or not epoch_state.is_healthy:
         return []
     log.add("healthy")
@@ -225,7 +246,10 @@ def _healthy_if_missing(log: _EventLog, epoch_state: EpochState) -> list[Op]:
 
 
 def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, arrivals: BarrierArrivals) -> GroupTxn:
-    """A worker has done its part, and arrives at the barriers that wait for it; the last one completes the group."""
+    """Build the transaction that completes a worker and arrives at every open barrier for it.
+
+    The last worker to complete also completes the group.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     info, record = WorkerInfo.of(member), snapshot.record
     done = record.completed + 1
@@ -242,7 +266,7 @@ def complete(snapshot: GroupSnapshot, member: Entry, fence: Fence, epoch: int, a
 
 
 def fail(snapshot: GroupSnapshot, member: Entry, fence: Fence, why: str) -> GroupTxn:
-    """A worker has failed for good, and its group with it."""
+    """Build the transaction that fails a worker permanently, and the group with it."""
     keys, entry = snapshot.keys, snapshot.entry
     info = WorkerInfo.of(member)
     log = _failure_lock(snapshot, info.rank, why)
@@ -261,30 +285,37 @@ def _failure_lock(snapshot: GroupSnapshot, number: int, why: str) -> _EventLog:
 
 
 def count_execution(keys: RunKeys, member: Entry, fence: Fence) -> GroupTxn:
-    """A worker runs its function once more."""
+    """Build the transaction that counts another execution of a worker's function."""
     info = WorkerInfo.of(member)
     more = replace(info, executions=info.executions + 1)
     return GroupTxn((fence, At(member)), (Put(keys.member(info.key), more.to_bytes()),))
 
 
 def update_info(keys: RunKeys, member: Entry, info: WorkerInfo, fence: Fence) -> GroupTxn:
-    """A worker says something else of itself."""
+    """Build the transaction that replaces the information that a worker published about itself."""
     return GroupTxn(
         (fence, At(member)), (Put(keys.member(info.key), with_info(WorkerInfo.of(member), info).to_bytes()),)
     )
 
 
 def mark_healthy(snapshot: GroupSnapshot, fence: Fence, epoch: int) -> GroupTxn:
-    """Everybody is at the start line: told once in an epoch, by who passed first."""
+    """Build the transaction that writes the event ``healthy``, once per epoch."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now, epoch)
     log.add("healthy")
-    told = keys.healthy(epoch)
-    return log.txn([fence, At(entry), Absent(told)], Create(told, b""))
+    mark = keys.healthy(epoch)
+    return log.txn([fence, At(entry), Absent(mark)], Create(mark, b""))
 
 
 def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fence) -> GroupTxn:
-    """A worker leaves; the last one of a group that has ended removes it. ``live`` was read after the record."""
+    """Build the transaction that removes a worker's lease. The last worker to leave an ended group removes the group.
+
+    Args:
+        snapshot: Current state of the group.
+        number: Rank of the leaving worker.
+        live: Lease keys, listed after the group record was read.
+        fence: Fence of the leaving worker.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     record, mine = snapshot.record, keys.lease(number)
     if record.is_final and list(live) == [mine]:
@@ -295,22 +326,17 @@ def leave(snapshot: GroupSnapshot, number: int, live: Sequence[str], fence: Fenc
     return log.txn([fence, At(entry)], Delete(mine))
 
 
-def end_group(snapshot: GroupSnapshot, state: str, why: str) -> GroupTxn:
-    """The group is no more: an operator ended it, or nobody is left in it."""
+def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
+    """Build the transaction that terminates a group and keeps its final record."""
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
     if not record.is_final:
-        record = replace(record, state=state, ended=snapshot.now, why=why)
+        record = replace(record, state=TERMINATED, ended=snapshot.now, why=why)
     return GroupTxn((At(entry),), (Delete(keys.record), Put(keys.group.ended, record.to_bytes())))
 
 
-def terminate(snapshot: GroupSnapshot, why: str) -> GroupTxn:
-    """An operator ends the group."""
-    return end_group(snapshot, TERMINATED, why)
-
-
 def scale_up(snapshot: GroupSnapshot, n: int) -> GroupTxn:
-    """The group gets more ids."""
+    """Build the transaction that raises the number of workers to `n`."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, replace(snapshot.record, workers=n), snapshot.now)
     log.add("scaled", why=f"to {n}")
@@ -318,7 +344,13 @@ def scale_up(snapshot: GroupSnapshot, n: int) -> GroupTxn:
 
 
 def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> GroupTxn:
-    """The group loses its highest ids, at most ``MOST_REMOVED``: of these members, which were read after the record."""
+    """Build the transaction that lowers the number of workers to `n` and removes the workers with the highest ranks.
+
+    Args:
+        snapshot: Current state of the group.
+        n: New number of workers, at most `MAX_REMOVED` fewer.
+        members: Workers' records, listed after the group record was read.
+    """
     keys, entry = snapshot.keys, snapshot.entry
     record = snapshot.record
     gone = [info for member in members if (info := WorkerInfo.or_none(member)) is not None and info.rank >= n]
@@ -340,12 +372,12 @@ def scale_down(snapshot: GroupSnapshot, n: int, members: Sequence[Entry]) -> Gro
 
 
 def record_first_master(snapshot: GroupSnapshot, term: Fence, seen: str) -> GroupTxn:
-    """The run has its first master: who becomes it later is told as a restart."""
+    """Build the transaction that remembers that the run had a master, so that the next master counts as a restart."""
     return GroupTxn((term, At(snapshot.entry)), (Put(seen, snapshot.record.run.encode()),))
 
 
 def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
-    """Another process has become the master."""
+    """Build the transaction that writes the event ``master_restarted``."""
     keys, entry = snapshot.keys, snapshot.entry
     log = _EventLog(keys, snapshot.record, snapshot.now)
     log.add("master_restarted")
@@ -353,13 +385,13 @@ def record_new_master(snapshot: GroupSnapshot, term: Fence) -> GroupTxn:
 
 
 def read_members(entries: Iterable[Entry]) -> list[WorkerInfo]:
-    """The workers, by id; records that are none are left out."""
+    """Decode workers' records, sorted by rank. Unreadable records are left out."""
     found = (WorkerInfo.or_none(entry) for entry in entries)
     return sorted((info for info in found if info is not None), key=lambda info: info.rank)
 
 
 def record_or_none(entry: Entry | None, run: str = "") -> GroupRecord | None:
-    """The record of a group, if there is one of this run; None also for a record that is none."""
+    """Decode a group's record; None if it is missing, unreadable, or of another run than `run`."""
     if entry is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""One worker of a group: a process that joins, meets others, comes back, and completes; the loop around its function."""
+"""A worker of a group, and the loop that runs its function again in each epoch."""
 
 from __future__ import annotations
 
@@ -30,19 +30,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: What is no failure of a function: the store could not be reached, or our session ended. As when its process dies, the
-#: worker comes back by its key, and all begin again.
+#: Errors that do not fail the group: the store was unreachable or the session ended. The worker can rejoin by its key.
 TRANSIENT_ERRORS = (Unavailable, OutcomeUnknown, SessionLost)
 
 
 class ProcessLost(Exception):
-    """The function's process has died; the group goes on, and who held the worker comes back with its key."""
+    """The process that runs the function has died. The agent rejoins with the worker's key, and the group continues."""
 
 
 async def run_until_complete(
     core: WorkerCore, call: Callable[[], T], prepare: Callable[[], object] | None, *, final_barrier: bool
 ) -> T | None:
-    """Run a function of the user's to its end in an epoch that lasts so long; None if there is nothing to run."""
+    """Run a user function until it has completed in one epoch; return its result, or None if nothing was left to run.
+
+    Args:
+        core: The worker.
+        call: User function.
+        prepare: Called in each epoch before the init barrier.
+        final_barrier: Whether to wait for all workers before completing.
+    """
     is_first = True
     while True:
         try:
@@ -71,7 +77,10 @@ async def _run(core: WorkerCore, call: Callable[[], T]) -> T:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a worker has failed for good when its code raises this, whatever else it is."""
+    """Return whether an error of the user's code fails the worker permanently.
+
+    Errors of the group and the store, interrupts and cancellations do not.
+    """
     is_of_the_group = isinstance(error, (EpochEnded, GroupTerminated, WorkerRemoved, ProcessLost, *TRANSIENT_ERRORS))
     return not (is_of_the_group or is_interrupt(error) or is_ending(error))
 
@@ -79,25 +88,25 @@ def is_failure(error: BaseException) -> bool:
 class GroupWorker(Closes):
     """One worker of a group: ``with GroupWorker(store, "train", workers=4, info=info) as worker: worker.run(main)``.
 
-    ``with`` joins, and at its end completes, or fails if an error ends it. A worker has an id from 0, without gaps, and
-    the same one after a restart, by its key. When a worker is lost while the group is on, all begin again: that is an
-    *epoch*. Construction does no I/O. Safe to share between threads, which are then one worker. A paused process may go
-    on for a while: pass ``worker.fence`` to every write that matters.
+    ``with`` joins the group. At its end the worker completes, or fails if an error leaves the block. Ranks start at 0,
+    have no gaps, and are kept over restarts by key. When a worker is lost while the group runs, all workers restart in
+    the next *epoch*. Construction does no I/O. Thread-safe: threads that share it act as one worker. A paused process
+    may continue for a while after it was replaced: pass ``worker.fence`` to every write that matters.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        group: the group's name.
-        workers: create the group, with so many workers, if there is none; a group that is there keeps its number. None
-            waits for somebody to submit it.
-        run: refuse any other run of the group than this one.
-        key: who we are, the same after a restart, and nobody else's; one segment of a key. None takes ip and first
-            port of ``info``.
-        info: what the others see of us.
-        namespace: groups groups: those of different namespaces may have the same name.
-        session: the session to live by; it stays the caller's. None takes the store's primary session.
-        replace: whether to take over at once from a live process of the same key. By default ``join`` waits until the
-            session of that process has ended. With ``replace`` its fence is refused from then on, but it may believe
-            that it is in the group, and continue its work, until it learns of this or its session ends.
+        store: The store, or a namespace of it. It is not closed.
+        group: Name of the group.
+        workers: Create the group with this number of workers if it does not exist; an existing group keeps its number.
+            None waits until another client submits the group.
+        run: Required run of the group; any other is refused.
+        key: Unique name that identifies this worker over restarts; one segment of a key. None uses the IP address and
+            first port of ``info``.
+        info: Information that the other workers see.
+        namespace: Namespace of the group; groups of different namespaces may have the same name.
+        session: Session that the worker uses; it is not closed. None uses the store's primary session.
+        replace: Whether to take over at once from a running process with the same key. By default ``join`` waits until
+            the session of that process has ended. With ``replace`` its fence is refused from then on, but it may
+            continue its work until it learns of the takeover or its session ends.
     """
 
     def __init__(
@@ -114,9 +123,9 @@ class GroupWorker(Closes):
         replace: bool = False,
     ) -> None:
         store, keys = resolve_group(store, group, namespace)
-        told = resolve_key(key, info or WorkerInfo(), f"worker of group {group!r}")
+        own_info = resolve_key(key, info or WorkerInfo(), f"worker of group {group!r}")
         create = None if workers is None else GroupRecord("", check_worker_count(workers))
-        joiner = Joiner(store, keys, told, run=run, create=create, replace_live=replace)
+        joiner = Joiner(store, keys, own_info, run=run, create=create, replace_live=replace)
         self._core = WorkerCore(store, keys, joiner, session)
 
     def __repr__(self) -> str:
@@ -141,96 +150,96 @@ class GroupWorker(Closes):
         finally:
             await steps_of(self.close)()
 
-    # Joiner and leaving
+    # Joining and leaving
 
     @driven
     async def join(self, timeout_s: float | None = 60.0) -> WorkerInfo:
-        """Take an id: the next one, or, by our key, the one we had before.
+        """Join the group with the next rank, or with the previous rank of this key.
 
         Args:
-            timeout_s: seconds to wait for the group to be submitted, for a turn, and for the end of a namesake; None
-                for ever, 0 tries once.
+            timeout_s: Seconds to wait for the group to be submitted, for a turn, and for the end of an earlier process
+                with the same key. None waits forever, 0 tries once.
         Returns:
-            What the group knows of us.
+            The worker's record.
         Raises:
-            GroupFull: every id is taken by another.
-            WrongRun: the group is in another run than the one we were told.
-            RestartsExceeded: our process was started too often; the group has failed.
-            GroupTerminated: the group has ended.
-            NodeIdInUse: another live process has our key.
-            WaitTimeout: nobody submitted the group, or others kept joiner; nothing of us is left count_behind.
+            GroupFull: Every rank is taken by another worker.
+            WrongRun: The group is in another run than the required one.
+            RestartsExceeded: This worker was restarted too often. The group has failed.
+            GroupTerminated: The group has ended.
+            NodeIdInUse: Another running process has the same key.
+            WaitTimeout: The group was not submitted, or other workers kept joining. Nothing is left behind.
         """
         return (await self._core.join(timeout_s)).info
 
     @driven
     async def complete(self) -> None:
-        """Our part is done: we are not run again, and barriers do not wait for us any more. Twice is fine.
+        """Record that this worker has completed. It is not run again, and barriers do not wait for it. Idempotent.
 
         Raises:
-            EpochEnded: another worker was lost before: our part has to be run again.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            EpochEnded: Another worker was lost before, so the work must be repeated.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         await self._core.complete()
 
     @driven
     async def fail(self, why: str) -> None:
-        """We cannot go on, and nobody else can do our part: the group fails. Twice is fine."""
+        """Fail the group because this worker cannot continue and no other can do its part. Idempotent."""
         await self._core.fail(why)
 
     @driven
     async def leave(self) -> None:
-        """Leave the group. The last one to leave a group that has ended removes it.
+        """Leave the group. The last worker to leave an ended group removes it.
 
-        While the group is on, this is a fault like a death: all begin again once somebody is back with our key.
+        Leaving a running group is like a crash: all workers restart once a process with this key is back.
         """
         await self._core.leave()
 
     @ending
     async def close(self) -> None:
-        """Leave, if we are in, and stop. From any thread; twice is fine."""
+        """Leave the group if the worker has joined, and stop. Idempotent; callable from any thread."""
         if not self._core.waits.home.is_foreign:
             await self._core.close()
 
-    # What we know of ourselves, without I/O
+    # Own state, without I/O
 
     @property
     def info(self) -> WorkerInfo:
-        """What the group knew of us when we joined."""
+        """The worker's record as it joined. No I/O."""
         return self._core.require_membership().info
 
     @property
     def rank(self) -> int:
-        """Our id."""
+        """The worker's rank. No I/O."""
         return self._core.require_membership().info.rank
 
     @property
     def run_id(self) -> str:
-        """The run of the group that we are in."""
+        """The ID of the run that the worker has joined. No I/O."""
         return self._core.require_membership().keys.run
 
     @property
     def restarts(self) -> int:
-        """How often our process was started again."""
+        """How often the worker's process was restarted. No I/O."""
         return self._core.require_membership().info.restarts
 
     @property
     def epoch(self) -> int:
-        """The epoch we are in: that of the last ``initialize``, or in which we joined."""
+        """The number of the current epoch: the one of the last ``initialize``, or in which the worker joined."""
         return self._core.current_epoch().epoch
 
     @property
     def fence(self) -> Fence:
-        """The check for every write of ours in this epoch; its ``token`` grows with each restart and each epoch."""
+        """The fence for this worker's writes in this epoch. Its ``token`` grows with each restart and each epoch."""
         return self._core.current_epoch().fence
 
     @property
     def lost(self) -> Signal:
-        """Set once we are not in the group any more, otherwise than by leaving."""
+        """A signal that is set when the worker is no longer in the group, except by leaving."""
         return self._core.lost
 
     @property
     def is_alive(self) -> bool:
-        """True while our session lasts, by our own clock, and we have not seen that we are out of the group.
+        """True while the session lasts by the local clock and the worker is not known to be out of the group.
 
         While it is True no other process is this worker, unless that process joined with ``replace=True``.
         """
@@ -238,37 +247,41 @@ class GroupWorker(Closes):
         return membership is not None and self._core.exit_error is None and membership.session.remaining_s() > 0.0
 
     def guard_work(self, margin_s: float | None = None) -> Work:
-        """A token that tells work to stop when the epoch is over, and before our session can end; see ``Work``."""
+        """Return a token that stops work when the epoch ends, and before the session can expire. See ``Work``."""
         return self._core.current_epoch().ownership.guard_work(margin_s)
 
     def on_event(self, fn: Callable[[GroupEvent], None]) -> Callable[[], None]:
-        """Call ``fn`` with every event of the group, in order, in a thread for that; returns what ends it.
+        """Call ``fn`` with every event of the group, in order, in a separate thread.
 
-        The first listener gets those since we joined. Who came back gets the last ``all_joined`` first.
+        The first listener gets the events since this worker joined. After a restart it gets the last ``all_joined``
+        event first.
+
+        Returns:
+            A function that removes the listener.
         """
         return self._core.events.on_event(fn)
 
-    # The others
+    # Members
 
     @driven
     async def members(self) -> list[WorkerInfo]:
-        """Every worker that has an id, by id: those that are lost, have left or completed, too."""
+        """Return the records of all workers with a rank, sorted by rank, including lost and completed ones."""
         return await self._core.members()
 
     @driven
     async def running(self) -> list[WorkerInfo]:
-        """The workers that live, by id."""
+        """Return the records of the running workers, sorted by rank."""
         membership = self._core.require_membership()
         live = {entry.key for entry in await ask(self._core.store.list, membership.keys.leases)}
         return [info for info in await self._core.members() if membership.keys.lease(info.rank) in live]
 
     @driven
     async def wait_for_all(self, timeout_s: float | None = None) -> list[WorkerInfo]:
-        """Every worker, by id, once all have joined.
+        """Wait until all workers have joined, and return their records sorted by rank.
 
         Raises:
-            WaitTimeout: some have not; the message names their ids.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            WaitTimeout: Some have not joined; the message names their ranks.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         core, membership = self._core, self._core.require_membership()
         patience = Patience(core.store.clock, timeout_s)
@@ -281,20 +294,21 @@ class GroupWorker(Closes):
                 record = record_or_none(batch[-1].entry if batch else None, membership.keys.run)
                 if record is None:
                     raise await explain_exit(core.store, membership) or GroupTerminated(
-                        f"{core.what}: the group is no more"
+                        f"{core.what}: the group no longer exists"
                     )
                 if record.is_full:
                     return await core.members()
 
     async def _missing(self, timeout_s: float | None) -> WaitTimeout:
+        """Build the timeout error that names the ranks without a worker."""
         snapshot = await self._core.snapshot()
         there = {info.rank for info in await self._core.members()}
         missing = summarize([number for number in range(snapshot.record.workers) if number not in there])
-        return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ids after {timeout_s} s: {missing}")
+        return WaitTimeout(f"group {self._core.keys.group!r}: no worker has these ranks after {timeout_s} s: {missing}")
 
     @driven
     async def peer(self, number: int) -> WorkerInfo | None:
-        """One other worker as it is now, if it lives: two reads, whatever the number of workers."""
+        """Return the record of the running worker with this rank, or None. Takes two reads for any group size."""
         store, keys = self._core.store, self._core.require_membership().keys
         live = await ask(store.get, keys.lease(number))
         key = "" if live is None else read_key(live)
@@ -303,63 +317,63 @@ class GroupWorker(Closes):
 
     @driven
     async def size(self) -> int:
-        """How many workers the group has now."""
+        """Return the current number of workers of the group."""
         return (await self._core.snapshot()).record.workers
 
     @driven
     async def update_info(self, info: WorkerInfo) -> None:
-        """Say something else of ourselves, from now on: a port that is another one in each epoch.
+        """Replace the information that the other workers see, such as a port that changes in each epoch.
 
         Args:
-            info: what the others see of us; our id, key and counts stay.
+            info: New information. Rank, key and counters are kept.
         Raises:
-            EpochEnded: another worker was lost: nothing was written.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            EpochEnded: Another worker was lost; nothing was written.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         await self._core.update_info(info)
 
     @driven
     async def check(self) -> None:
-        """Ask the store whether we are in the group, and the epoch goes on: sooner than a watch would tell.
+        """Ask the store whether this worker is in the group and its epoch continues. Faster than waiting for a watch.
 
         Raises:
-            EpochEnded: another worker was lost.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            EpochEnded: Another worker was lost.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         await self._core.check()
 
-    # Meeting
+    # Barriers
 
     @driven
     async def barrier(self, name: str = "default", timeout_s: float | None = None) -> int:
-        """Wait until all workers that have not completed are here.
+        """Wait until all workers that have not completed have arrived.
 
         Args:
-            name: one of any number of barriers; one segment of a key.
-            timeout_s: seconds; the time of who comes first holds for all. None waits for ever.
+            name: Name of the barrier, one segment of a key. A group may use any number of barriers.
+            timeout_s: Seconds to wait. The timeout of the first worker to arrive applies to all. None waits forever.
         Returns:
             The generation that passed: 0 for the first one in this epoch.
         Raises:
-            BarrierBroken: somebody had no more time; the message names who was missing. The next generation is open.
-            EpochEnded: a worker was lost: go back, and ``initialize``.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            BarrierBroken: The timeout has passed; the message names the missing workers. The next generation is usable.
+            EpochEnded: A worker was lost: call ``initialize`` again.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         check_member(name, "barrier")
         if name in {INIT, FINAL}:
-            raise ValueError(f"barrier {name!r} is latchwork's own; use another name")
+            raise ValueError(f"barrier {name!r} is reserved; use another name")
         return await self._core.wait_at_barrier(self._core.current_epoch(), name, timeout_s)
 
     @driven
     async def initialize(self, timeout_s: float | None = None) -> int:
-        """Go to the start line of the epoch there is, and wait until all are there: afterwards the group is healthy.
+        """Enter the current epoch and wait until all workers have entered it.
 
         Args:
-            timeout_s: seconds; the time of who comes first holds for all. None waits for ever.
+            timeout_s: Seconds to wait. The timeout of the first worker to arrive applies to all. None waits forever.
         Returns:
-            The epoch.
+            The number of the epoch.
         Raises:
-            BarrierBroken: somebody did not come in time.
-            GroupTerminated, WorkerRemoved, SessionLost: we are not in the group any more.
+            BarrierBroken: A worker did not arrive in time.
+            GroupTerminated, WorkerRemoved, SessionLost: This worker is not in the group anymore.
         """
         return (await self._core.initialize(timeout_s)).epoch
 
@@ -373,21 +387,22 @@ class GroupWorker(Closes):
         final_barrier: bool = True,
         prepare: Callable[[GroupWorker], object] | None = None,
     ) -> T | None:
-        """Go to the start line, call ``main(self)``, wait_at_barrier all at the wait_at_final_barrier, and complete; again after a fault.
+        """Initialize, call ``main(self)``, wait for all workers to finish, and complete. Repeat after a loss.
 
         Args:
-            main: is called again in each epoch, at most ``max_executions`` times more. What it raises fails the group,
-                unless another worker was lost before that: then it is called again. That the store could not be
-                reached (``Unavailable``, ``OutcomeUnknown``) or that our session ended (``SessionLost``) is raised
-                and fails nothing: join again.
-            final_barrier: whether all wait_at_barrier before they complete, so that a worker that is lost late has the others run
-                again, too. It has no deadline.
-            prepare: is called before the start line of each epoch: what it tells, all know when ``main`` is called.
+            main: Called once in each epoch, repeated at most ``max_executions`` times. An error that it raises fails
+                the group, unless another worker was lost before: then ``main`` is called again. Errors of the store
+                (``Unavailable``, ``OutcomeUnknown``) and the end of the session (``SessionLost``) are raised without
+                failing the group: join again.
+            final_barrier: Whether all workers meet before they complete, so that a late loss makes the others run again
+                too. This barrier has no timeout.
+            prepare: Called in each epoch before all workers meet, for example to publish information for ``main``.
         Returns:
-            What ``main`` returned; None if our part was done before we came back.
+            The result of ``main``; None if this worker had already completed.
         Raises:
-            GroupTerminated, WorkerRemoved, SessionLost, RestartsExceeded: we are not in the group any more, or it has failed.
-            Exception: what ``main`` raises.
+            GroupTerminated, WorkerRemoved, SessionLost: The worker is out of the group, or the group has failed.
+            RestartsExceeded: The function was run too often.
+            Exception: The error of ``main``.
         """
         before = None if prepare is None else partial(prepare, self)
         return await run_until_complete(self._core, partial(main, self), before, final_barrier=final_barrier)

@@ -1,4 +1,4 @@
-"""`latchwork workers`: groups of workers, submitted, listed, scaled and ended; and any program run as their workers."""
+"""`latchwork workers`: worker groups, created, listed, scaled and ended; and any program run as a worker group."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from latchwork.worker_group import (
 from latchwork.worker_group import submit as submit_group
 from latchwork.worker_group.agent import AgentSpec, LocalAgent, SlotState
 
-#: How often it is looked whether there is something new to show.
+#: Seconds between updates of the display.
 _LOOK_S = 0.25
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The name of a group: one segment of a key.")]
 Namespace = Annotated[str, typer.Option("--namespace", metavar="KEY", help="The namespace of the group.")]
-#: Of the ids that are missing so many are named.
+#: Number of missing ranks that are named.
 _FEW = 8
 
 
@@ -55,21 +55,21 @@ _FEW = 8
 )
 def run(
     group_name: GroupName,
-    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command; no shell reads it.")],
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command, run without a shell.")],
     *,
     workers: Annotated[
-        int, typer.Option("-n", "--workers", min=1, max=100_000, help="How many workers the group has, on all hosts.")
+        int, typer.Option("-n", "--workers", min=1, max=100_000, help="Number of workers on all hosts.")
     ],
     per_host: Annotated[
         int | None,
-        typer.Option(min=1, show_default=False, help="How many of them run here.  [unless given: all]"),
+        typer.Option(min=1, show_default=False, help="Number of workers that run here.  [unless given: all]"),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="By what this host is known after a restart.  [unless given: its host name]",
+            help="Name that identifies this host over restarts.  [unless given: its host name]",
         ),
     ] = None,
     address: Annotated[
@@ -81,7 +81,7 @@ def run(
         ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often the process of one worker is started again before the group fails.")
+        int, typer.Option(min=0, help="Restarts of one worker's process before the group fails.")
     ] = 5,
     grace_s: Annotated[float, typer.Option(min=0.0, help="Seconds between SIGTERM and SIGKILL.")] = 5.0,
     ttl_s: Annotated[
@@ -89,7 +89,7 @@ def run(
         typer.Option(
             min=0.1,
             show_default=False,
-            help="Seconds after which the others know that this host is dead. Unless given: that of the URL, else 10.",
+            help="Session TTL, after which this host counts as lost.  [unless given: that of the URL, else 10]",
         ),
     ] = None,
     join_s: Annotated[
@@ -97,9 +97,7 @@ def run(
     ] = 60.0,
     logs: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", show_default=False, help="The output of worker I goes to FOLDER/I.log, at its end."
-        ),
+        typer.Option(metavar="FOLDER", show_default=False, help="Append the output of worker I to FOLDER/I.log."),
     ] = None,
     only_run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", show_default=False, help="Refuse any other run of the group.")
@@ -108,14 +106,14 @@ def run(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Run a command N times as the workers of a group, and end as the group does: 0 when all have completed, else 1.
+    """Run a command N times as the workers of a group, and exit with 0 when all have completed, else 1.
 
     Each process gets LATCHWORK_WORKER_ID, LATCHWORK_WORKERS, LATCHWORK_RUN, LATCHWORK_EPOCH, RANK, WORLD_SIZE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. None starts before all of the group are there. When one
-    ends with an error, or a host is lost, all are ended and start again, with the same ids and another
-    LATCHWORK_EPOCH. They end with this command, also when it is killed. Ctrl-C terminates the group; SIGTERM does if all
-    its workers run here, else the others wait for this host to come back. With --json the outcome goes to stdout at
-    the end: give --logs too, or what the processes print is there as well.
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The processes start once all workers of the group have
+    joined. When one exits with an error, or a host is lost, all are stopped and restarted with the same ranks and
+    another LATCHWORK_EPOCH. They end with this command, even if it is killed. Ctrl-C terminates the group. SIGTERM
+    does so if all its workers run here, else the others wait for this host to return. With --json the outcome is
+    printed to stdout at the end: also pass --logs, or the output of the processes is mixed in.
     """
     where = wanted_url(url)
     quiet_logs()
@@ -146,7 +144,7 @@ def run(
         except (KeyboardInterrupt, Terminated) as error:
             if order.is_single_host or isinstance(error, KeyboardInterrupt):
                 with suppress(LatchworkError):
-                    agent.handle.terminate(f"it was interrupted on {name}")
+                    agent.handle.terminate(f"interrupted on {name}")
             raise
     if as_json:
         say_json(_as_json(agent, status))
@@ -154,7 +152,7 @@ def run(
 
 
 def _show(agent: LocalAgent, *, live: bool) -> None:
-    """Until no process runs: a table on a terminal, if that is ours alone; else a line for each change."""
+    """Show the slots until no process runs: as a live table, or as one line per change."""
     out = console(err=True)
     if live and out.is_terminal:
         with Live(console=out, auto_refresh=False) as table:
@@ -174,7 +172,7 @@ def _table(slots: list[SlotState]) -> Group:
     rows = [
         {
             "slot": str(state.slot),
-            "id": str(state.rank),
+            "rank": str(state.rank),
             "state": state.state,
             "pid": "" if state.pid is None else str(state.pid),
             "epoch": str(state.epoch),
@@ -183,11 +181,11 @@ def _table(slots: list[SlotState]) -> Group:
         }
         for state in slots
     ]
-    return Group(Grid(rows, right=("slot", "id", "pid", "epoch", "restarts")))
+    return Group(Grid(rows, right=("slot", "rank", "pid", "epoch", "restarts")))
 
 
 def _line(state: SlotState, told: dict[int, str]) -> str:
-    """A change, with how the last process ended when that is new."""
+    """Format one change, with the end of the last process if it is new."""
     process = "" if state.pid is None else f" as process {state.pid}"
     again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
     why = f": {state.why}" if state.pid is None and state.why != told.get(state.slot, "") else ""
@@ -196,7 +194,7 @@ def _line(state: SlotState, told: dict[int, str]) -> str:
 
 
 def _outcome(agent: LocalAgent) -> GroupStatus:
-    """How the group has ended; with workers of ours out of it, how it is."""
+    """Return the final status, or the current one if workers of this host are out of the group."""
     return agent.handle.status() if agent.errors else agent.wait_for_group()
 
 
@@ -231,19 +229,19 @@ def _code(agent: LocalAgent, status: GroupStatus) -> int:
 def submit(
     group_name: GroupName,
     *,
-    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=100_000, help="How many workers it has.")],
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, max=100_000, help="Number of workers.")],
     max_restarts: Annotated[
         int,
-        typer.Option(min=0, help="How often the process of one worker may be started again before the group fails."),
+        typer.Option(min=0, help="Restarts of one worker's process before the group fails."),
     ] = 5,
     max_executions: Annotated[
-        int, typer.Option(min=0, help="How often the function of one worker may be run again before the group fails.")
+        int, typer.Option(min=0, help="Repeated executions of one worker's function before the group fails.")
     ] = 5,
     label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Shown with the group; may be repeated.")
+        list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="Label to show with the group; repeatable.")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also take the place of a group that nobody has joined yet.")
+        bool, typer.Option("--replace", help="Also replace a group that no worker has joined yet.")
     ] = False,
     namespace: Namespace = "default",
     url: Url = None,
@@ -251,8 +249,8 @@ def submit(
 ) -> None:
     """Create a group, so that workers can join it.
 
-    What is left of an earlier run with no live worker is replaced; a group with live workers is refused, and so is one
-    that nobody has joined yet.
+    The remains of an earlier run without running workers are replaced. A group with running workers is refused, and
+    so is one that no worker has joined yet.
     """
     labels = dict(map(_label, label or ()))
     with open_store(url, of_cluster=False) as store:
@@ -273,13 +271,13 @@ def submit(
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"--label {text!r} is no NAME=TEXT, for example --label team=vision")
+        raise UsageError(f"--label {text!r} is not NAME=TEXT, for example --label team=vision")
     return name, value
 
 
 @command("latchwork workers list", "latchwork workers list --json")
 def list_groups(*, namespace: Namespace = "default", url: Url = None, as_json: Json = False) -> None:
-    """List groups: those that are on, and how the last runs of the others ended."""
+    """List the running groups, and how the last runs of the others ended."""
     with open_store(url, of_cluster=False) as store:
         state = inspect(store, namespace=namespace)
     if as_json:
@@ -320,14 +318,14 @@ def _ended_row(name: str, head: GroupRecord) -> dict[str, str]:
 
 
 def _state(status: GroupStatus) -> str:
-    return f"{status.state} faulty" if status.is_restarting else status.state
+    return f"{status.state} restarting" if status.is_restarting else status.state
 
 
 @command("latchwork workers show train", "latchwork workers show train --json")
 def show_group(
     group_name: GroupName, *, namespace: Namespace = "default", url: Url = None, as_json: Json = False
 ) -> None:
-    """Show a group: its workers, who lives, and who is missing at which barrier since when."""
+    """Show a group: its workers, which of them are running, and which are missing at a barrier."""
     with open_store(url, of_cluster=False) as store:
         state = inspect_group(store, group_name, namespace=namespace)
         ended = None if state is not None else dict(inspect(store, namespace=namespace).ended).get(group_name)
@@ -352,25 +350,26 @@ def _show_state(state: GroupDetails) -> None:
     status = state.status
     say(
         f"{status.name}: {_state(status)}, run {status.run}, epoch {status.epoch}; "
-        f"{status.joined} of {counted(status.workers, 'worker')} joined, {status.completed} completed{_because(status.why)}"
+        f"{status.joined} of {counted(status.workers, 'worker')} joined, "
+        f"{status.completed} completed{_because(status.why)}"
     )
     if state.master is not None:
         say(f"master: {state.master.address} ({state.master.process})")
     if state.workers:
-        show(Grid([_worker_row(info, state.live) for info in state.workers], right=("id", "restarts")))
+        show(Grid([_worker_row(info, state.live) for info in state.workers], right=("rank", "restarts")))
     for name, barrier in state.barriers:
         if barrier.parties:
             show(Line(f"barrier {name}: {_barrier(state, barrier)}", "yellow"))
     if status.missing and not status.ended:
-        show(Line(f"missing ids: {_some(status.missing)}", "yellow"))
+        show(Line(f"missing ranks: {_some(status.missing)}", "yellow"))
 
 
 def _worker_row(info: WorkerInfo, live: Iterable[int]) -> dict[str, str]:
     return {
-        "id": str(info.rank),
+        "rank": str(info.rank),
         "key": info.key,
         "status": info.status,
-        "live": "yes" if info.rank in live else "no",
+        "running": "yes" if info.rank in live else "no",
         "restarts": str(info.restarts),
         "node": info.node or info.ip,
     }
@@ -389,7 +388,7 @@ def _barrier(state: GroupDetails, barrier: BarrierState) -> str:
 def _some(numbers: Iterable[int]) -> str:
     shown = list(numbers)
     more = f" and {len(shown) - _FEW} more" if len(shown) > _FEW else ""
-    return (", ".join(map(str, shown[:_FEW])) or "nobody") + more
+    return (", ".join(map(str, shown[:_FEW])) or "none") + more
 
 
 @command("latchwork workers events train", "latchwork workers events train -f --json")
@@ -397,15 +396,15 @@ def events(
     group_name: GroupName,
     *,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with what happens, until the group ends.")
+        bool, typer.Option("-f", "--follow", help="Keep printing new events until the group ends.")
     ] = False,
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a line.")] = False,
 ) -> None:
-    """Print what has happened in a group, in order: joins, losses, new epochs and the end.
+    """Print the events of a group in order: joins, losses, new epochs and the end.
 
-    The events go with the group: of what happens in its last moment some may not be printed, see `workers show`.
+    The events are removed with the group, so the very last ones may not be printed. See `workers show`.
     """
     with open_store(url, of_cluster=False) as store:
         handle = _found(store, group_name, namespace)
@@ -416,12 +415,12 @@ def events(
                 for event in found:
                     _print_event(event, as_json=as_json)
                     last = event.number
-                if not follow or not _goes_on(watch, store, handle, namespace):
+                if not follow or not _await_change(watch, store, handle, namespace):
                     return
 
 
-def _goes_on(watch: Watch, store: Store, handle: GroupHandle, namespace: str) -> bool:
-    """Wait for the next change of the group; False once this run of it is no more."""
+def _await_change(watch: Watch, store: Store, handle: GroupHandle, namespace: str) -> bool:
+    """Wait for the next change of the group. Return False if its run no longer exists."""
     watch.next(None)
     found = find(store, handle.name, namespace=namespace)
     return found is not None and found.run == handle.run
@@ -438,13 +437,13 @@ def _print_event(event: GroupEvent, *, as_json: bool) -> None:
 @command("latchwork workers scale train 8")
 def scale(
     group_name: GroupName,
-    workers: Annotated[int, typer.Argument(metavar="N", min=1, max=100_000, help="How many workers it is to have.")],
+    workers: Annotated[int, typer.Argument(metavar="N", min=1, max=100_000, help="New number of workers.")],
     *,
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Change how many workers a group has. Fewer: those with the highest ids are removed, and have to stop."""
+    """Change the number of workers of a group. Workers with the highest ranks are removed first and must stop."""
     with open_store(url, of_cluster=False) as store:
         _found(store, group_name, namespace).scale(workers)
     told(
@@ -458,12 +457,12 @@ def scale(
 def terminate(
     group_name: GroupName,
     *,
-    why: Annotated[str, typer.Option(metavar="TEXT", help="What its workers are told.")] = "it was terminated",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason that its workers get.")] = "it was terminated",
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """End a group: every worker is told to stop, and nothing it writes for the group lands any more."""
+    """End a group: its workers are signaled to stop, and their fenced writes are refused."""
     with open_store(url, of_cluster=False) as store:
         handle = _found(store, group_name, namespace)
         handle.terminate(why)
@@ -473,7 +472,7 @@ def terminate(
 def _found(store: Store, group_name: str, namespace: str) -> GroupHandle:
     handle = find(store, group_name, namespace=namespace)
     if handle is None:
-        raise UsageError(f"there is no group {group_name!r} that runs; see latchwork workers list")
+        raise UsageError(f"there is no running group {group_name!r}; see latchwork workers list")
     return handle
 
 
@@ -482,20 +481,18 @@ def sweep(
     *,
     watch_s: Annotated[
         float,
-        typer.Option(
-            min=0.0, help="Go on for so many seconds: a group that is on is removed if nobody was in it for that time."
-        ),
+        typer.Option(min=0.0, help="Keep sweeping for so many seconds, to remove running groups without workers."),
     ] = 0.0,
     abandon_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without anybody after which a group that is on is removed.")
+        float, typer.Option(min=1.0, help="Seconds without workers after which a running group is removed.")
     ] = 600.0,
     namespace: Namespace = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Remove what nobody is in any more: groups that have ended, and what is left of earlier runs.
+    """Remove ended groups without workers, and the remains of earlier runs.
 
-    A group that is on, and that nobody is in, is removed only after this command has watched it for --abandon-s.
+    A running group without workers is removed only after this command has watched it for --abandon-s.
     """
     with open_store(url, of_cluster=False) as store:
         sweeper = GroupSweeper(store, namespace=namespace, abandon_s=abandon_s)
@@ -509,7 +506,7 @@ def sweep(
             swept.ended += more.ended
     line = (
         f"removed {counted(len(swept.groups), 'group')}, {counted(len(swept.runs), 'old run')}, "
-        f"{counted(len(swept.ended), 'record')} of how groups ended"
+        f"{counted(len(swept.ended), 'final record')}"
     )
     told(line, to_builtins(swept), as_json=as_json)
 
