@@ -9,7 +9,7 @@ DEFECTS = (
         "Plans",
         "an end readies a task that waits for an unwritten end",
         "plans/completion.py",
-        "                    gone |= dict.fromkeys((*flying, *came.get(each, ())))\n",
+        "                    ended_deps |= dict.fromkeys((*in_flight, *came.get(each, ())))\n",
         "",
         id_of("plans/ends", "an_end_does_not_make_ready_what_waits_for_one_that_was_to_come_before_it", on="memory"),
     ),
@@ -25,8 +25,8 @@ DEFECTS = (
         "Plans",
         "a task becomes ready without checking the plan",
         "plans/states.py",
-        "        return Edit([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
-        "        return Edit([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
+        "        return TxnPart([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
+        "        return TxnPart([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
         id_of("plans/readiness", "what_failed_since_the_plan_was_read_makes_nothing_ready", on="memory"),
     ),
     Defect(
@@ -34,7 +34,7 @@ DEFECTS = (
         "a result that was not propagated is forgotten",
         "plans/hooks.py",
         "        if task.record.state is TaskState.DONE:\n"
-        "            await self._progress.propagate(plan_id, seen, task)\n",
+        "            await self._propagation.propagate(plan_id, seen, task)\n",
         "        if task.record.state is TaskState.DONE:\n",
         id_of("plans/propagation", "a_result_that_was_not_propagated_is_propagated_without_another_call", on="memory"),
     ),
@@ -42,7 +42,7 @@ DEFECTS = (
         "Plans",
         "nobody ends a plan whose last tasks ended together",
         "plans/completion.py",
-        "            await self._progress.complete(plan_id)\n",
+        "            await self._propagation.complete(plan_id)\n",
         "            pass\n",
         id_of(
             "plans/ends",
@@ -54,8 +54,8 @@ DEFECTS = (
         "Plans",
         "the end of a child plan does not check the waiting task",
         "plans/wakeups.py",
-        "    edit = Edit([At(task.entry)], [])\n",
-        "    edit = Edit([], [])\n",
+        "    edit = TxnPart([At(task.entry)], [])\n",
+        "    edit = TxnPart([], [])\n",
         id_of("plans/child_plans", "the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other", on="memory"),
     ),
     Defect(

@@ -28,7 +28,7 @@ def plans(store):
 
 
 @pytest.fixture
-def place(store):
+def plan_store(store):
     return PlanStore(store, "default")
 
 

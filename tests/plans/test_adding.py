@@ -17,7 +17,7 @@ def test_tasks_are_added_to_a_plan_that_runs(plans, worker):
     behind_done = handle.add(add, done, 4)
     assert handle.result(behind_done, WAIT_S) == 7
     behind_held = handle.add(echo, held, name="behind")
-    assert handle.why(behind_held) == ["held"]
+    assert handle.pending_deps(behind_held) == ["held"]
     with pytest.raises(DuplicateTask):
         handle.add(add, 1, name="behind")
     with pytest.raises(NoSuchTask, match="nowhere"):

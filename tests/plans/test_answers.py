@@ -64,7 +64,7 @@ def test_a_start_that_lands_while_it_is_sent_again_is_one_start(store, plans, mo
         return commit(checks, ops)
 
     builder = wide(plans, "p")
-    monkeypatch.setattr(builder._start.__self__._place.store, "commit", lands_late)
+    monkeypatch.setattr(builder._start.__self__._plan_store.store, "commit", lands_late)
     handle = builder.start()
     monkeypatch.undo()
     with PlanWorker(store, slots=4, functions=FUNCTIONS):

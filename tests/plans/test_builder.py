@@ -6,10 +6,10 @@ import pytest
 
 from latchwork.errors import InvalidKey
 from latchwork.plans import DuplicateTask, ForeignRef, PlanBuilder, Ref, WrongState
-from latchwork.plans.builder import Draft, PlanOptions
+from latchwork.plans.builder import PlanDraft, PlanOptions
 from latchwork.plans.keys import Keys
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
-from latchwork.plans.states import MOST_TOGETHER, Edges
+from latchwork.plans.states import MAX_LINKED, Transitions
 from latchwork.tasks import Functions, NotSerializable, Payloads, Retry, StoredRetry, UnknownFunction
 from latchwork.types import Create, Entry
 
@@ -41,7 +41,7 @@ def plan(started):
 
 
 def builder(plan_id, started, **options):
-    draft = Draft(plan_id, PlanOptions(**options))
+    draft = PlanDraft(plan_id, PlanOptions(**options))
     return PlanBuilder(draft, FUNCTIONS, Payloads(), lambda draft: started.append(draft) or f"handle {draft.id}")
 
 
@@ -53,7 +53,7 @@ def test_a_plan_has_its_calls_in_order_with_what_depends_on_what(plan, started):
     assert list(records) == ["t00000", "t00001", "wed", "total"]
     assert records["total"].deps == ("t00000", "t00001", "wed")
     assert records["total"].args_from == ("t00000", "t00001")
-    assert records["t00000"].succ == records["wed"].succ == ("total",)
+    assert records["t00000"].successors == records["wed"].successors == ("total",)
     assert records["wed"].retry.attempts == 3
     assert records["wed"].timeout_s == 5.0
     assert [each.number for each in records.values()] == [0, 1, 2, 3]
@@ -169,20 +169,27 @@ def test_records_come_back_as_they_were_stored():
 
 
 def test_the_largest_end_is_within_what_a_transaction_may_have():
-    edges, seen = Edges(Keys("default"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
-    succ = tuple(f"s{number}" for number in range(MOST_TOGETHER))
-    ended = task("t", TaskState.READY, succ=succ)
-    edit = edges.passed_on("p", seen, ended, b"", ready=[task(s) for s in succ[:20]], gone=succ)
+    transitions, seen = Transitions(Keys("default"), put_item), (task("p").entry, PlanRecord(PlanState.READY))
+    successors = tuple(f"s{number}" for number in range(MAX_LINKED))
+    ended = task("t", TaskState.READY, successors=successors)
+    edit = transitions.complete_delegating(
+        "p", seen, ended, b"", ready=[task(s) for s in successors[:20]], ended_deps=successors
+    )
     assert edit is not None
     assert len(edit.ops) + 3 <= 100
     assert len(edit.checks) + 4 <= 100
-    assert edges.passed_on("p", seen, ended, b"", ready=[task(s) for s in succ], gone=map(str, range(90))) is None
+    assert (
+        transitions.complete_delegating(
+            "p", seen, ended, b"", ready=[task(s) for s in successors], ended_deps=map(str, range(90))
+        )
+        is None
+    )
 
 
 def test_a_plan_of_wide_tasks_is_built_by_two_keys_for_each_however_many_edges():
-    edges = Edges(Keys("default"), put_item)
+    transitions = Transitions(Keys("default"), put_item)
     deps = tuple(f"d{number}" for number in range(1000))
     tasks = [(f"t{number}", TaskRecord(TaskState.WAITING, number, "f", deps)) for number in range(100)]
-    edits = edges.built("p", tasks)
+    edits = transitions.write_tasks("p", tasks)
     assert sum(len(edit.ops) for edit in edits) == 200
     assert all(len(edit.ops) <= 100 for edit in edits)

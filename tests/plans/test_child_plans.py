@@ -6,8 +6,8 @@ import pytest
 
 from latchwork.plans import ChildPlanFailed, ForeignRef, Plans, PlanState, PlanWorker, TaskState, WrongState, child_plan
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.states import Edit
-from latchwork.plans.wakeups import wake
+from latchwork.plans.states import TxnPart
+from latchwork.plans.wakeups import wake_parent
 from latchwork.store.steps import run
 from latchwork.tasks import Functions
 from plans.work import CALLS, FUNCTIONS, GATE, WAIT_S, nothing_left, wait_until
@@ -20,7 +20,7 @@ def nested(depth: int) -> object:
     if depth == 0:
         return "the bottom"
     plan = child_plan(functions=NESTED)
-    return plan.giving(plan.add("nested", depth - 1))
+    return plan.with_result(plan.add("nested", depth - 1))
 
 
 @NESTED.task(name="empty")
@@ -67,7 +67,7 @@ def test_a_task_that_waits_for_a_plan_has_no_slot_however_deep(store, plans):
 
 
 def test_plans_are_nested_fifty_deep_at_most(store, plans, monkeypatch):
-    monkeypatch.setattr("latchwork.plans.builder.MOST_DEPTH", 2)
+    monkeypatch.setattr("latchwork.plans.builder.MAX_DEPTH", 2)
     with PlanWorker(store, functions=NESTED):
         with Plans(store, functions=NESTED).new() as plan:
             answer = plan.add(nested, 3)
@@ -133,39 +133,37 @@ def test_a_task_is_added_behind_one_that_waits_for_its_child(plans, worker):
         waits = plan.add("inner-waits", name="waits")
     wait_until(lambda: CALLS)
     late = plan.handle.add("same", waits)
-    assert plan.handle.why(late) == ["waits"]
+    assert plan.handle.pending_deps(late) == ["waits"]
     the_child(plans).cancel()
     assert plan.handle.wait(WAIT_S).state is PlanState.FAILED
 
 
-def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(store, plans, place, worker):
+def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(store, plans, plan_store, worker):
     """The one loses that read before the other wrote, whichever it is: so the task is told."""
     with plans.new() as plan:
         plan.add("inner-gate", 1, name="waits")
     assert plan.handle.wait(WAIT_S).state is PlanState.FAILED
     worker.close()
     child = the_child(plans)
-    entry, record = run(place.plan(child.id))
-    told = run(wake(place, child.id, record))  # nobody waits, as it seems
-    (task,) = run(place.tasks(plan.id, ["waits"]))
-    outer, _ = run(place.plan(plan.id))
+    entry, record = run(plan_store.read_plan(child.id))
+    told = run(wake_parent(plan_store, child.id, record))  # nobody waits, as it seems
+    (task,) = run(plan_store.read_tasks(plan.id, ["waits"]))
+    outer, _ = run(plan_store.read_plan(plan.id))
     waits = PlanRecord.of(outer.value)
-    again = place.edges.waits_again(plan.id, outer, task, task.record.now(TaskState.CHILD))
+    again = plan_store.transitions.reactivate_task(plan.id, outer, task, task.record.with_state(TaskState.CHILD))
     assert waits.state is PlanState.FAILED
-    assert run(place.commit(again))
-    end = place.edges.all_cancelled(entry, record, 0).and_also(told)
-    assert not run(place.commit(end)), "the end of the child must notice that a task waits for it now"
-    told = run(wake(place, child.id, record))
-    assert run(place.commit(Edit(end.checks[:1], end.ops).and_also(told)))
-    assert [
-        each for each in store.list("default/backlog/partitions/plans/items", recursive=True) if "~waits" in each.key
-    ]
+    assert run(plan_store.commit(again))
+    end = plan_store.transitions.end_cancel(entry, record, 0).merge(told)
+    assert not run(plan_store.commit(end)), "the end of the child must notice that a task waits for it now"
+    told = run(wake_parent(plan_store, child.id, record))
+    assert run(plan_store.commit(TxnPart(end.checks[:1], end.ops).merge(told)))
+    assert [each for each in store.list("default/queue/partitions/plans/items", recursive=True) if "~waits" in each.key]
 
 
 def test_what_cannot_be_a_child_plan_says_why(store, plans):
     plan = child_plan(functions=FUNCTIONS)
     with pytest.raises(ForeignRef, match="'nowhere' is of plan"):
-        plan.giving(type(plan.add("same", 1))("nowhere", "other"))
+        plan.with_result(type(plan.add("same", 1))("nowhere", "other"))
     with pytest.raises(WrongState, match="return it"):
         plan.start()
     with pytest.raises(ValueError, match="max_parallel must be"):

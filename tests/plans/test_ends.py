@@ -9,11 +9,11 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict
 from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
-from latchwork.plans.completion import CompletionBatcher, End, TaskEnds
-from latchwork.plans.keys import LANE, split_id
+from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
+from latchwork.plans.keys import PARTITION, split_id
 from latchwork.plans.plan_store import PlanStore
-from latchwork.plans.progress import Progress
-from latchwork.plans.records import result_value
+from latchwork.plans.progress import Propagation
+from latchwork.plans.records import encode_inline_result
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run
 from latchwork.tasks import Done, Functions, Outcome, Payloads
@@ -33,29 +33,33 @@ class Bench:
     """A started plan whose tasks are taken here, and ended by hand."""
 
     def __init__(self, store, build, **options):
-        self.store, self.place = store, PlanStore(store, "default")
+        self.store, self.plan_store = store, PlanStore(store, "default")
         with Plans(store, functions=FUNCTIONS).new(id="p", **options) as plan:
             build(plan)
-        self.entry, self.plan = run(self.place.plan("p"))
-        self.progress = Progress(self.place)
-        self.ends = TaskEnds(self.place, self.progress, None, Signal())
+        self.entry, self.plan = run(self.plan_store.read_plan("p"))
+        self.progress = Propagation(self.plan_store)
+        self.ends = CompletionBatcher(self.plan_store, self.progress, None, Signal())
         self.claims = {}
         self.take()
 
     def take(self):
         """Claim what is ready."""
-        run(self.progress.look("p", (self.entry, self.plan), [each.name for each in run(self.place.all_tasks("p"))]))
-        for claim in self.place.backlog.try_take([LANE], limit=40):
+        run(
+            self.progress.make_ready(
+                "p", (self.entry, self.plan), [each.name for each in run(self.plan_store.read_all_tasks("p"))]
+            )
+        )
+        for claim in self.plan_store.queue.try_take([PARTITION], limit=40):
             self.claims[split_id(claim.item.id)[1]] = claim
 
     def decide(self, *names, again=False):
         """How the claims of these end, decided in one round."""
-        tasks = {each.name: each for each in run(self.place.tasks("p", names))}
-        result = result_value(OUTCOME.to_bytes())
+        tasks = {each.name: each for each in run(self.plan_store.read_tasks("p", names))}
+        result = encode_inline_result(OUTCOME.to_bytes())
         made = []
         for name in names:
             seen = (None, None, None) if again else (self.plan, tasks[name], self.entry)
-            made.append(End(self.claims[name], "p", name, OUTCOME, result, *seen))
+            made.append(Completion(self.claims[name], "p", name, OUTCOME, result, *seen))
         run(self.ends._decide_once("p", made))
         return [each.ending.result(0) for each in made]
 
@@ -71,7 +75,7 @@ class Bench:
         return True
 
     def state(self, name):
-        return run(self.place.tasks("p", [name]))[0].record.state
+        return run(self.plan_store.read_tasks("p", [name]))[0].record.state
 
 
 @pytest.fixture
@@ -83,7 +87,7 @@ def two_and_sum(store):
 
 
 def test_of_ends_decided_together_each_relies_on_the_next_and_the_last_makes_ready(two_and_sum):
-    bench, keys = two_and_sum, two_and_sum.place.keys
+    bench, keys = two_and_sum, two_and_sum.plan_store.keys
     one, two = bench.decide("one", "two")
     assert Exists(keys.todo("p", "two")) in one.checks
     assert Absent(keys.todo("p", "one")) in two.checks
@@ -115,7 +119,7 @@ def test_ends_of_a_round_before_are_taken_to_be_on_their_way(two_and_sum):
     bench = two_and_sum
     (one,) = bench.decide("one")
     (two,) = bench.decide("two")
-    assert Absent(bench.place.keys.todo("p", "one")) in two.checks
+    assert Absent(bench.plan_store.keys.todo("p", "one")) in two.checks
     assert not bench.commit("one", one) or bench.commit("two", two)
     assert bench.state("sum") is TaskState.READY
 
@@ -124,10 +128,10 @@ def test_ends_that_nobody_waits_for_rely_on_a_task_outside_and_the_last_ones_end
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(4)])
     first = bench.decide("n0", "n1")
     witnesses = {check for done in first for check in done.checks if isinstance(check, Exists)}
-    assert witnesses == {Exists(bench.place.keys.todo("p", "n3"))}
+    assert witnesses == {Exists(bench.plan_store.keys.todo("p", "n3"))}
     assert [bench.commit(name, done) for name, done in zip(("n0", "n1"), first, strict=True)] == [True, True]
     last = bench.decide("n2", "n3")
-    assert run(bench.place.plan("p"))[1].state is PlanState.COMPLETED
+    assert run(bench.plan_store.read_plan("p"))[1].state is PlanState.COMPLETED
     assert [bench.commit(name, done) for name, done in zip(("n2", "n3"), last, strict=True)] == [True, True]
 
 
@@ -137,20 +141,20 @@ def test_an_end_relies_on_the_last_of_what_a_successor_waits_for_without_reading
 
     bench = Bench(store, build)
     reads = []
-    ask = bench.place.tasks
+    ask = bench.plan_store.read_tasks
 
     async def tasks(plan_id, names):
         reads.extend(names)
         return await ask(plan_id, names)
 
-    bench.place.tasks = tasks
+    bench.plan_store.read_tasks = tasks
     for name in ("n0", "n1"):
         (done,) = bench.decide(name)
-        assert Exists(bench.place.keys.todo("p", "n3")) in done.checks
+        assert Exists(bench.plan_store.keys.todo("p", "n3")) in done.checks
         assert bench.commit(name, done)
     assert "sum" not in reads
     (last,) = bench.decide("n3")  # which the others relied on: now the one before
-    assert Exists(bench.place.keys.todo("p", "n2")) in last.checks
+    assert Exists(bench.plan_store.keys.todo("p", "n2")) in last.checks
     assert bench.commit("n3", last)
     assert "sum" not in reads
     (last,) = bench.decide("n2")
@@ -166,7 +170,7 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
 
     bench = Bench(store, build)
     reads = []
-    ask, complete = bench.place.tasks, bench.progress.complete
+    ask, complete = bench.plan_store.read_tasks, bench.progress.complete
 
     async def tasks(plan_id, names):
         reads.extend(names)
@@ -176,7 +180,7 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
         reads.append("complete")
         await complete(plan_id)
 
-    bench.place.tasks, bench.progress.complete = tasks, completes
+    bench.plan_store.read_tasks, bench.progress.complete = tasks, completes
     for name in ("n2", "n0"):
         bench.decide(name, again=True)
         bench.ends._plans.clear()  # nothing is remembered, as of another worker
@@ -190,10 +194,10 @@ def test_who_has_written_results_leaves_what_waits_for_another_to_its_end_and_re
 def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long_calls(store):
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(3)])
     typical, rounds = [0.001], []
-    company = CompletionBatcher(lambda: typical[0])
-    ends = TaskEnds(bench.place, bench.progress, None, Signal(), comes=company.comes)
+    runs = RunTracker(lambda: typical[0])
+    ends = CompletionBatcher(bench.plan_store, bench.progress, None, Signal(), expects_more=runs.expects_return)
     for claim in bench.claims.values():
-        company.begun(claim)
+        runs.add(claim)
 
     async def decide(_plan_id, some):
         rounds.append(sorted(each.name for each in some))
@@ -201,33 +205,33 @@ def test_an_end_waits_a_moment_for_those_that_are_about_to_come_and_not_for_long
             each.end(Done())
 
     async def second():
-        if len(rounds) == 1 and company.comes():
-            company.returned(bench.claims["n1"])
+        if len(rounds) == 1 and runs.expects_return():
+            runs.remove(bench.claims["n1"])
             ends.add(end("n1"))
             typical[0] = 1.0  # and n2 takes long
 
     def end(name):
-        return End(bench.claims[name], "p", name, OUTCOME, b"", bench.plan)
+        return Completion(bench.claims[name], "p", name, OUTCOME, b"", bench.plan)
 
-    ends._decide, wait = decide, ends._gather
+    ends._decide, wait = decide, ends._wait_for_more
 
     async def gather():
         await second()
         await wait()
 
-    ends._gather = gather
+    ends._wait_for_more = gather
     ends.add(end("n2")).result(WAIT_S)  # its thread is there
-    company.returned(bench.claims["n0"])
+    runs.remove(bench.claims["n0"])
     ends.add(end("n0")).result(WAIT_S)
     ends.close()
     assert rounds == [["n2"], ["n0", "n1"]]
-    assert not company.comes()
+    assert not runs.expects_return()
 
 
 def test_two_last_ends_that_are_written_at_once_do_not_leave_the_plan_to_each_other(store):
     """Whoever looks second sees nothing alive, and ends the plan: both look behind their own results."""
     bench = Bench(store, lambda plan: [plan.add(echo, n, name=f"n{n}") for n in range(2)])
-    write, waits = bench.ends._write, []
+    write, waits = bench.ends._write_results, []
 
     async def written(plan_id, some):
         done = await write(plan_id, some)
@@ -236,9 +240,9 @@ def test_two_last_ends_that_are_written_at_once_do_not_leave_the_plan_to_each_ot
             bench.decide("n1", again=True)
         return done
 
-    bench.ends._write = written
+    bench.ends._write_results = written
     bench.decide("n0", again=True)
-    assert run(bench.place.plan("p"))[1].state is PlanState.COMPLETED
+    assert run(bench.plan_store.read_plan("p"))[1].state is PlanState.COMPLETED
 
 
 @pytest.mark.parametrize(("before", "behind"), [(12, 12), (1, 30), (10, 30)])
@@ -266,8 +270,8 @@ def test_what_is_remembered_of_a_successor_that_was_rewritten_is_not_relied_on(t
     bench = two_and_sum
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    bench.ends._known("p", bench.plan).learn(run(bench.place.tasks("p", ["sum"])))
-    key = bench.place.keys.task("p", "sum")
+    bench.ends._cache("p", bench.plan).add(run(bench.plan_store.read_tasks("p", ["sum"])))
+    key = bench.plan_store.keys.task("p", "sum")
     bench.store.put(key, bench.store.get(key).value)  # as an added task does
     (two,) = bench.decide("two")
     assert not bench.commit("two", two)

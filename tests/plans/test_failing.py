@@ -58,10 +58,10 @@ def test_recover_runs_what_was_lost_and_keeps_results(plans, worker):
         plan.handle.recover()
 
 
-def test_a_result_is_waited_for_though_a_recovery_began_and_ended_between_two_looks(plans, place, monkeypatch):
+def test_a_result_is_waited_for_though_a_recovery_began_and_ended_between_two_looks(plans, plan_store, monkeypatch):
     with plans.new() as plan:
         answer = plan.add(add, 2)
-    entry = place.store.get(place.keys.task(plan.handle.id, answer.name))
+    entry = plan_store.store.get(plan_store.keys.task(plan.handle.id, answer.name))
     look, before = plan.handle._await_end, iter([(entry, TaskState.FAILED)])  # as it was, and is no more
     monkeypatch.setattr(plan.handle, "_await_end", lambda *args: next(before, None) or look(*args))
     with pytest.raises(WaitTimeout, match="has not ended"):

@@ -7,9 +7,9 @@ import pytest
 import latchwork
 from latchwork.errors import Conflict, LockLost, OutcomeUnknown
 from latchwork.plans import Plans, PlanWorker, TaskState
-from latchwork.plans.completion import TaskEnds
-from latchwork.plans.keys import LANE
-from latchwork.plans.progress import Handing
+from latchwork.plans.completion import CompletionBatcher
+from latchwork.plans.keys import PARTITION
+from latchwork.plans.progress import EagerClaimer
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Signal
@@ -24,10 +24,10 @@ class Taking(Bench):
     def __init__(self, store, build, room=1, **options):
         super().__init__(store, build, **options)
         self.room, self.begun = room, []
-        self.backlog = WorkQueue(system_namespace(store, "plans"), "default/backlog", session=store.session)
-        handing = Handing(self.place, self.backlog, store.session)
-        handing.spare, handing.begin = lambda: self.room, self.begun.extend
-        self.ends = TaskEnds(self.place, self.progress, None, Signal(), handing)
+        self.backlog = WorkQueue(system_namespace(store, "plans"), "default/queue", session=store.session)
+        claimer = EagerClaimer(self.plan_store, self.backlog, store.session)
+        claimer.spare, claimer.begin = lambda: self.room, self.begun.extend
+        self.ends = CompletionBatcher(self.plan_store, self.progress, None, Signal(), claimer)
 
     def commit(self, name, done):
         part = self.claims[name].ack_part(done.ops)
@@ -42,9 +42,9 @@ class Taking(Bench):
     def tell(self, done, answer):
         """What the thread of the ends does when it hears of a transaction."""
         done.landed(answer)
-        for along, written in self.ends._landed:
+        for along, written in self.ends._committed:
             self.begun.extend(along.taken(written))
-        self.ends._landed.clear()
+        self.ends._committed.clear()
 
 
 def pair(plan):
@@ -55,13 +55,13 @@ def test_what_an_end_makes_ready_is_ours_in_the_same_transaction(store):
     bench = Taking(store, pair)
     (one,) = bench.decide("one")
     assert bench.commit("one", one)
-    assert bench.place.backlog.try_take([LANE]) == []  # nobody sees it free
+    assert bench.plan_store.queue.try_take([PARTITION]) == []  # nobody sees it free
     bench.tell(one, bench.landed)
     (claim,) = bench.begun
     assert (claim.item.id, claim.attempts, claim.is_held) == ("p~two", 1, True)
     assert bench.state("two") is TaskState.READY
     claim.release(count=False)
-    assert [each.item.id for each in bench.place.backlog.try_take([LANE])] == ["p~two"]
+    assert [each.item.id for each in bench.plan_store.queue.try_take([PARTITION])] == ["p~two"]
 
 
 def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
@@ -70,7 +70,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_the_next_look(store):
     assert bench.commit("one", one)
     bench.tell(one, None)
     assert bench.begun == []
-    assert [each.item.id for each in bench.backlog.try_take([LANE])] == ["p~two"]
+    assert [each.item.id for each in bench.backlog.try_take([PARTITION])] == ["p~two"]
 
 
 def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hears_of_it(backend_url, store):
@@ -84,8 +84,8 @@ def test_what_was_taken_along_is_free_if_the_session_ends_before_its_worker_hear
         its.session.close()
         with pytest.raises(LockLost):
             part.landed(OutcomeUnknown("cut"))
-    with WorkQueue(store, "default/backlog") as others:
-        assert "p~two" in {each.item.id for each in others.try_take([LANE], limit=10)}
+    with WorkQueue(store, "default/queue") as others:
+        assert "p~two" in {each.item.id for each in others.try_take([PARTITION], limit=10)}
 
 
 def test_nothing_is_taken_along_once_the_plan_is_not_as_it_was(store):
@@ -103,7 +103,7 @@ def test_a_worker_without_room_and_a_plan_with_places_leave_it_free(store, room,
     assert bench.commit("one", one)
     bench.tell(one, bench.landed)
     assert bench.begun == []
-    assert [each.item.id for each in bench.place.backlog.try_take([LANE])] == ["p~two"]
+    assert [each.item.id for each in bench.plan_store.queue.try_take([PARTITION])] == ["p~two"]
 
 
 def test_an_end_that_looks_itself_takes_along_what_it_finds(store):
@@ -126,5 +126,5 @@ def test_a_chain_does_not_keep_what_comes_first_waiting(store):
         with plans.new(priority=9) as urgent:
             answer = urgent.add("same", 1)
         assert urgent.handle.result(answer, WAIT_S) == 1
-        assert not long.handle.completed()
+        assert not long.handle.is_completed()
         long.handle.cancel()

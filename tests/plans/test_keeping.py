@@ -34,12 +34,12 @@ def test_a_removed_plan_leaves_nothing_and_its_id_is_free(store, plans, worker):
         nothing_left(store)
 
 
-def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, place, worker):
+def test_drafts_of_dead_builders_and_orphans_are_swept(store, plans, plan_store, worker):
     session = store.open_session(2.0)
-    first = place.edges.drafted("dead", plans_record(), session)
+    first = plan_store.transitions.create_draft("dead", plans_record(), session)
     store.commit(first.checks, first.ops)
     store.put("default/tasks/orphan/t00000", b"x")
-    living = place.edges.drafted("living", plans_record(), store.session)
+    living = plan_store.transitions.create_draft("living", plans_record(), store.session)
     store.commit(living.checks, living.ops)
     session.close()
     assert plans.sweep() == 2

@@ -81,7 +81,7 @@ def cancel(plans, death):
 
 
 def recover(plans, _):
-    with PlanWorker(plans._place.store, plans._place.keys.name, functions=FUNCTIONS):
+    with PlanWorker(plans._plan_store.store, plans._plan_store.keys.name, functions=FUNCTIONS):
         with plans.new(on_failure="continue") as plan:
             kept = plan.add("same", 5, name="kept")
             plan.add("add", plan.add("fails-until-gate", kept), kept, name="answer")
@@ -112,7 +112,7 @@ def limited(plans, _):
 
 
 def removal(plans, _):
-    with PlanWorker(plans._place.store, plans._place.keys.name, functions=FUNCTIONS):
+    with PlanWorker(plans._plan_store.store, plans._plan_store.keys.name, functions=FUNCTIONS):
         with plans.new() as plan:
             plan.add("same", plan.add("inner", 2))
         assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
@@ -149,14 +149,14 @@ def one_death(work, death, url, store, name):
             worker.start()
         handle, state, results = work(plans, death)
         worker.start()
-        wait_until(lambda: death.is_dead.is_set() or is_over(handle, state))
+        wait_until(lambda: death.is_dead.is_set() or ends(handle, state))
         died = death.is_dead.is_set()
         kept = {each.key for each in store.list(f"{name}/results", recursive=True)} if died else set()
         done = done_tasks(store, name) if died else set()
         before = list(CALLS)
         dying.expire_sessions()
         with PlanWorker(store, name, slots=2, functions=FUNCTIONS, session_ttl_s=TTL_S):
-            wait_until(lambda: is_over(handle, state))
+            wait_until(lambda: ends(handle, state))
             judge(handle, state, results, kept, before)
             if died and state is not None:
                 most = 2 * len(all_tasks(store, name) - done)  # by who died, which had begun it, and by the other one
@@ -177,9 +177,9 @@ def done_tasks(store, name):
     return {each.key for each in tasks if TaskRecord.of(each.value).state is TaskState.DONE}
 
 
-def is_over(handle, state):
+def ends(handle, state):
     if state is None:
-        return not handle._place.store.list(handle._place.keys.plans)
+        return not handle._plan_store.store.list(handle._plan_store.keys.plans)
     return handle.state() is state
 
 
@@ -191,7 +191,7 @@ def judge(handle, state, results, kept, before):
     status = handle.status()
     assert not any(status.tasks.get(each) for each in (TaskState.WAITING, TaskState.READY, TaskState.CHILD)), status
     for key in kept:  # what was done when the worker died is not called again, and its result is the same
-        entry = handle._place.store.get(key)
+        entry = handle._plan_store.store.get(key)
         assert entry is not None
         assert entry.token == entry.created or state is PlanState.COMPLETED, key
     again = [each for each in CALLS[len(before) :] if each == ("same", 5)]

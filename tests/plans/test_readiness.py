@@ -24,38 +24,38 @@ def bench(store):
 
 def fail(bench, name):
     """As its worker does, which dies before it skips what comes behind."""
-    entry, plan = run(bench.place.plan("p"))
-    (task,) = run(bench.place.tasks("p", [name]))
-    edit = bench.place.edges.failed("p", entry, plan, task, why="no such day", result=b"=")
+    entry, plan = run(bench.plan_store.read_plan("p"))
+    (task,) = run(bench.plan_store.read_tasks("p", [name]))
+    edit = bench.plan_store.transitions.fail_task("p", entry, plan, task, why="no such day", result=b"=")
     bench.store.commit(edit.checks, edit.ops)
 
 
 def end(bench, name):
-    (task,) = run(bench.place.tasks("p", [name]))
-    edit = bench.place.edges.done("p", task, OUTCOME.to_bytes())
+    (task,) = run(bench.plan_store.read_tasks("p", [name]))
+    edit = bench.plan_store.transitions.complete_task("p", task, OUTCOME.to_bytes())
     bench.store.commit(edit.checks, edit.ops)
 
 
 def test_what_waits_for_a_task_that_failed_is_never_ready_whoever_looks(bench):
     fail(bench, "one")
     end(bench, "two")
-    run(bench.progress.look("p", run(bench.place.plan("p")), ["sum"]))
+    run(bench.progress.make_ready("p", run(bench.plan_store.read_plan("p")), ["sum"]))
     assert bench.state("sum") is TaskState.WAITING
     run(bench.progress._try_ready("p", "sum"))
     assert bench.state("sum") is TaskState.WAITING
 
 
 def test_what_failed_since_the_plan_was_read_makes_nothing_ready(bench):
-    before = run(bench.place.plan("p"))
+    before = run(bench.plan_store.read_plan("p"))
     fail(bench, "one")
     end(bench, "two")
-    run(bench.progress.look("p", before, ["sum"]))
+    run(bench.progress.make_ready("p", before, ["sum"]))
     assert bench.state("sum") is TaskState.WAITING
 
 
 def test_an_end_in_a_plan_where_a_task_has_failed_looks_itself(bench):
     fail(bench, "one")
-    bench.entry, bench.plan = run(bench.place.plan("p"))
+    bench.entry, bench.plan = run(bench.plan_store.read_plan("p"))
     (two,) = bench.decide("two")
     assert bench.state("two") is TaskState.DONE  # written at once, and not with its item
     assert bench.commit("two", two)
@@ -66,9 +66,9 @@ def test_an_end_in_a_plan_where_a_task_has_failed_looks_itself(bench):
 def test_nothing_becomes_ready_while_the_plan_is_cancelled_or_recovers(bench, state):
     end(bench, "one")
     end(bench, "two")
-    entry, plan = run(bench.place.plan("p"))
+    entry, plan = run(bench.plan_store.read_plan("p"))
     bench.store.put(entry.key, replace(plan, state=state).to_bytes())
-    run(bench.progress.look("p", run(bench.place.plan("p")), ["sum"]))
+    run(bench.progress.make_ready("p", run(bench.plan_store.read_plan("p")), ["sum"]))
     run(bench.progress._try_ready("p", "sum"))
     assert bench.state("sum") is TaskState.WAITING
 
@@ -95,15 +95,15 @@ def test_a_wide_task_is_ready_once_the_first_of_many_has_ended_too(store):
 
     bench = Bench(store, wide)
     for at in range(1, 300, 40):
-        tasks = run(bench.place.tasks("p", [f"n{n}" for n in range(at, min(300, at + 40))]))
-        edits = [bench.place.edges.done("p", each, b"=") for each in tasks]
+        tasks = run(bench.plan_store.read_tasks("p", [f"n{n}" for n in range(at, min(300, at + 40))]))
+        edits = [bench.plan_store.transitions.complete_task("p", each, b"=") for each in tasks]
         for first in range(0, len(edits), 20):
             some = edits[first : first + 20]
             bench.store.commit([c for e in some for c in e.checks], [o for e in some for o in e.ops])
-    look = bench.progress.look
-    run(look("p", run(bench.place.plan("p")), ["sum"]))
+    look = bench.progress.make_ready
+    run(look("p", run(bench.plan_store.read_plan("p")), ["sum"]))
     assert bench.state("sum") is TaskState.WAITING
-    assert Plans(store, functions=ECHO).get("p").why("sum") == ["n0"]
+    assert Plans(store, functions=ECHO).get("p").pending_deps("sum") == ["n0"]
     end(bench, "n0")
-    run(look("p", run(bench.place.plan("p")), ["sum"]))
+    run(look("p", run(bench.plan_store.read_plan("p")), ["sum"]))
     assert bench.state("sum") is TaskState.READY

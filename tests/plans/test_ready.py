@@ -10,16 +10,16 @@ from latchwork.plans import NoSuchPlan, PlanState, PlanWorker, WrongState
 from plans.work import CALLS, FUNCTIONS, WAIT_S, add, echo, plans_record, wait_until, what_is_left
 
 
-def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, place, worker):
+def test_nothing_of_a_draft_is_taken_and_it_is_not_complete(store, plans, plan_store, worker):
     builder = plans.new(id="half")
     builder.add(add, 1)
-    first = place.edges.drafted("half", plans_record(), store.session)
+    first = plan_store.transitions.create_draft("half", plans_record(), store.session)
     store.commit(first.checks, first.ops)
-    for edit in place.edges.built("half", builder._draft.records().items()):
+    for edit in plan_store.transitions.write_tasks("half", builder._draft.records().items()):
         store.commit(edit.checks, edit.ops)
     time.sleep(0.3)
     assert CALLS == []
-    assert not plans.get("half").completed()
+    assert not plans.get("half").is_completed()
     assert plans.get("half").state() is PlanState.DRAFT
 
 
@@ -34,7 +34,7 @@ def test_what_nobody_here_wrote_is_left_alone(store, plans, worker):
 
 
 def test_a_plan_that_is_not_there_is_said_to_be_missing(plans):
-    for ask in (lambda h: h.status(), lambda h: h.completed(), lambda h: h.cancel(), lambda h: h.recover()):
+    for ask in (lambda h: h.status(), lambda h: h.is_completed(), lambda h: h.cancel(), lambda h: h.recover()):
         with pytest.raises(NoSuchPlan, match="'nowhere'"):
             ask(plans.get("nowhere"))
     plans.get("nowhere").remove()
@@ -46,7 +46,7 @@ def test_a_task_runs_once_and_gets_its_arguments_in_order(plans, worker):
         answer = plan.add(echo, parts[3], "x", [parts[1], parts[0]], {"k": parts[4]}, after=[parts[2]])
     assert plan.handle.result(answer, WAIT_S) == [[3], "x", [[1], [0]], {"k": [4]}]
     assert plan.handle.wait(WAIT_S).state is PlanState.COMPLETED
-    assert plan.handle.completed()
+    assert plan.handle.is_completed()
     assert len(CALLS) == 6
     assert CALLS[-1][1] == [3]
 
@@ -75,9 +75,9 @@ def test_a_task_is_not_taken_before_all_that_it_depends_on_is_done(store, plans,
         plan.add("echo", held, done, name="behind")
     assert plan.handle.result(done, WAIT_S) == 1
     wait_until(lambda: ("waits",) in CALLS)
-    items = store.list("default/backlog/partitions/plans/items", recursive=True)
+    items = store.list("default/queue/partitions/plans/items", recursive=True)
     assert [each.key.rpartition("~")[2] for each in items if "@" not in each.key] == ["held"]
-    assert plan.handle.why("behind") == ["held"]
+    assert plan.handle.pending_deps("behind") == ["held"]
     assert ("echo", "stopped", 1) not in CALLS
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import latchwork
 from latchwork.plans import Plans, PlanState, PlanWorker
-from latchwork.plans.hooks import Results
+from latchwork.plans.hooks import ResultCache
 from latchwork.plans.records import PlanRecord
 from latchwork.testing.faults import FaultyStore
 from plans.work import FUNCTIONS, WAIT_S
@@ -17,33 +17,33 @@ PLAN = PlanRecord(PlanState.READY, started_ms=7, nonce="one")
 
 
 def test_what_was_read_is_known_by_its_plan_and_its_task():
-    results = Results()
-    results.keep("p", PLAN, {"a": b"1", "b": b"2"})
-    assert results.known("p", PLAN, ["a", "b", "c"]) == {"a": b"1", "b": b"2"}
-    assert results.known("q", PLAN, ["a"]) == {}
+    results = ResultCache()
+    results.add("p", PLAN, {"a": b"1", "b": b"2"})
+    assert results.get("p", PLAN, ["a", "b", "c"]) == {"a": b"1", "b": b"2"}
+    assert results.get("q", PLAN, ["a"]) == {}
 
 
 def test_a_plan_that_was_built_again_under_an_id_has_results_of_its_own():
-    results = Results()
-    results.keep("p", PLAN, {"a": b"1"})
-    assert results.known("p", replace(PLAN, nonce="two"), ["a"]) == {}
-    assert results.known("p", replace(PLAN, started_ms=8), ["a"]) == {}
-    assert results.known("p", replace(PLAN, turn=3), ["a"]) == {"a": b"1"}
+    results = ResultCache()
+    results.add("p", PLAN, {"a": b"1"})
+    assert results.get("p", replace(PLAN, nonce="two"), ["a"]) == {}
+    assert results.get("p", replace(PLAN, started_ms=8), ["a"]) == {}
+    assert results.get("p", replace(PLAN, generation=3), ["a"]) == {"a": b"1"}
 
 
 def test_only_as_many_as_there_is_room_for_are_kept_the_last_used_ones():
-    results = Results(most_bytes=3 * 300)
+    results = ResultCache(most_bytes=3 * 300)
     for name in "abc":
-        results.keep("p", PLAN, {name: b"x" * 100})
-    assert results.known("p", PLAN, ["a"])
-    results.keep("p", PLAN, {"d": b"x" * 100})
-    assert sorted(results.known("p", PLAN, "abcd")) == ["a", "c", "d"]
+        results.add("p", PLAN, {name: b"x" * 100})
+    assert results.get("p", PLAN, ["a"])
+    results.add("p", PLAN, {"d": b"x" * 100})
+    assert sorted(results.get("p", PLAN, "abcd")) == ["a", "c", "d"]
 
 
 def test_a_large_result_is_not_kept():
-    results = Results()
-    results.keep("p", PLAN, {"a": b"x" * 5_000})
-    assert results.known("p", PLAN, ["a"]) == {}
+    results = ResultCache()
+    results.add("p", PLAN, {"a": b"x" * 5_000})
+    assert results.get("p", PLAN, ["a"]) == {}
 
 
 class Reads:

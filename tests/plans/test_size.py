@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from latchwork.errors import ValueTooLarge
 from latchwork.plans import PlanState, PlanWorker, TaskState
-from latchwork.plans.states import portions
+from latchwork.plans.states import batch_tasks
 from latchwork.store.steps import run
 from levels import LONG
 from plans.work import CALLS, FUNCTIONS, WAIT_S, add, large, number_of, size_of, total
@@ -45,12 +45,12 @@ def test_ten_thousand_neighbours_fit_into_a_record_and_twice_as_many_are_refused
     assert plans.list() == []
 
 
-def test_large_records_are_rewritten_few_at_a_time(store, plans, place):
+def test_large_records_are_rewritten_few_at_a_time(store, plans, plan_store):
     """A transaction holds a megabyte: of tasks with thousands of dependencies not twenty are made ready in one."""
     with plans.new(id="p") as plan:
         first = plan.add(add, 1, name="first")
         plan.map(total, [[first]] * 22)
-    for task in run(place.all_tasks("p")):
+    for task in run(plan_store.read_all_tasks("p")):
         if task.name != "first":
             store.put(task.entry.key, replace(task.record, why="x" * 60_000).to_bytes())
     with PlanWorker(store, slots=4, functions=FUNCTIONS):
@@ -60,13 +60,13 @@ def test_large_records_are_rewritten_few_at_a_time(store, plans, place):
 def test_portions_keep_the_order_and_leave_a_large_one_alone():
     sizes = [10, 700_000, 10, 300_000, 290_000, 20_000]
     tasks = [_Sized(size) for size in sizes]
-    assert [[len(each.entry.value) for each in some] for some in portions(tasks, 2)] == [
+    assert [[len(each.entry.value) for each in some] for some in batch_tasks(tasks, 2)] == [
         [10],
         [700_000],
         [10, 300_000],
         [290_000, 20_000],
     ]
-    assert portions([], 2) == []
+    assert batch_tasks([], 2) == []
 
 
 class _Sized:

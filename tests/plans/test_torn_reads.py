@@ -6,7 +6,7 @@ import pytest
 
 from latchwork._base.decoding import encode
 from latchwork.errors import LockLost, OutcomeUnknown
-from latchwork.plans.keys import LANE
+from latchwork.plans.keys import PARTITION
 from latchwork.primitives import WorkQueue
 from latchwork.primitives.queue.in_doubt import ClaimInDoubt, ClaimsInDoubt
 from latchwork.primitives.queue.items import Names, QueueItem
@@ -20,7 +20,7 @@ NAMES = Names("b")
 @pytest.fixture
 def backlog(store):
     with WorkQueue(store, "b") as made:
-        made.put(LANE, "s", "one", b"x")
+        made.put(PARTITION, "s", "one", b"x")
         yield made
 
 
@@ -42,8 +42,8 @@ def lands_between(monkeypatch, store, land, *, first=0):
 @pytest.mark.parametrize("first", [pytest.param(0, id="claim"), pytest.param(1, id="item")])
 def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(monkeypatch, store, backlog, first):
     """Else it stays, claimed, and nobody runs it; or its run cannot be ended, and it runs again."""
-    item = store.get(NAMES.item(LANE, "s", "one"))
-    key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
+    item = store.get(NAMES.item(PARTITION, "s", "one"))
+    key, session = NAMES.claim_of(QueueItem("one", partition=PARTITION, sort_key="s")), store.session
     body, taken = encode({"nonce": "ours"}), QueueItem.of(item).taken().to_bytes()
     doubts = ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(key, item.key, "ours", session, item)
@@ -62,8 +62,8 @@ def test_a_claim_that_lands_between_the_reads_of_it_and_of_its_item_is_found(mon
 
 def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, backlog):
     """Else it stays as long as its session, and who puts the item anew has it taken by nobody."""
-    item = store.get(NAMES.item(LANE, "s", "one"))
-    key, session = NAMES.claim_of(QueueItem("one", partition=LANE, sort_key="s")), store.session
+    item = store.get(NAMES.item(PARTITION, "s", "one"))
+    key, session = NAMES.claim_of(QueueItem("one", partition=PARTITION, sort_key="s")), store.session
     doubts = ClaimsInDoubt(store, "a test")
     doubt = ClaimInDoubt(key, item.key, "ours", session, item)
     store.commit([], [Put(item.key, b"{}"), Create(key, encode({"nonce": "ours"}), session)])
@@ -75,14 +75,14 @@ def test_a_claim_of_unknown_outcome_whose_item_somebody_removed_goes_too(store, 
 
 def test_an_end_that_lands_between_the_reads_of_its_claim_and_of_its_item_has_landed(monkeypatch, store, backlog):
     """Else it is told that its item was removed, and what it took along is forgotten."""
-    (claim,) = backlog.try_take([LANE])
+    (claim,) = backlog.try_take([PARTITION])
     part = claim.ack_part()
     lands_between(monkeypatch, store, lambda: store.commit(part.checks, part.ops))
     assert part.landed(OutcomeUnknown("the connection broke"))
 
 
 def test_an_item_that_somebody_removed_is_lost_all_the_same(store, backlog):
-    (claim,) = backlog.try_take([LANE])
+    (claim,) = backlog.try_take([PARTITION])
     part = claim.ack_part()
     store.delete(claim.item.key)
     with pytest.raises(LockLost, match="was removed"):

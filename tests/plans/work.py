@@ -92,7 +92,7 @@ def inner(count: int) -> object:
     """A plan instead of a value: that of the sum of so many numbers."""
     called("inner", count)
     plan = child_plan("inner", functions=FUNCTIONS)
-    return plan.giving(plan.add("add", *plan.map("same", range(count)), name="sum"))
+    return plan.with_result(plan.add("add", *plan.map("same", range(count)), name="sum"))
 
 
 @FUNCTIONS.task(name="same")
@@ -112,13 +112,13 @@ def inner_gate(value: int) -> object:
     called("inner-gate", value)
     plan = child_plan("gate", functions=FUNCTIONS)
     kept = plan.add("same", value, name="kept")
-    return plan.giving(plan.add("fails-until-gate", kept, name="gate"))
+    return plan.with_result(plan.add("fails-until-gate", kept, name="gate"))
 
 
 @FUNCTIONS.task(name="inner-waits")
 def inner_waits() -> object:
     plan = child_plan("waits", functions=FUNCTIONS)
-    return plan.giving(plan.add("waits", name="waits"))
+    return plan.with_result(plan.add("waits", name="waits"))
 
 
 @FUNCTIONS.task(name="asks")

@@ -80,7 +80,7 @@ ROWS = {
     "large value": ("tasks.blobs", BLOB.to_bytes(), BlobRef.of),
     "plan": ("plans.records", PLAN.to_bytes(), plans.PlanRecord.of),
     "task of a plan": ("plans.records", TASK.to_bytes(), plans.TaskRecord.of),
-    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.read_needs),
+    "item of a plan": ("plans.records", dumped(timeout_s=5.0, **{"from": ["a"]}), plans.decode_item),
     "worker": ("worker_group.records", WORKER.to_bytes(), lambda value: groups.WorkerInfo.of(at(value)).to_bytes()),
     "worker group": (
         "worker_group.records",
@@ -111,12 +111,12 @@ ROWS = {
 }  # fmt: skip
 
 
-def read_result(value):
+def decode_result(value):
     """A result of a plan is marked by its first byte; JSON alone is none."""
     try:
-        return plans.read_result(b"@" + value)
+        return plans.decode_result(b"@" + value)
     except BadRecord as error:
         return str(error)
 
 
-ROWS["large result of a plan"] = ("plans.records", BLOB.to_bytes(), read_result)
+ROWS["large result of a plan"] = ("plans.records", BLOB.to_bytes(), decode_result)

@@ -1,6 +1,6 @@
 """Plans: functions that depend on each other, run by workers anywhere, without a server of ours.
 
-A plan is built, started, and then needs nobody: workers take the tasks whose dependencies are done, and each result is
+A plan is built, started, and then needs nobody: workers take the tasks plan_key dependencies are done, and each result is
 stored once. It keeps to itself how plans are stored.
 """
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from latchwork.checks import is_number
 from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
-from latchwork.plans.keys import MOST_TASK, check_id, task_name
-from latchwork.plans.records import MOST_NAMES, PlanRecord, PlanState, TaskRecord, TaskState
-from latchwork.plans.states import MOST_TOGETHER
+from latchwork.plans.keys import MAX_TASK_NAME, check_id, task_name
+from latchwork.plans.records import MAX_NAMES_BYTES, PlanRecord, PlanState, TaskRecord, TaskState
+from latchwork.plans.states import MAX_LINKED
 from latchwork.tasks import (
     DEFAULT,
     BadPayload,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 H = TypeVar("H")
 #: A limit beyond this is none.
-MOST_PARALLEL = 1_000
+MAX_PARALLEL = 1_000
 
 #: Plans are nested so deep at most.
-MOST_DEPTH = 50
+MAX_DEPTH = 50
 _WHAT = "a child plan"
 
 
@@ -66,7 +66,7 @@ class PlanCall:
     Attributes:
         registered: the function.
         template: its arguments.
-        args_from: the tasks whose results are arguments, in order of declaration.
+        args_from: the tasks plan_key results are arguments, in order of declaration.
         deps: these, and those that it only comes after.
     """
 
@@ -109,14 +109,14 @@ class PlanOptions:
         if self.keep_results_s is not None and not is_number(self.keep_results_s, 0.0):
             raise ValueError(f"keep_results_s must be None or a number of seconds, not {self.keep_results_s!r}")
         most: object = self.max_parallel
-        if most is not None and (type(most) is not int or not 1 <= most <= MOST_PARALLEL):
-            raise ValueError(f"max_parallel must be None or a whole number from 1 to {MOST_PARALLEL:,}, not {most!r}")
+        if most is not None and (type(most) is not int or not 1 <= most <= MAX_PARALLEL):
+            raise ValueError(f"max_parallel must be None or a whole number from 1 to {MAX_PARALLEL:,}, not {most!r}")
         title: object = self.title
         if not isinstance(title, str) or len(title) > 200 or not title.isprintable():
             raise ValueError(f"the name of a plan must be up to 200 printable characters, not {str(title)[:80]!r}")
 
 
-def checked_call(
+def check_call(
     functions: Functions,
     payloads: Payloads,
     fn: Callable[..., Any] | str,
@@ -128,7 +128,7 @@ def checked_call(
     retry: Retry | None = None,
     timeout_s: float | None = None,
 ) -> PlanCall:
-    """A call whose function, arguments and dependencies can be stored.
+    """A call plan_key function, arguments and dependencies can be stored.
 
     Args:
         functions: where the function is registered.
@@ -173,8 +173,8 @@ def _problem(ref: object, known: Callable[[Ref], str]) -> str:
 
 
 @dataclass
-class Draft:
-    """What is built: tasks by name, in order; each depends on some before it, so that no cycle can be written."""
+class PlanDraft:
+    """What is built: tasks by name, in order; each depends on some before it, so that no cycle can be write_draft."""
 
     id: str
     options: PlanOptions
@@ -195,21 +195,21 @@ class Draft:
         return {
             name: replace(
                 call.record(numbers[name]),
-                succ=tuple(each for each, _ in after[name]),
-                late=tuple(late for _, late in after[name]) if len(after[name]) <= MOST_TOGETHER else (),
+                successors=tuple(each for each, _ in after[name]),
+                late=tuple(late for _, late in after[name]) if len(after[name]) <= MAX_LINKED else (),
                 args=call.template,
             )
             for name, call in self.calls.items()
         }
 
 
-def _check_names(task: str, deps: Sequence[str], succ: Sequence[str]) -> None:
-    """Refuse a task whose neighbours' names do not fit into its record."""
-    size = sum(map(len, deps)) + sum(map(len, succ)) + 4 * (len(deps) + len(succ))
-    if size > MOST_NAMES:
+def _check_names(task: str, deps: Sequence[str], successors: Sequence[str]) -> None:
+    """Refuse a task plan_key neighbours' names do not fit into its record."""
+    size = sum(map(len, deps)) + sum(map(len, successors)) + 4 * (len(deps) + len(successors))
+    if size > MAX_NAMES_BYTES:
         raise ValueTooLarge(
-            f"task {task!r} depends on {len(deps):,} tasks, and {len(succ):,} depend on it: their names have {size:,} "
-            f"bytes, and {MOST_NAMES:,} fit into its record; put tasks in between, or give them shorter names"
+            f"task {task!r} depends on {len(deps):,} tasks, and {len(successors):,} depend on it: their names have {size:,} "
+            f"bytes, and {MAX_NAMES_BYTES:,} fit into its record; put tasks in between, or give them shorter names"
         )
 
 
@@ -223,7 +223,9 @@ class PlanBuilder(Generic[H]):
         handle: the started plan.
     """
 
-    def __init__(self, draft: Draft, functions: Functions, payloads: Payloads, start: Callable[[Draft], H]) -> None:
+    def __init__(
+        self, draft: PlanDraft, functions: Functions, payloads: Payloads, start: Callable[[PlanDraft], H]
+    ) -> None:
         self.id = draft.id
         self._draft = draft
         self._functions = functions
@@ -269,7 +271,7 @@ class PlanBuilder(Generic[H]):
         """Add a call of a function. Does no I/O.
 
         A ``Ref`` among the arguments, also inside lists and dictionaries, is a dependency, and is replaced by that
-        task's result. Cycles cannot be written: a task depends on such as were added before it.
+        task's result. Cycles cannot be write_draft: a task depends on such as were added before it.
 
         Args:
             fn: a registered function, or its name.
@@ -292,7 +294,7 @@ class PlanBuilder(Generic[H]):
             WrongState: the plan was started; its handle adds tasks then.
         """
         self._check_open()
-        call = checked_call(
+        call = check_call(
             self._functions,
             self._payloads,
             fn,
@@ -303,7 +305,7 @@ class PlanBuilder(Generic[H]):
             retry=retry,
             timeout_s=timeout_s,
         )
-        return self._place(name, call)
+        return self._insert(name, call)
 
     def map(self, fn: Callable[..., Any] | str, items: Iterable[Any], **options: Any) -> list[Ref]:
         """``add`` for each item as the only argument; one ``Ref`` for each, in order. All of them, or none."""
@@ -337,9 +339,9 @@ class PlanBuilder(Generic[H]):
             return f"task {ref.name!r} is of plan {ref.plan!r}, and this is {self.id!r}"
         return "" if ref.name in self._draft.calls else f"this plan has no task {ref.name!r}"
 
-    def _place(self, name: str | None, call: PlanCall) -> Ref:
+    def _insert(self, name: str | None, call: PlanCall) -> Ref:
         number = len(self._draft.calls)
-        given = free_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
+        given = unused_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
         if given in self._draft.calls:
             raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already; give this one another name")
         self._draft.calls[given] = call
@@ -352,10 +354,10 @@ def check_task(name: str) -> str:
     Raises:
         InvalidKey: it cannot; the message says why.
     """
-    return check_id(name, "the name of a task", MOST_TASK)
+    return check_id(name, "the name of a task", MAX_TASK_NAME)
 
 
-def free_name(number: int, is_taken: Callable[[str], bool]) -> str:
+def unused_name(number: int, is_taken: Callable[[str], bool]) -> str:
     """A name for the task of this number that no task was given."""
     while is_taken(task_name(number)):
         number += 1
@@ -368,15 +370,15 @@ class ChildPlan(PlanBuilder[None], Instead):
     Made by ``child_plan``. One thread only.
     """
 
-    def __init__(self, draft: Draft, functions: Functions, payloads: Payloads) -> None:
+    def __init__(self, draft: PlanDraft, functions: Functions, payloads: Payloads) -> None:
         super().__init__(draft, functions, payloads, _refuse)
         self._gives = ""
 
     def __exit__(self, *_: object) -> None:
         """It starts when the task returns it, and not here."""
 
-    def giving(self, task: Ref) -> ChildPlan:
-        """Itself, with the task whose result is the value: ``return plan.giving(total)``.
+    def with_result(self, task: Ref) -> ChildPlan:
+        """Itself, with the task plan_key result is the value: ``return plan.with_result(total)``.
 
         Raises:
             ForeignRef: the task is of another plan.
@@ -400,7 +402,7 @@ class ChildPlan(PlanBuilder[None], Instead):
         return Payloads().encode([options.title, options.on_failure, limits, self._gives, tasks], _WHAT)
 
 
-def _refuse(draft: Draft) -> None:
+def _refuse(draft: PlanDraft) -> None:
     raise WrongState(f"child plan {draft.id!r} starts when its task returns it: return it")
 
 
@@ -417,7 +419,7 @@ def child_plan(
     """Begin to build a plan that a task returns instead of a value. Does no I/O.
 
     Once the task has returned it the plan runs, and the task waits for its end without a worker or a slot. Its value is
-    then that of the task named by ``giving``, or None. When the child fails or is cancelled, the task has failed; a
+    then that of the task named by ``with_result``, or None. When the child fails or is cancelled, the task has failed; a
     recover of the outer plan recovers the child, without another call of the task. Cancel and removal go on to the
     child. Such a task is tried again only if it raises before it returns.
 
@@ -433,30 +435,30 @@ def child_plan(
         ValueError: of an option.
     """
     options = PlanOptions(name, on_failure, priority, keep_results_s, max_parallel)
-    return ChildPlan(Draft(uuid.uuid4().hex[:16], options), functions, Payloads(codec))
+    return ChildPlan(PlanDraft(uuid.uuid4().hex[:16], options), functions, Payloads(codec))
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ChildSpec:
     """A child plan that was read."""
 
     plan: PlanRecord
     tasks: dict[str, TaskRecord]
 
 
-def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> Spec:
+def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
     """The child plan in bytes.
 
     Raises:
         BadPayload, BadRecord, ValueError: there is none, or one that cannot be.
     """
     match Payloads().decode(data, Any, _WHAT):
-        case [str(title), on_failure, [priority, keep_s, most], str(gives), list(tasks)]:
+        case [str(title), on_failure, [priority, keep_s, most], str(result_task), list(tasks)]:
             pass
         case _:
             raise BadPayload(f"what a task returned is not {_WHAT}")
-    if depth > MOST_DEPTH:
-        raise BadPayload(f"plans are nested {MOST_DEPTH} deep at most, and this one would be at {depth}")
+    if depth > MAX_DEPTH:
+        raise BadPayload(f"plans are nested {MAX_DEPTH} deep at most, and this one would be at {depth}")
     checked: Any = PlanOptions(title, on_failure, priority, keep_s, most)
     plan = PlanRecord(
         PlanState.DRAFT,
@@ -468,7 +470,7 @@ def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> Spec:
         tasks=len(tasks),
         parent=parent,
         depth=depth,
-        gives=gives,
+        result_task=result_task,
         nonce=uuid.uuid4().hex,
     )
-    return Spec(plan, {name: TaskRecord.of(record) for name, record in tasks})
+    return ChildSpec(plan, {name: TaskRecord.of(record) for name, record in tasks})

@@ -11,7 +11,7 @@ Keys, below ``@plans``:
        <name>/running/<plan>/<number>      a place of a plan of which only so many tasks run at a time (session-bound)
        <name>/workers/<session>            a worker is there, so that each takes its share (session-bound)
        <name>/data/<plan>/...              what is too large for a record
-       <name>/backlog/...                  what can be taken
+       <name>/queue/...                  what can be taken
 
 One lane has all items, so that a worker waits in one line. Shelves sort: control of plans first, then tasks by
 priority, then by the start of their plan, then by their number.
@@ -26,14 +26,14 @@ from latchwork.errors import InvalidKey
 
 #: The name of plans, unless another is given.
 NAME = "default"
-LANE = "plans"
-CONTROL_SHELF = "0"
-MOST_PLAN, MOST_TASK = 60, 50
+PARTITION = "plans"
+CONTROL_SORT_KEY = "0"
+MAX_PLAN_ID, MAX_TASK_NAME = 60, 50
 #: Characters of its task's name that the id of a child plan begins with.
-MOST_CHILD_NAME = 40
-#: So many tasks share a shelf of the backlog.
-SHELF_TASKS = 500
-_TODO_SHELVES = 64
+MAX_CHILD_PREFIX = 40
+#: So many tasks share a shelf of the queue.
+TASKS_PER_SORT_KEY = 500
+_TODO_BUCKETS = 64
 _SEGMENT = re.compile(r"[A-Za-z0-9._+:,%=-]+")
 
 
@@ -60,9 +60,9 @@ class Keys:
         self.all_tasks = f"{name}/tasks"
         self.drafts = f"{name}/drafts"
         self.data = f"{name}/data"
-        self.places = f"{name}/running"
+        self.permits = f"{name}/running"
         self.workers = f"{name}/workers"
-        self.backlog = f"{name}/backlog"
+        self.queue = f"{name}/queue"
         #: Below these each plan has a key of its id.
         self.roots = [f"{name}/{each}" for each in ("tasks", "todo", "results", "data", "adds")]
 
@@ -89,7 +89,7 @@ class Keys:
     def todo(self, plan: str, task: str = "") -> str:
         """That a task has not ended; or the prefix of these."""
         prefix = f"{self.name}/todo/{plan}"
-        return f"{prefix}/{crc32(task.encode()) % _TODO_SHELVES:02x}/{task}" if task else prefix
+        return f"{prefix}/{crc32(task.encode()) % _TODO_BUCKETS:02x}/{task}" if task else prefix
 
     def results(self, plan: str) -> str:
         """The prefix of its results."""
@@ -99,9 +99,9 @@ class Keys:
         """How a task ended."""
         return f"{self.name}/results/{plan}/{task}"
 
-    def running(self, plan: str, number: int) -> str:
-        """One of the places of a limited plan."""
-        return f"{self.places}/{plan}/{number}"
+    def permit(self, plan: str, number: int) -> str:
+        """One of the permits of a limited plan."""
+        return f"{self.permits}/{plan}/{number}"
 
     def blobs(self, plan: str) -> str:
         """The prefix of its large values."""
@@ -114,15 +114,15 @@ class Keys:
             self.todo(plan),
             self.results(plan),
             self.blobs(plan),
-            f"{self.places}/{plan}",
+            f"{self.permits}/{plan}",
             self.adds(plan),
             self.draft(plan),
         ]
 
 
-def shelf_of(priority: int, started_ms: int, number: int) -> str:
+def sort_key(priority: int, started_ms: int, number: int) -> str:
     """The shelf of a task's item: 9 is taken first."""
-    return f"{10 - priority:02}-{started_ms:014}-{number // SHELF_TASKS:06}"
+    return f"{10 - priority:02}-{started_ms:014}-{number // TASKS_PER_SORT_KEY:06}"
 
 
 def item_id(plan: str, task: str) -> str:

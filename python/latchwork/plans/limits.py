@@ -19,7 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.states import Edit
+from latchwork.plans.states import TxnPart
 from latchwork.primitives import QueueClaim
 from latchwork.store import Mirror, Session
 from latchwork.store.steps import ask
@@ -37,7 +37,7 @@ def is_limited(plan: bytes) -> bool:
         return False
 
 
-class Limits:
+class ParallelLimiter:
     """The places of limited plans, as one worker sees them. Safe to share between threads.
 
     Args:
@@ -59,32 +59,32 @@ class Limits:
         self._idle: set[str] = set()
         #: Has the worker look for items again.
         self.poke: Callable[[], object] = bool
-        #: Whether an item was left alone since its plan had no place.
-        self.holds_back = False
+        #: Whether an item was left alone since its plan had no plan_store.
+        self.has_blocked_items = False
 
-    def next_look(self) -> None:
+    def begin_scan(self) -> None:
         """What was chosen in the last look, and not taken, is free."""
         with self._mutex:
             for key in self._chosen.values():
                 self._new.pop(key, None)
             self._chosen.clear()
-            self.holds_back = False
+            self.has_blocked_items = False
 
-    def has_room(self, plan_id: str, most: int) -> bool:
+    def has_permit(self, plan_id: str, most: int) -> bool:
         """Whether a place of the plan seems to be free."""
         with self._mutex:
-            before, self.holds_back = (
-                self.holds_back,
+            before, self.has_blocked_items = (
+                self.has_blocked_items,
                 True,
             )  # before we look: a place that is given back now is heard of
             found = self._free(plan_id, most)
-            self.holds_back = before or not found
+            self.has_blocked_items = before or not found
         return bool(found)
 
-    def choose(self, plan_id: str, most: int, path: str) -> list[Op]:
+    def reserve(self, plan_id: str, most: int, path: str) -> list[Op]:
         """A place for an item, taken in the transaction that claims it."""
         with self._mutex:
-            free = self._free(plan_id, most) or [self._keys.running(plan_id, 0)]  # which refuses it
+            free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # which refuses it
             key = random.choice(free)
             self._chosen[path] = key
             self._new[key] = self._clock.now() + _NEW_S
@@ -92,10 +92,10 @@ class Limits:
 
     def _free(self, plan_id: str, most: int) -> list[str]:
         now = self._clock.now()
-        keys = [self._keys.running(plan_id, number) for number in range(most)]
+        keys = [self._keys.permit(plan_id, number) for number in range(most)]
         return [key for key in keys if key not in self._taken and self._new.get(key, 0.0) <= now]
 
-    def refused(self, path: str) -> bool:
+    def on_refused(self, path: str) -> bool:
         """An item was not claimed: its place is another's, or its plan has changed. Return whether it had chosen one.
 
         That place may have been given back already, and the mirror may never report it.
@@ -105,27 +105,27 @@ class Limits:
             if key is None:
                 return False
             self._new.pop(key, None)
-            self.holds_back = True
+            self.has_blocked_items = True
             return True
 
-    def begun(self, claim: QueueClaim) -> None:
+    def on_claimed(self, claim: QueueClaim) -> None:
         """It was claimed."""
         with self._mutex:
             key = self._chosen.pop(claim.item.path, None)
             if key is not None:
                 self._held[claim] = key
 
-    def end(self, claim: QueueClaim) -> list[Op]:
-        """What gives the place of a claim back, for the transaction that ends the claim."""
+    def release_ops(self, claim: QueueClaim) -> list[Op]:
+        """What result_task the place of a claim back, for the transaction that ends the claim."""
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]
 
-    def over(self, claim: QueueClaim) -> bool:
-        """A claim is over; whether it had a place that items were left alone for."""
+    def on_claim_end(self, claim: QueueClaim) -> bool:
+        """A claim is on_claim_end; whether it had a place that items were left alone for."""
         return self._freed(self._held.pop(claim, None))
 
-    def given_back(self, claim: QueueClaim) -> None:
+    def on_released(self, claim: QueueClaim) -> None:
         """It went before the claim: the next end of that leaves it alone, since another may have it."""
         if self._freed(self._held.pop(claim, None)):
             self.poke()
@@ -133,10 +133,10 @@ class Limits:
     def _freed(self, key: str | None) -> bool:
         """Whether to look again: the mirror tells nothing of a place that came and went between two of its looks."""
         with self._mutex:
-            return key is not None and self._new.pop(key, None) is not None and self.holds_back
+            return key is not None and self._new.pop(key, None) is not None and self.has_blocked_items
 
-    async def tidy(self, place: PlanStore, running: Collection[str]) -> None:
-        """Delete places of ours whose claims are over: of a claim whose answer was lost, and which was given up."""
+    async def release_orphans(self, plan_store: PlanStore, running: Collection[str]) -> None:
+        """Delete places of ours plan_key claims are on_claim_end: of a claim plan_key answer was lost, and which was given up."""
         mine = {
             entry.key: entry
             for entry in self._taken.snapshot().values()
@@ -144,7 +144,7 @@ class Limits:
         }
         for key in mine.keys() & self._idle:  # seen so twice: it is not being claimed now
             lane, _, rest = mine[key].value.decode("utf-8", "replace").partition("/")
-            claims = await ask(place.store.get, place.claim_key(lane, rest))
+            claims = await ask(plan_store.store.get, plan_store.claim_key(lane, rest))
             if claims is None:
-                await place.commit(Edit([At(mine[key])], [Delete(key)]))
+                await plan_store.commit(TxnPart([At(mine[key])], [Delete(key)]))
         self._idle = set(mine)

@@ -8,9 +8,9 @@ from time import time
 
 from latchwork.errors import BadRecord, Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import LANE, Keys
-from latchwork.plans.records import PlanRecord, Task, TaskState, read_result, result_at, result_value
-from latchwork.plans.states import Edges, Edit
+from latchwork.plans.keys import PARTITION, Keys
+from latchwork.plans.records import PlanRecord, Task, TaskState, decode_result, encode_inline_result, encode_result_ref
+from latchwork.plans.states import Transitions, TxnPart
 from latchwork.primitives import WorkQueue
 from latchwork.store.steps import ask, steps_of
 from latchwork.store.store import Store, system_namespace
@@ -31,14 +31,14 @@ class PlanStore:
     def __init__(self, store: Store, name: str) -> None:
         self.store = store = system_namespace(store, "plans")
         self.keys = Keys(name)
-        self.backlog = WorkQueue(store, self.keys.backlog)
+        self.queue = WorkQueue(store, self.keys.queue)
         self.blobs = Blobs(store, self.keys.data)
-        self.edges = Edges(self.keys, self._put_item)
+        self.transitions = Transitions(self.keys, self._put_item)
 
     def _put_item(self, shelf: str, item: str, value: bytes) -> list[Op]:
-        return self.backlog.put_ops(LANE, shelf, {item: value})
+        return self.queue.put_ops(PARTITION, shelf, {item: value})
 
-    async def plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
+    async def read_plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
         """A plan.
 
         Raises:
@@ -53,21 +53,21 @@ class PlanStore:
         except BadRecord as error:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
-    def items_of(self, shelf: str) -> str:
+    def item_prefix(self, shelf: str) -> str:
         """The prefix of the items of a shelf."""
-        return self.backlog.key(LANE, shelf, "x")[:-2]
+        return self.queue.key(PARTITION, shelf, "x")[:-2]
 
     def claim_key(self, lane: str, rest: str) -> str:
         """The key of the claim of an item: ``<shelf>/<id>`` in a lane."""
-        return f"{self.keys.backlog}/partitions/{lane}/claims/{rest}"
+        return f"{self.keys.queue}/partitions/{lane}/claims/{rest}"
 
-    async def added(self, plan_id: str) -> int:
+    async def count_added(self, plan_id: str) -> int:
         """How many tasks were added since the start, at least."""
         entry = await ask(self.store.get, self.keys.adds(plan_id))
         return int(entry.value) if entry is not None and entry.value.isdigit() else 0
 
-    async def tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
-        """Tasks of a plan, in this order; without those that are gone, or are none."""
+    async def read_tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
+        """Tasks of a plan, in this order; without those that are ended_deps, or are none."""
         wanted = [self.keys.task(plan_id, name) for name in names]
         found: list[Task] = []
         for at in range(0, len(wanted), _TOGETHER):
@@ -77,7 +77,7 @@ class PlanStore:
                         found.append(Task.of(entry))
         return found
 
-    async def all_tasks(self, plan_id: str) -> list[Task]:
+    async def read_all_tasks(self, plan_id: str) -> list[Task]:
         """All tasks of a plan, by name."""
         found: list[Task] = []
         after: str | None = None
@@ -90,22 +90,22 @@ class PlanStore:
                 return found
             after = page[-1].key
 
-    async def waits_for(self, plan_id: str, name: str) -> list[str]:
+    async def pending_deps(self, plan_id: str, name: str) -> list[str]:
         """What a task depends on that is not done, by name."""
-        found = await self.tasks(plan_id, [name])
+        found = await self.read_tasks(plan_id, [name])
         deps = [dep for each in found for dep in each.record.deps]
-        done = await self.done(plan_id, deps)
+        done = await self.filter_done(plan_id, deps)
         return sorted(dep for dep in deps if dep not in done)
 
-    async def done(self, plan_id: str, names: Sequence[str]) -> set[str]:
+    async def filter_done(self, plan_id: str, names: Sequence[str]) -> set[str]:
         """Those of these tasks that are done: they stay so."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
-            tasks = await self.tasks(plan_id, names[at : at + _TOGETHER])
+            tasks = await self.read_tasks(plan_id, names[at : at + _TOGETHER])
             found.update(each.name for each in tasks if each.record.state is TaskState.DONE)
         return found
 
-    async def not_ended(self, plan_id: str, names: Sequence[str]) -> set[str]:
+    async def filter_pending(self, plan_id: str, names: Sequence[str]) -> set[str]:
         """Those of these tasks that have not ended."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
@@ -114,8 +114,8 @@ class PlanStore:
             found.update(name for name, entry in zip(some, entries, strict=True) if entry is not None)
         return found
 
-    async def free(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
-        """Those of these tasks whose dependencies are done, as long as the plan is as it was read before.
+    async def filter_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
+        """Those of these tasks plan_key dependencies are done, as long as the plan is as it was read before.
 
         Args:
             plan_id: of which plan.
@@ -128,7 +128,7 @@ class PlanStore:
         while any(left.values()):
             wanted = dict.fromkeys(dep for deps in left.values() for dep in deps[-most:])
             asked = [dep for dep in wanted if dep not in live and dep not in ended]
-            live |= await self.not_ended(plan_id, asked)
+            live |= await self.filter_pending(plan_id, asked)
             ended.update(dep for dep in asked if dep not in live)
             left = {
                 name: [dep for dep in deps if dep not in ended]
@@ -139,20 +139,20 @@ class PlanStore:
         free = [each for each in tasks if each.name in left]
         if not plan.failed:
             return free
-        done = await self.done(plan_id, list(dict.fromkeys(dep for each in free for dep in each.record.deps)))
+        done = await self.filter_done(plan_id, list(dict.fromkeys(dep for each in free for dep in each.record.deps)))
         return [each for each in free if done.issuperset(each.record.deps)]
 
-    async def is_anything_left(self, plan_id: str) -> bool:
+    async def has_pending(self, plan_id: str) -> bool:
         """Whether a task of the plan has not ended."""
         return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))
 
-    async def left(self, plan_id: str, limit: int) -> list[str]:
+    async def list_pending(self, plan_id: str, limit: int) -> list[str]:
         """The first so many tasks that have not ended."""
         entries = await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
-    async def commit(self, edit: Edit, *fences: Check) -> bool:
-        """Commit an edit whose caller holds these fences, and return whether it is known to be committed.
+    async def commit(self, edit: TxnPart, *fences: Check) -> bool:
+        """Commit an edit plan_key caller holds these fences, and return whether it is known to be committed.
 
         After False the caller reads again and decides again: a check failed, or the answer was lost.
 
@@ -163,7 +163,7 @@ class PlanStore:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
         except Conflict as error:
             if any(fence in error.failed for fence in fences):
-                raise OwnershipLost(f"a claim has ended; nothing was written: {error}") from error
+                raise OwnershipLost(f"a claim has ended; nothing was write_draft: {error}") from error
             return False
         except OutcomeUnknown:
             return False
@@ -171,13 +171,13 @@ class PlanStore:
 
     # Large values
 
-    async def stored_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
-        """An outcome as the value of a result's key; a large one is written elsewhere before."""
+    async def store_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
+        """An outcome as the value of a result's key; a large one is write_draft elsewhere before."""
         if len(outcome) <= most:
-            return result_value(outcome)
-        return result_at(await steps_of(self.blobs.write)(plan_id, outcome))
+            return encode_inline_result(outcome)
+        return encode_result_ref(await steps_of(self.blobs.write)(plan_id, outcome))
 
-    async def tasks_and_entries(
+    async def read_entries(
         self, wanted: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
         """Entries of tasks, each with its plan, and of results of others of it, of few of them, in few requests."""
@@ -192,7 +192,7 @@ class PlanStore:
             found.update(zip(some, await ask(self.store.get_many, some), strict=True))
         return [(found[first], [found[key] for key in rest]) for first, *rest in asked]
 
-    async def read_outcomes(
+    async def decode_entries(
         self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]
     ) -> tuple[Task | None, dict[str, bytes]]:
         """What is in the entries of a task and of the first results of others; large ones are read.
@@ -207,11 +207,11 @@ class PlanStore:
         found: dict[str, bytes] = {}
         for name, entry in zip(names, entries, strict=True):
             if entry is not None:
-                where = read_result(entry.value)
+                where = decode_result(entry.value)
                 found[name] = await steps_of(self.blobs.read)(where) if isinstance(where, BlobRef) else where
         return found
 
-    async def outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
+    async def read_outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
         """How tasks ended, by name; without those that have no result.
 
         Raises:

@@ -6,14 +6,14 @@ import uuid
 from typing import Literal
 
 from latchwork.errors import BadRecord
-from latchwork.plans.builder import Draft, PlanBuilder, PlanOptions
+from latchwork.plans.builder import PlanBuilder, PlanDraft, PlanOptions
 from latchwork.plans.drafts import start_draft
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.handle import PlanHandle, PlanStatus
-from latchwork.plans.keys import MOST_PLAN, NAME, check_id
+from latchwork.plans.keys import MAX_PLAN_ID, NAME, check_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState
-from latchwork.plans.removal import Retention, remove_now
+from latchwork.plans.removal import ResultRetention, remove_now
 from latchwork.store import Store
 from latchwork.store.steps import ask, driven
 from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
@@ -39,7 +39,7 @@ class Plans:
         codec: Codec | None = None,
         allow_pickle: bool = False,
     ) -> None:
-        self._place = PlanStore(store, name)
+        self._plan_store = PlanStore(store, name)
         self._functions = functions
         self._payloads = Payloads(codec, allow_pickle=allow_pickle)
 
@@ -69,25 +69,25 @@ class Plans:
         Raises:
             InvalidKey, ValueError: of an option.
         """
-        plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MOST_PLAN)
-        draft = Draft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel))
+        plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MAX_PLAN_ID)
+        draft = PlanDraft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel))
         return PlanBuilder(draft, self._functions, self._payloads, self._start)
 
     @driven
-    async def _start(self, draft: Draft) -> PlanHandle:
-        await start_draft(self._place, draft)
+    async def _start(self, draft: PlanDraft) -> PlanHandle:
+        await start_draft(self._plan_store, draft)
         return self.get(draft.id)
 
     def get(self, plan_id: str) -> PlanHandle:
         """A plan by its id. Does no I/O: whether it is there shows when it is asked."""
-        checked = check_id(plan_id, "the id of a plan", MOST_PLAN)
-        return PlanHandle(self._place, checked, self._functions, self._payloads)
+        checked = check_id(plan_id, "the id of a plan", MAX_PLAN_ID)
+        return PlanHandle(self._plan_store, checked, self._functions, self._payloads)
 
     @driven
     async def list(self, *, state: PlanState | None = None) -> list[tuple[str, PlanRecord]]:
         """Ids and records of all plans, or of those in a state, the oldest first."""
         found = []
-        for entry in await ask(self._place.store.list, self._place.keys.plans):
+        for entry in await ask(self._plan_store.store.list, self._plan_store.keys.plans):
             try:
                 record = PlanRecord.of(entry.value)
             except BadRecord:
@@ -98,24 +98,29 @@ class Plans:
 
     @driven
     async def sweep(self) -> int:
-        """Remove drafts whose builder is gone, what is left of plans that are, and results whose time is over.
+        """Remove drafts plan_key builder is ended_deps, what is left of plans that are, and results plan_key time is over.
 
         By anybody. How many plans that concerned.
         """
-        place = self._place
-        seen = {each for prefix in place.keys.roots for each in await ask(place.store.children, prefix)}
-        plans = {entry.key.rpartition("/")[2]: entry for entry in await ask(place.store.list, place.keys.plans)}
+        plan_store = self._plan_store
+        seen = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
+        plans = {
+            entry.key.rpartition("/")[2]: entry for entry in await ask(plan_store.store.list, plan_store.keys.plans)
+        }
         count = 0
         for plan_id, entry in plans.items():
             try:
                 record = PlanRecord.of(entry.value)
             except BadRecord:
                 continue
-            if record.state is PlanState.DRAFT and await ask(place.store.get, place.keys.draft(plan_id)) is None:
-                count += await remove_now(place, plan_id, entry, record)
-        count += await Retention(place).trim_all(plans.values(), now_ms())
+            if (
+                record.state is PlanState.DRAFT
+                and await ask(plan_store.store.get, plan_store.keys.draft(plan_id)) is None
+            ):
+                count += await remove_now(plan_store, plan_id, entry, record)
+        count += await ResultRetention(plan_store).delete_expired(plans.values(), now_ms())
         for plan_id in sorted(seen - plans.keys()):  # of builders and workers that went on after it was removed
-            count += await remove_now(place, plan_id, None, PlanRecord(PlanState.REMOVING))
+            count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
         return count
 
 

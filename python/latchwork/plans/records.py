@@ -1,4 +1,4 @@
-"""Plans, tasks and results as they are stored; anybody may have written them. Nothing here does I/O."""
+"""Plans, tasks and results as they are stored; anybody may have write_draft them. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from latchwork.types import Entry
 from latchwork.words import short
 
 #: So many failures are kept in the record of a plan; further ones leave it alone.
-MOST_FAILED = 20
+MAX_FAILURES = 20
 #: So much of a reason is kept.
-MOST_WHY = 300
+MAX_REASON = 300
 #: Arguments up to so many bytes stay in the record, and results in theirs.
 INLINE_ARGS, INLINE_RESULT = 2_000, 900_000
 #: The names of what a task depends on, and of what depends on it, may have so many bytes.
-MOST_NAMES = 800_000
+MAX_NAMES_BYTES = 800_000
 
 
 class PlanState(StrEnum):
@@ -60,7 +60,7 @@ class TaskState(StrEnum):
         return self in (TaskState.WAITING, TaskState.READY, TaskState.CHILD)
 
     @property
-    def is_lost(self) -> bool:
+    def is_unsuccessful(self) -> bool:
         """Whether it ended without a result, so that nothing that depends on it can run."""
         return self in (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
 
@@ -70,7 +70,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         state: what it is doing.
-        turn: grows with each cancel, recover and removal: an older item of control does nothing more.
+        generation: grows with each cancel, recover and removal: an older item of control does nothing more.
         title: for people.
         on_failure: ``stop`` or ``continue``.
         priority: 0 to 9; 9 first.
@@ -85,12 +85,12 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
         max_parallel: so many of its tasks run at a time; None for as many as there are slots.
         parent: the plan and the task that wait for its end; None of a plan of its own.
         depth: how many plans it is below: 0 for one of its own.
-        gives: of a child plan, the task whose result its parent's task has; empty for none.
-        nonce: of whoever built it: a start whose answer was lost is known by it.
+        result_task: of a child plan, the task plan_key result its parent's task has; empty for none.
+        nonce: of whoever built it: a start plan_key answer was lost is known by it.
     """
 
     state: PlanState
-    turn: Count = 0
+    generation: Count = 0
     title: str = ""
     on_failure: Literal["stop", "continue"] = "stop"
     priority: Annotated[int, Meta(ge=0, le=9)] = 5
@@ -104,7 +104,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
     max_parallel: Positive | None = None
     parent: tuple[str, str] | None = None
     depth: Count = 0
-    gives: str = ""
+    result_task: str = ""
     nonce: str = ""
 
     def to_bytes(self) -> bytes:
@@ -122,7 +122,7 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
 
     def with_failure(self, task: str, why: str) -> PlanRecord:
         """With one more failure."""
-        return replace(self, failed=(*self.failed, (task, why[:MOST_WHY]))[:MOST_FAILED])
+        return replace(self, failed=(*self.failed, (task, why[:MAX_REASON]))[:MAX_FAILURES])
 
 
 class TaskRecord(Struct, frozen=True, omit_defaults=True):
@@ -133,8 +133,8 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         number: its place in the plan, from 0.
         fn: the name of its function.
         deps: what it depends on, in order of declaration.
-        args_from: those of them whose results are arguments.
-        succ: what depends on it.
+        args_from: those of them plan_key results are arguments.
+        successors: what depends on it.
         late: for each of these in order the last that it depends on besides this task, empty for none: what an end may
             rely on without a look at the successor. Shorter where tasks were added; none of a task with so many
             successors that its end does not ask.
@@ -154,7 +154,7 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
     fn: str
     deps: tuple[str, ...] = ()
     args_from: tuple[str, ...] = ()
-    succ: tuple[str, ...] = ()
+    successors: tuple[str, ...] = ()
     retry: StoredRetry = StoredRetry.of(ONCE)
     timeout_s: Seconds | None = None
     attempts: Count = 0
@@ -183,17 +183,17 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
         found = _TASK.decode(line)
         return replace(found, args=args, args_from=found.deps if found.takes_all else found.args_from, takes_all=False)
 
-    def now(self, state: TaskState) -> TaskRecord:
+    def with_state(self, state: TaskState) -> TaskRecord:
         """In another state."""
         return replace(self, state=state)
 
 
-class TaskNeeds(Struct, frozen=True, omit_defaults=True):
+class ItemHints(Struct, frozen=True, omit_defaults=True):
     """What the item of a task says before the task is read.
 
     Attributes:
         timeout_s: seconds after which a run is stopped; None for never.
-        args_from: the tasks whose results are arguments.
+        args_from: the tasks plan_key results are arguments.
     """
 
     timeout_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)] | None = None
@@ -202,7 +202,7 @@ class TaskNeeds(Struct, frozen=True, omit_defaults=True):
 
 _PLAN: Decoder[PlanRecord] = Decoder(PlanRecord, "a plan")
 _TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
-_NEEDS: Decoder[TaskNeeds] = Decoder(TaskNeeds, "what a task needs")
+_NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "what a task needs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +223,22 @@ class Task:
         return cls(entry.key.rpartition("/")[2], TaskRecord.of(entry.value), entry)
 
 
-def room_for_result(task: Task | None) -> int:
-    """How large a result may be beside the record of its task: both are written in one transaction."""
+def max_result_bytes(task: Task | None) -> int:
+    """How large a result may be beside the record of its task: both are write_draft in one transaction."""
     return max(1_000, INLINE_RESULT - (0 if task is None else len(task.entry.value)))
 
 
-def result_value(outcome: bytes) -> bytes:
+def encode_inline_result(outcome: bytes) -> bytes:
     """A result that is small enough for its key."""
     return b"=" + outcome
 
 
-def result_at(ref: BlobRef) -> bytes:
+def encode_result_ref(ref: BlobRef) -> bytes:
     """A result that is elsewhere."""
     return b"@" + ref.to_bytes()
 
 
-def read_result(value: bytes) -> bytes | BlobRef:
+def decode_result(value: bytes) -> bytes | BlobRef:
     """The outcome in a result's key, or where it is.
 
     Raises:
@@ -251,6 +251,6 @@ def read_result(value: bytes) -> bytes | BlobRef:
     raise BadRecord(f"value {short(value)} is no result of a task")
 
 
-def read_needs(item: bytes) -> TaskNeeds:
+def decode_item(item: bytes) -> ItemHints:
     """Return what the item of a task says; nothing when it cannot be read."""
-    return _NEEDS.find(item) or TaskNeeds()
+    return _NEEDS.find(item) or ItemHints()

@@ -11,38 +11,47 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from latchwork._base.decoding import encode
-from latchwork.plans.keys import CONTROL_SHELF, Keys, item_id, shelf_of
-from latchwork.plans.records import MOST_FAILED, MOST_WHY, PlanRecord, PlanState, Task, TaskNeeds, TaskRecord, TaskState
+from latchwork.plans.keys import CONTROL_SORT_KEY, Keys, item_id, sort_key
+from latchwork.plans.records import (
+    MAX_FAILURES,
+    MAX_REASON,
+    ItemHints,
+    PlanRecord,
+    PlanState,
+    Task,
+    TaskRecord,
+    TaskState,
+)
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
 
 #: The end of a task with more successors than this looks at them after it; so many tasks an added one may wait for.
-MOST_TOGETHER = 30
+MAX_LINKED = 30
 #: Of the 100 that a transaction may have.
-MOST_WRITES = 90
+MAX_WRITES = 90
 #: Bytes of records that are rewritten together; of a megabyte that a transaction may have.
-MOST_BYTES = 600_000
+MAX_BYTES = 600_000
 #: Bytes of an item; a longer list of what to read is left to the task's record.
-_MOST_ITEM = 2_000
+_MAX_ITEM = 2_000
 
 #: Puts an item into the backlog: by shelf, id and value.
 PutItem = Callable[[str, str, bytes], "list[Op]"]
 #: A plan as it was read: the entry for checks.
-Seen = tuple[Entry, PlanRecord]
+StoredPlan = tuple[Entry, PlanRecord]
 
 
-class Edit(NamedTuple):
+class TxnPart(NamedTuple):
     """One transaction."""
 
     checks: list[Check]
     ops: list[Op]
 
-    def and_also(self, other: Edit) -> Edit:
+    def merge(self, other: TxnPart) -> TxnPart:
         """Both in one."""
-        return Edit([*self.checks, *other.checks], [*self.ops, *other.ops])
+        return TxnPart([*self.checks, *other.checks], [*self.ops, *other.ops])
 
 
-class Edges:
-    """The edges of the plans below one name."""
+class Transitions:
+    """The transitions of the plans below one name."""
 
     def __init__(self, keys: Keys, put_item: PutItem) -> None:
         self.keys = keys
@@ -50,23 +59,23 @@ class Edges:
 
     # Items
 
-    def item(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
+    def item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
         """The item of a task that is ready."""
-        return self._put_item(self.shelf(plan, task), item_id(plan_id, name), item_value(task))
+        return self._put_item(self.sort_key(plan, task), item_id(plan_id, name), item_value(task))
 
-    def shelf(self, plan: PlanRecord, task: TaskRecord) -> str:
+    def sort_key(self, plan: PlanRecord, task: TaskRecord) -> str:
         """Where the item of a task is."""
-        return shelf_of(plan.priority, plan.started_ms, task.number)
+        return sort_key(plan.priority, plan.started_ms, task.number)
 
-    def control(self, plan_id: str, what: str, turn: int) -> list[Op]:
-        """The item of something that is to be done with a whole plan, once for each turn."""
-        return self._put_item(CONTROL_SHELF, item_id(plan_id, f"@{what}.{turn}"), b"")
+    def control_ops(self, plan_id: str, what: str, generation: int) -> list[Op]:
+        """The item of something that is to be done with a whole plan, once for each generation."""
+        return self._put_item(CONTROL_SORT_KEY, item_id(plan_id, f"@{what}.{generation}"), b"")
 
     # Building and starting
 
-    def drafted(self, plan_id: str, plan: PlanRecord, session: object) -> Edit:
+    def create_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
         """An empty draft, and that its builder lives. Nothing of a draft is in the backlog."""
-        return Edit(
+        return TxnPart(
             [],
             [
                 Create(self.keys.plan(plan_id), plan.to_bytes()),
@@ -74,10 +83,10 @@ class Edges:
             ],
         )
 
-    def built(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[Edit]:
+    def write_tasks(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
         """The tasks of a draft, as many as fit into each transaction."""
         check = Exists(self.keys.draft(plan_id))
-        edits: list[Edit] = []
+        edits: list[TxnPart] = []
         ops: list[Op] = []
         size = 0
         for name, task in tasks:
@@ -85,46 +94,46 @@ class Edges:
             unit: list[Op] = [Create(self.keys.todo(plan_id, name), b""), Create(self.keys.task(plan_id, name), record)]
             for op in unit:
                 cost = len(getattr(op, "value", b"")) + 2 * len(op.key) + 100
-                if len(ops) >= MOST_WRITES or (ops and size + cost > 900_000):
-                    edits.append(Edit([check], ops))
+                if len(ops) >= MAX_WRITES or (ops and size + cost > 900_000):
+                    edits.append(TxnPart([check], ops))
                     ops, size = [], 0
                 ops.append(op)
                 size += cost
-        return [*edits, Edit([check], ops)] if ops else edits
+        return [*edits, TxnPart([check], ops)] if ops else edits
 
-    def started(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> Edit:
+    def start(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
         """A whole draft becomes ready; a worker makes its first tasks ready."""
         ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
         draft = self.keys.draft(plan_id)
-        return Edit(
+        return TxnPart(
             [At(entry), Exists(draft)],
-            [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control(plan_id, "start", ready.turn)],
+            [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control_ops(plan_id, "start", ready.generation)],
         )
 
-    # Running
+    # RunningTask
 
-    def made_ready(self, plan_id: str, seen: Seen, task: Task, item: Sequence[Op] | None = None) -> Edit:
-        """A task whose dependencies are done. That never becomes false again, so anybody may try it.
+    def make_ready(self, plan_id: str, seen: StoredPlan, task: Task, item: Sequence[Op] | None = None) -> TxnPart:
+        """A task plan_key dependencies are done. That never becomes false again, so anybody may try it.
 
         ``seen`` was read before the dependencies were looked at: as long as the plan is ready and no task of it has
         failed, whatever has ended is done. ``item`` puts its item another way: taken already.
         """
-        ready = task.record.now(TaskState.READY)
-        put = self.item(plan_id, seen[1], task.name, task.record) if item is None else item
-        return Edit([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
+        ready = task.record.with_state(TaskState.READY)
+        put = self.item_ops(plan_id, seen[1], task.name, task.record) if item is None else item
+        return TxnPart([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])
 
-    def passed_on(
+    def complete_delegating(
         self,
         plan_id: str,
-        seen: Seen | None,
+        seen: StoredPlan | None,
         task: Task,
         result: bytes,
         *,
         ready: Sequence[Task] = (),
-        relies: Iterable[str] = (),
-        gone: Iterable[str] = (),
+        witnesses: Iterable[str] = (),
+        ended_deps: Iterable[str] = (),
         items: Mapping[str, Sequence[Op]] | None = None,
-    ) -> Edit | None:
+    ) -> TxnPart | None:
         """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
 
         Each successor is made ready, or waits for another task that has not ended when this lands; where there is no
@@ -132,53 +141,55 @@ class Edges:
         claim's fence.
 
         ``seen`` is the plan, in which no task has failed, as it was before the dependencies of ``ready`` were looked
-        at; ``ready`` are the successors that this is the last of; ``relies`` are tasks that have not ended; ``gone``
-        are those whose ends are on their way, without which one of ``ready`` would have to wait; ``items`` has what
+        at; ``ready`` are the successors that this is the last of; ``witnesses`` are tasks that have not ended; ``ended_deps``
+        are those plan_key ends are on their way, without which one of ``ready`` would have to wait; ``items`` has what
         puts their items another way. None where who ends this one has to look: nobody else will, or all of it is more
         than a transaction holds.
         """
-        others = list(relies)
-        if len(task.record.succ) > MOST_TOGETHER or not (ready or others):
+        others = list(witnesses)
+        if len(task.record.successors) > MAX_LINKED or not (ready or others):
             return None
-        edit = self.done(plan_id, task, result)
+        edit = self.complete_task(plan_id, task, result)
         for each in ready:
             assert seen is not None
-            edit = edit.and_also(self.made_ready(plan_id, seen, each, (items or {}).get(each.name)))
-        edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in gone)
+            edit = edit.merge(self.make_ready(plan_id, seen, each, (items or {}).get(each.name)))
+        edit.checks.extend(Absent(self.keys.todo(plan_id, each)) for each in ended_deps)
         edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)
         checks, ops = list(dict.fromkeys(edit.checks)), list(dict.fromkeys(edit.ops))
-        if sum(len(each.entry.value) for each in ready) > MOST_BYTES // 4:
+        if sum(len(each.entry.value) for each in ready) > MAX_BYTES // 4:
             return None
-        return Edit(checks, ops) if max(len(checks), len(ops)) <= MOST_WRITES else None
+        return TxnPart(checks, ops) if max(len(checks), len(ops)) <= MAX_WRITES else None
 
-    def done(self, plan_id: str, task: Task, result: bytes) -> Edit:
+    def complete_task(self, plan_id: str, task: Task, result: bytes) -> TxnPart:
         """A task is done."""
-        return Edit(
+        return TxnPart(
             [At(task.entry)],
             [
-                Put(task.entry.key, task.record.now(TaskState.DONE).to_bytes()),
+                Put(task.entry.key, task.record.with_state(TaskState.DONE).to_bytes()),
                 Put(self.keys.result(plan_id, task.name), result),
                 Delete(self.keys.todo(plan_id, task.name)),
             ],
         )
 
-    def completed(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> Edit:
+    def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
         """Nothing is left to do. ``adds`` was read before that was looked at: an added task is noticed."""
         state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
         guard: Check = Absent(adds_key) if adds is None else At(adds)
-        return Edit([At(entry), guard], [Put(entry.key, replace(plan, state=state, ended_ms=now_ms).to_bytes())])
+        return TxnPart([At(entry), guard], [Put(entry.key, replace(plan, state=state, ended_ms=now_ms).to_bytes())])
 
     # Failing
 
-    def tried(self, task: Task, why: str) -> Edit:
+    def record_attempt(self, task: Task, why: str) -> TxnPart:
         """A try has failed, and another follows."""
-        again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MOST_WHY])
-        return Edit([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
+        again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
+        return TxnPart([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
 
-    def failed(self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, why: str, result: bytes) -> Edit:
+    def fail_task(
+        self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, why: str, result: bytes
+    ) -> TxnPart:
         """A task has failed for good; a plan that stops begins to end."""
-        lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=why[:MOST_WHY])
-        edit = Edit(
+        lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
+        edit = TxnPart(
             [At(task.entry)],
             [
                 Put(task.entry.key, lost.to_bytes()),
@@ -187,60 +198,64 @@ class Edges:
             ],
         )
         stops = plan.on_failure == "stop" and plan.state is PlanState.READY
-        if not stops and len(plan.failed) >= MOST_FAILED:
+        if not stops and len(plan.failed) >= MAX_FAILURES:
             return edit
         told = plan.with_failure(task.name, why)
         edit.checks.append(At(entry))
         if stops:
-            more = self.cancelling(plan_id, entry, told, PlanState.FAILED)
+            more = self.begin_cancel(plan_id, entry, told, PlanState.FAILED)
             edit.ops.extend(more.ops)
         else:
             edit.ops.append(Put(entry.key, told.to_bytes()))
         return edit
 
-    def skipped(self, plan_id: str, entry: Entry, task: Task) -> Edit:
+    def skip_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """A task that can never run now. ``entry`` is the plan: after a recover this one waits again."""
         return self._ended(plan_id, entry, task, TaskState.SKIPPED)
 
-    def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> Edit:
-        return Edit(
+    def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> TxnPart:
+        return TxnPart(
             [At(entry), At(task.entry)],
             [
-                Put(task.entry.key, task.record.now(state).to_bytes()),
+                Put(task.entry.key, task.record.with_state(state).to_bytes()),
                 Delete(self.keys.todo(plan_id, task.name)),
             ],
         )
 
     # Cancelling
 
-    def cancelling(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> Edit:
+    def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
         """Nothing more is claimed; a worker ends what is left."""
-        told = replace(plan, state=PlanState.CANCELLING, turn=plan.turn + 1, outcome=outcome)
-        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "cancel", told.turn)])
+        told = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
+        return TxnPart(
+            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "cancel", told.generation)]
+        )
 
-    def cancelled(self, plan_id: str, entry: Entry, task: Task) -> Edit:
-        """A task that does not run, or whose run has ended; that of one which is ready takes its item along."""
+    def cancel_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
+        """A task that does not run, or plan_key run has ended; that of one which is ready takes its item claims_ahead."""
         return self._ended(plan_id, entry, task, TaskState.CANCELLED)
 
-    def all_cancelled(self, entry: Entry, plan: PlanRecord, now_ms: int) -> Edit:
+    def end_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
         """Nothing is left."""
-        return Edit([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
+        return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering
 
-    def recovering(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Edit:
+    def begin_recovery(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
         """What was lost is to run again; nothing is claimed until all of it waits."""
-        told = replace(plan, state=PlanState.RECOVERING, turn=plan.turn + 1, failed=(), ended_ms=0)
-        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "recover", told.turn)])
+        told = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
+        return TxnPart(
+            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "recover", told.generation)]
+        )
 
-    def reset(self, plan_id: str, entry: Entry, task: Task) -> Edit:
+    def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
         """A task that was lost waits again."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
-        return self.waits_again(plan_id, entry, task, waits)
+        return self.reactivate_task(plan_id, entry, task, waits)
 
-    def waits_again(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> Edit:
+    def reactivate_task(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
         """A task that was lost is live again, and has no result."""
-        return Edit(
+        return TxnPart(
             [At(entry), At(task.entry)],
             [
                 Put(task.entry.key, record.to_bytes()),
@@ -249,13 +264,13 @@ class Edges:
             ],
         )
 
-    def recovered(self, entry: Entry, plan: PlanRecord) -> Edit:
+    def end_recovery(self, entry: Entry, plan: PlanRecord) -> TxnPart:
         """All that was lost waits: tasks may be claimed again."""
-        return Edit([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
+        return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
 
     # Adding and removing
 
-    def added(
+    def add_task(
         self,
         plan_id: str,
         entry: Entry,
@@ -265,14 +280,14 @@ class Edges:
         task: TaskRecord,
         deps: Sequence[Task],
         adds: int,
-    ) -> Edit:
+    ) -> TxnPart:
         """A task is added to a plan that runs. A dependency that is not done is rewritten, so that its end sees it."""
         open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
-        is_lost = any(dep.record.state.is_lost for dep in open_deps)
+        is_unsuccessful = any(dep.record.state.is_unsuccessful for dep in open_deps)
         waits = any(dep.record.state.is_live for dep in open_deps)
-        state = TaskState.SKIPPED if is_lost else TaskState.WAITING if waits else TaskState.READY
-        record = task.now(state)
-        edit = Edit(
+        state = TaskState.SKIPPED if is_unsuccessful else TaskState.WAITING if waits else TaskState.READY
+        record = task.with_state(state)
+        edit = TxnPart(
             [At(entry), *(At(dep.entry) for dep in open_deps)],
             [
                 Create(self.keys.task(plan_id, name), record.to_bytes()),
@@ -280,33 +295,35 @@ class Edges:
             ],
         )
         for dep in open_deps:
-            linked = replace(dep.record, succ=(*dep.record.succ, name))
+            linked = replace(dep.record, successors=(*dep.record.successors, name))
             edit.ops.append(Put(dep.entry.key, linked.to_bytes()))
-        if not is_lost:
+        if not is_unsuccessful:
             edit.ops.append(Create(self.keys.todo(plan_id, name), b""))
         if state is TaskState.READY:
-            edit.ops.extend(self.item(plan_id, plan, name, record))
+            edit.ops.extend(self.item_ops(plan_id, plan, name, record))
         return edit
 
-    def removing(self, plan_id: str, entry: Entry, plan: PlanRecord) -> Edit:
+    def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
         """The plan is to go, whatever it does; a worker deletes it."""
-        told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
-        return Edit([At(entry)], [Put(entry.key, told.to_bytes()), *self.control(plan_id, "remove", told.turn)])
+        told = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
+        return TxnPart(
+            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "remove", told.generation)]
+        )
 
-    def blocked(self, plan_id: str, plan: PlanRecord) -> Edit:
+    def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
         """Keys without a plan are to go: until then nobody builds under that id."""
-        told = replace(plan, state=PlanState.REMOVING, turn=plan.turn + 1)
+        told = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         made = Create(self.keys.plan(plan_id), told.to_bytes())
-        return Edit([], [made, *self.control(plan_id, "remove", told.turn)])
+        return TxnPart([], [made, *self.control_ops(plan_id, "remove", told.generation)])
 
 
-def portions(tasks: Iterable[Task], most: int) -> list[list[Task]]:
+def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
     """In order, as many together as one transaction may rewrite: at most so many; a large one alone."""
     found: list[list[Task]] = []
     size = 0
     for task in tasks:
         size += len(task.entry.value)
-        if not found or len(found[-1]) >= most or size > MOST_BYTES:
+        if not found or len(found[-1]) >= most or size > MAX_BYTES:
             found.append([])
             size = len(task.entry.value)
         found[-1].append(task)
@@ -315,5 +332,5 @@ def portions(tasks: Iterable[Task], most: int) -> list[list[Task]]:
 
 def item_value(task: TaskRecord) -> bytes:
     """What the item of a task has: what is needed before the task is read."""
-    value = encode(TaskNeeds(task.timeout_s, task.args_from))
-    return value if len(value) <= _MOST_ITEM else encode(TaskNeeds(task.timeout_s))
+    value = encode(ItemHints(task.timeout_s, task.args_from))
+    return value if len(value) <= _MAX_ITEM else encode(ItemHints(task.timeout_s))

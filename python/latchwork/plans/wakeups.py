@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from latchwork.errors import BadRecord
 from latchwork.plans.errors import NoSuchPlan
-from latchwork.plans.keys import LANE, Keys, item_id
+from latchwork.plans.keys import PARTITION, Keys, item_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord, PlanState, TaskState
-from latchwork.plans.states import Edit
+from latchwork.plans.states import TxnPart
 from latchwork.store.steps import ask
 from latchwork.types import At, Entry, Exists
 
 _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
-def ends(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Whether a plan, or one that it is a child of, is being cancelled or removed, or is gone; by what a mirror has."""
+def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
+    """Whether a plan, or one that it is a child of, is being cancelled or removed, or is ended_deps; by what a mirror has."""
     while True:
         try:
             plan = PlanRecord.of(plans[keys.plan(plan_id)].value)
@@ -30,32 +30,34 @@ def ends(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
         plan_id = plan.parent[0]
 
 
-async def read_child(place: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
-    """A plan that may be gone."""
+async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
+    """A plan that may be ended_deps."""
     try:
-        return await place.plan(plan_id)
+        return await plan_store.read_plan(plan_id)
     except (NoSuchPlan, BadRecord):
         return None
 
 
-async def wake(place: PlanStore, plan_id: str, plan: PlanRecord) -> Edit:
+async def wake_parent(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
     """What tells the task that waits for this plan, for the transaction in which the plan ends or is deleted.
 
     Where none waits, a check that it does not begin to: a recover may have it wait again.
     """
     if plan.parent is None:
-        return Edit([], [])
+        return TxnPart([], [])
     parent_id, name = plan.parent
-    parent = await read_child(place, parent_id)
-    found = await place.tasks(parent_id, [name]) if parent is not None else []
+    parent = await read_plan_or_none(plan_store, parent_id)
+    found = await plan_store.read_tasks(parent_id, [name]) if parent is not None else []
     if parent is None or not found:
-        return Edit([], [])
+        return TxnPart([], [])
     task = found[0]
-    edit = Edit([At(task.entry)], [])
+    edit = TxnPart([At(task.entry)], [])
     if task.record.state is TaskState.CHILD and task.record.child == plan_id:
-        key = place.backlog.key(LANE, place.edges.shelf(parent[1], task.record), item_id(parent_id, name))
-        if await ask(place.store.get, key) is not None:
+        key = plan_store.queue.key(
+            PARTITION, plan_store.transitions.sort_key(parent[1], task.record), item_id(parent_id, name)
+        )
+        if await ask(plan_store.store.get, key) is not None:
             edit.checks.append(Exists(key))  # who has it looks again: it checks that this plan is as it saw it
         else:
-            edit.ops.extend(place.edges.item(parent_id, parent[1], name, task.record))
+            edit.ops.extend(plan_store.transitions.item_ops(parent_id, parent[1], name, task.record))
     return edit

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from latchwork.errors import Closed, LatchworkError
-from latchwork.plans.completion import CompletionBatcher
-from latchwork.plans.control import Children, PlanControl
+from latchwork.plans.completion import RunTracker
+from latchwork.plans.control import ChildPlans, PlanControl
 from latchwork.plans.hooks import PlanHooks
 from latchwork.plans.keys import NAME, split_id
-from latchwork.plans.limits import Limits, is_limited
+from latchwork.plans.limits import ParallelLimiter, is_limited
 from latchwork.plans.peers import PeerSharding
 from latchwork.plans.plan_store import PlanStore, now_ms
-from latchwork.plans.progress import Handing, Progress
-from latchwork.plans.removal import Retention, next_due_ms
-from latchwork.plans.wakeups import ends
+from latchwork.plans.progress import EagerClaimer, Propagation
+from latchwork.plans.removal import ResultRetention, next_expiry_ms
+from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import WorkQueue
 from latchwork.store import Backoff, Session, Store
 from latchwork.store import session_ttl_s as ttl_s
@@ -42,21 +42,21 @@ _MIRROR_S = 30.0
 #: Places of limited plans are looked after so often, where there are any.
 _TIDY_S = 5.0
 #: The machine's clock may be set: look again after so many seconds.
-_MOST_WAIT_S = 600.0
+_MAX_WAIT_S = 600.0
 
-#: The TTL of a worker's session unless it or the URL gives one.
+#: The TTL of a worker's session unless it or the URL result_task one.
 SESSION_TTL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PlanWorkerConfig:
     """How a worker works.
 
     Attributes:
         slots: tasks at a time.
         functions: what may be run.
         run_in: ``thread`` or ``process``.
-        payloads: how arguments and results are read and written.
+        payloads: how arguments and results are read and write_draft.
         label: what others see of it.
         context: what tasks get.
         failed: told of each try that raised: plan, task, and what.
@@ -76,57 +76,57 @@ class PlanWorkerSession:
 
     Args:
         store: the store that tasks get.
-        place: where the plans are.
-        way: how we work.
+        plan_store: where the plans are.
+        config: how we work.
         session: what we live by; closed at the end.
     """
 
-    def __init__(self, store: Store, place: PlanStore, way: Way, *, session: Session) -> None:
-        self._place = place
+    def __init__(self, store: Store, plan_store: PlanStore, config: PlanWorkerConfig, *, session: Session) -> None:
+        self._plan_store = plan_store
         self.session = session
         self._stop = Signal()
-        keys = place.keys
-        prefixes = (keys.plans, keys.places, keys.workers)
-        self._mirrors = plans, taken, workers = [place.store.mirror(each, wait=False) for each in prefixes]
+        keys = plan_store.keys
+        prefixes = (keys.plans, keys.permits, keys.workers)
+        self._mirrors = plans, taken, workers = [plan_store.store.mirror(each, wait=False) for each in prefixes]
         self._plans = plans
-        self.limits = Limits(keys, taken, session, store.clock)
+        self.limits = ParallelLimiter(keys, taken, session, store.clock)
         self._taken = taken
-        self._leash = DeadlineExtender(session.remaining_s)
+        self._extender = DeadlineExtender(session.remaining_s)
         self.slots = Slots(
-            way.slots,
-            way.functions,
-            way.payloads,
-            run_in=way.run_in,
-            leash=self._leash,
-            label=way.label,
+            config.slots,
+            config.functions,
+            config.payloads,
+            run_in=config.run_in,
+            leash=self._extender,
+            label=config.label,
             clock=store.clock,
         )
-        self._commits = GroupCommit(place.store, label=way.label)
-        backlog = WorkQueue(place.store, keys.backlog, max_attempts=_NO_LIMIT, session=session, label=way.label)
-        progress = Progress(place)
-        children = Children(place, way.payloads, session)
-        self.mates = PeerSharding(keys, workers, session)
-        handing = Handing(place, backlog, session)
+        self._commits = GroupCommit(plan_store.store, label=config.label)
+        backlog = WorkQueue(plan_store.store, keys.queue, max_attempts=_NO_LIMIT, session=session, label=config.label)
+        progress = Propagation(plan_store)
+        children = ChildPlans(plan_store, config.payloads, session)
+        self.peers = PeerSharding(keys, workers, session)
+        claimer = EagerClaimer(plan_store, backlog, session)
         self._hooks = hooks = PlanHooks(
-            place,
+            plan_store,
             plans,
-            payloads=way.payloads,
+            payloads=config.payloads,
             progress=progress,
-            control=PlanControl(place, progress, children),
+            control=PlanControl(plan_store, progress, children),
             children=children,
-            failed=way.failed,
+            failed=config.failed,
             limits=self.limits,
-            mates=self.mates,
-            handing=handing,
-            company=CompletionBatcher(lambda: self.slots.typical_s),
+            peers=self.peers,
+            claimer=claimer,
+            runs=RunTracker(lambda: self.slots.typical_s),
             stop=self._stop,
         )
         self.feeder = WorkerLoop(
-            backlog, self.slots, self._commits, hooks, store=store, node_id=way.label, context=way.context
+            backlog, self.slots, self._commits, hooks, store=store, node_id=config.label, context=config.context
         )
         self.limits.poke = self.feeder.poke
-        handing.spare, handing.begin = self.feeder.spare, self.feeder.begin_taken
-        self._news = Notifier()
+        claimer.spare, claimer.begin = self.feeder.spare, self.feeder.begin_taken
+        self._notifier = Notifier()
         self._threads: list[Background] = []
 
     def begin(self) -> None:
@@ -137,11 +137,11 @@ class PlanWorkerSession:
         """
         for mirror in self._mirrors:
             mirror.ready(_MIRROR_S)
-        self.mates.join(self._place.store)
+        self.peers.join(self._plan_store.store)
         self.feeder.start()
-        self._threads.append(Background(self._keep, f"latchwork-plans-results-{self.session.id[:8]}"))
+        self._threads.append(Background(self._clean_up, f"latchwork-plans-results-{self.session.id[:8]}"))
         self._plans.on_change(self._plans_changed)
-        self._taken.on_change(self._place_given_back)
+        self._taken.on_change(self._permit_released)
 
     def drain(self, timeout_s: float | None) -> bool:
         """Take nothing more, and wait for what runs; False when the time is over."""
@@ -159,7 +159,7 @@ class PlanWorkerSession:
             thread.block()
         for mirror in self._mirrors:
             mirror.close()
-        self._leash.close()
+        self._extender.close()
         self.session.close()
         return left
 
@@ -170,8 +170,8 @@ class PlanWorkerSession:
     # What others do
 
     def _ring(self) -> None:
-        with self._news.mutex:
-            self._news.ring()
+        with self._notifier.mutex:
+            self._notifier.ring()
 
     def _plans_changed(self, *_: object) -> None:
         """Plans became ready, or end: look for items, and ask the tasks of plans that end to stop."""
@@ -179,12 +179,12 @@ class PlanWorkerSession:
         self.feeder.poke()
         for path in self.feeder.running():
             plan_id, task = split_id(path.rpartition("/")[2])
-            if not task.startswith("@") and (self._ends(plan_id) or self._is_replaced(path)):
+            if not task.startswith("@") and (self._is_ending(plan_id) or self._is_replaced(path)):
                 self.feeder.stop_task(path)
 
-    def _place_given_back(self, *_: object) -> None:
+    def _permit_released(self, *_: object) -> None:
         """Another worker gave a place of a limited plan back: look for items, if some were left alone for that."""
-        if self.limits.holds_back:
+        if self.limits.has_blocked_items:
             self.feeder.poke()
 
     def _is_replaced(self, path: str) -> bool:
@@ -193,52 +193,52 @@ class PlanWorkerSession:
         except LatchworkError:  # our mirror is closed
             return False
 
-    def _ends(self, plan_id: str) -> bool:
+    def _is_ending(self, plan_id: str) -> bool:
         try:
-            return ends(self._plans, self._place.keys, plan_id)
+            return is_ending(self._plans, self._plan_store.keys, plan_id)
         except LatchworkError:  # our mirror is closed
             return False
 
-    # Results whose time is over
+    # ResultCache plan_key time is over
 
-    async def _keep(self) -> None:
+    async def _clean_up(self) -> None:
         """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
-        retention, clock, backoff = Retention(self._place), self._place.store.clock, Backoff()
+        retention, clock, backoff = ResultRetention(self._plan_store), self._plan_store.store.clock, Backoff()
         while True:
-            with self._news.mutex:
-                rings = self._news.rings
+            with self._notifier.mutex:
+                rings = self._notifier.rings
                 if self._stop.is_set():  # looked at with the rings: an end in between is a ring more
                     return
             try:
                 entries = list(self._plans.snapshot().values())
-                due_ms = next_due_ms(entries)
-                if due_ms is not None and due_ms <= now_ms():
-                    await retention.trim_all(entries, now_ms())
-                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was written
+                expiry_ms = next_expiry_ms(entries)
+                if expiry_ms is not None and expiry_ms <= now_ms():
+                    await retention.delete_expired(entries, now_ms())
+                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was write_draft
                     continue
-                tidy_s = await self._tidy(entries)
+                release_s = await self._release_permits(entries)
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("results of plans whose time is over stay for now: %s", error)
+                _log.info("results of plans plan_key time is over stay for now: %s", error)
                 await Pause(clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
-            left_s = tidy_s
-            if due_ms is not None:
-                left_s = min(tidy_s or _MOST_WAIT_S, max(0.001, (due_ms - now_ms()) / 1000.0))
-            await self._news.rung(rings, clock, left_s)
+            left_s = release_s
+            if expiry_ms is not None:
+                left_s = min(release_s or _MAX_WAIT_S, max(0.001, (expiry_ms - now_ms()) / 1000.0))
+            await self._notifier.rung(rings, clock, left_s)
 
-    async def _tidy(self, plans: Iterable[Entry]) -> float | None:
+    async def _release_permits(self, plans: Iterable[Entry]) -> float | None:
         """Give places back that belong to no claim any more; in how many seconds again, None for never."""
         if not any(is_limited(each.value) for each in plans):
             return None
-        await self.limits.tidy(self._place, self.feeder.running())
+        await self.limits.release_orphans(self._plan_store, self.feeder.running())
         return _TIDY_S
 
 
 class PlanWorker(Node[PlanWorkerSession]):
-    """Takes tasks of plans whose dependencies are done, and runs them: ``with PlanWorker(store, slots=4): ...``.
+    """Takes tasks of plans plan_key dependencies are done, and runs them: ``with PlanWorker(store, slots=4): ...``.
 
     After a lost session its tasks are asked to stop, other workers run them, and it joins again. Construction does no
     I/O. Thread-safe.
@@ -271,14 +271,14 @@ class PlanWorker(Node[PlanWorkerSession]):
         on_failure: Callable[[str, str, Failure], object] | None = None,
     ) -> None:
         self._task_store = store
-        self._place = PlanStore(store, name)
+        self._plan_store = PlanStore(store, name)
         payloads = Payloads(allow_pickle=allow_pickle)
         Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
         named = label or default_node_id()
-        self._way = Way(slots, functions, run_in, payloads, named, context, self._failed)
+        self._config = PlanWorkerConfig(slots, functions, run_in, payloads, named, context, self._failed)
         self._on_failure = on_failure
         super().__init__(
-            self._place.store,
+            self._plan_store.store,
             named,
             what=f"worker {named!r} of plans {name!r}",
             slots=slots,
@@ -286,16 +286,16 @@ class PlanWorker(Node[PlanWorkerSession]):
         )
 
     def __repr__(self) -> str:
-        return f"<PlanWorker {self._place.keys.name!r}, {counted(self._way.slots, 'slot')}>"
+        return f"<PlanWorker {self._plan_store.keys.name!r}, {counted(self._config.slots, 'slot')}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
         """See ``Node``."""
         left = super().close(timeout_s)
-        self._place.backlog.close()
+        self._plan_store.queue.close()
         return left
 
     def _worker_session(self, session: Session) -> PlanWorkerSession:
-        return PlanWorkerSession(self._task_store, self._place, self._way, session=session)
+        return PlanWorkerSession(self._task_store, self._plan_store, self._config, session=session)
 
     def _failed(self, plan: str, task: str, failure: Failure) -> None:
         _log.info("task %s of plan %s raised %s", task, plan, failure.summary)

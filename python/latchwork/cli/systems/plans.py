@@ -196,7 +196,7 @@ def _waiting(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
     if not status.tasks.get(TaskState.WAITING):
         return {}
     names = [node.id for node in handle.graph().nodes if node.kind == TaskState.WAITING.value]
-    return {each: handle.why(each) for each in names[:_FEW]}
+    return {each: handle.pending_deps(each) for each in names[:_FEW]}
 
 
 def _parts(status: PlanStatus, waiting: dict[str, list[str]]) -> list[Line | Grid]:
