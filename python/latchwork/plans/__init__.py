@@ -1,7 +1,7 @@
-"""Plans: functions that depend on each other, run by workers anywhere, without a server of ours.
+"""Plans: durable graphs of function calls that workers anywhere run, without a server of latchwork.
 
-A plan is built, started, and then needs nobody: workers take the tasks plan_key dependencies are done, and each result is
-stored once. It keeps to itself how plans are stored.
+A plan is built and started, and then needs no client. Workers take the tasks whose dependencies are done, and each
+result is stored once.
 """
 
 from latchwork.plans.builder import ChildPlan, PlanBuilder, Ref, child_plan

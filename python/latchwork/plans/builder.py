@@ -1,7 +1,7 @@
-"""A plan before it is started: calls of functions, and what depends on what. Nothing here does I/O.
+"""Building plans before they are started: calls of functions and their dependencies. No I/O.
 
-A task returns a child plan to have it run before its own value comes. The task has no worker and no slot while its
-child runs.
+A task may return a child plan to have it run before the task gets its value. The task holds no worker and no slot while
+its child runs.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
     from typing import Self
 
 H = TypeVar("H")
-#: A limit beyond this is none.
+#: Highest allowed `max_parallel`.
 MAX_PARALLEL = 1_000
 
-#: Plans are nested so deep at most.
+#: Maximum nesting depth of plans.
 MAX_DEPTH = 50
 _WHAT = "a child plan"
 
 
 @dataclass(frozen=True, slots=True)
 class Ref(Later):
-    """A task of a plan: as an argument of another one it stands for the result.
+    """A reference to a task of a plan. As an argument of another task it stands for the result.
 
     Attributes:
-        name: of the task.
-        plan: its plan's id.
+        name: Name of the task.
+        plan: ID of its plan.
     """
 
     plan: str = ""
@@ -61,13 +61,13 @@ class Ref(Later):
 
 @dataclass(frozen=True)
 class PlanCall:
-    """A call that was checked, before it has a place in a plan.
+    """A checked call of a function that is not yet part of a plan.
 
     Attributes:
-        registered: the function.
-        template: its arguments.
-        args_from: the tasks plan_key results are arguments, in order of declaration.
-        deps: these, and those that it only comes after.
+        registered: The function.
+        template: Its encoded arguments.
+        args_from: Tasks whose results are arguments, in order of declaration.
+        deps: All tasks that it depends on, including those without a used result.
     """
 
     registered: Registered
@@ -78,7 +78,7 @@ class PlanCall:
     timeout_s: float | None
 
     def record(self, number: int, state: TaskState = TaskState.WAITING) -> TaskRecord:
-        """The task, without its arguments."""
+        """Create the record of the task, without its arguments."""
         return TaskRecord(
             state,
             number,
@@ -92,7 +92,7 @@ class PlanCall:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is set for a whole plan."""
+    """Options of a whole plan; see ``Plans.new``."""
 
     title: str = ""
     on_failure: Literal["stop", "continue"] = "stop"
@@ -128,22 +128,22 @@ def check_call(
     retry: Retry | None = None,
     timeout_s: float | None = None,
 ) -> PlanCall:
-    """A call plan_key function, arguments and dependencies can be stored.
+    """Check that a call can be stored: its function, arguments and dependencies.
 
     Args:
-        functions: where the function is registered.
-        payloads: stores the arguments.
-        fn: the function, or its name.
-        args: positional arguments; a ``Ref`` stands for a result.
-        kwargs: the others.
-        known: why a ``Ref`` cannot be one of this plan; empty when it can.
-        after: what it comes after, without their results.
-        retry: None takes that of the function.
-        timeout_s: likewise.
+        functions: Registry of functions.
+        payloads: Encodes the arguments.
+        fn: Function or its name.
+        args: Positional arguments; a ``Ref`` stands for a result.
+        kwargs: Keyword arguments.
+        known: Returns why a ``Ref`` cannot be used in this plan, or an empty string.
+        after: Tasks that it runs after, without using their results.
+        retry: Retry policy; None uses that of the function.
+        timeout_s: Timeout; None uses that of the function.
     Raises:
-        UnknownFunction, TypeError, NotSerializable, PayloadTooLarge: of the call.
-        ForeignRef: all those that are not of this plan are named.
-        ValueError: of an option.
+        UnknownFunction, TypeError, NotSerializable, PayloadTooLarge: The call is invalid.
+        ForeignRef: References of other plans; the message names all of them.
+        ValueError: An option is invalid.
     """
     registered = functions.of(fn)
     if timeout_s is not None and not (is_number(timeout_s, 0.0) and timeout_s > 0.0):
@@ -168,13 +168,13 @@ def check_call(
 
 def _problem(ref: object, known: Callable[[Ref], str]) -> str:
     if not isinstance(ref, Ref):
-        return f"{ref!r} is no Ref: give what add() returned"
+        return f"{ref!r} is not a Ref; pass the return value of add()"
     return known(ref)
 
 
 @dataclass
 class PlanDraft:
-    """What is built: tasks by name, in order; each depends on some before it, so that no cycle can be write_draft."""
+    """A plan under construction: tasks by name, in order. Each depends only on earlier ones, so there are no cycles."""
 
     id: str
     options: PlanOptions
@@ -182,7 +182,7 @@ class PlanDraft:
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def records(self) -> dict[str, TaskRecord]:
-        """The tasks as they are stored at first, with their arguments in them, whatever their size."""
+        """Return the initial records of the tasks, with their arguments, whatever their size."""
         after: dict[str, list[tuple[str, str]]] = {name: [] for name in self.calls}
         numbers = {name: number for number, name in enumerate(self.calls)}
         for name, call in self.calls.items():
@@ -204,23 +204,23 @@ class PlanDraft:
 
 
 def _check_names(task: str, deps: Sequence[str], successors: Sequence[str]) -> None:
-    """Refuse a task plan_key neighbours' names do not fit into its record."""
+    """Refuse a task if the names of its dependencies and successors do not fit into its record."""
     size = sum(map(len, deps)) + sum(map(len, successors)) + 4 * (len(deps) + len(successors))
     if size > MAX_NAMES_BYTES:
         raise ValueTooLarge(
-            f"task {task!r} depends on {len(deps):,} tasks, and {len(successors):,} depend on it: their names have {size:,} "
-            f"bytes, and {MAX_NAMES_BYTES:,} fit into its record; put tasks in between, or give them shorter names"
+            f"task {task!r} has {len(deps):,} dependencies and {len(successors):,} successors: their names take {size:,} "
+            f"bytes, but its record holds {MAX_NAMES_BYTES:,}; add intermediate tasks, or use shorter names"
         )
 
 
 class PlanBuilder(Generic[H]):
     """Builds a plan: ``with plans.new("week 47") as plan: plan.add(load, "mon")``.
 
-    The end of the ``with`` starts it; an exception drops it, and nothing was stored. One thread only.
+    The end of the ``with`` block starts the plan. After an exception nothing is stored. Not thread-safe.
 
     Attributes:
-        id: of the plan.
-        handle: the started plan.
+        id: ID of the plan.
+        handle: Handle of the started plan.
     """
 
     def __init__(
@@ -248,13 +248,13 @@ class PlanBuilder(Generic[H]):
 
     @property
     def handle(self) -> H:
-        """The started plan.
+        """The handle of the started plan.
 
         Raises:
-            WrongState: it was not started.
+            WrongState: The plan was not started.
         """
         if self._handle is None:
-            raise WrongState(f"plan {self.id!r} was not started; call start(), or leave its with block")
+            raise WrongState(f"plan {self.id!r} was not started; call start() or leave its with block")
         return self._handle
 
     def add(
@@ -268,30 +268,31 @@ class PlanBuilder(Generic[H]):
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Ref:
-        """Add a call of a function. Does no I/O.
+        """Add a task that calls a function. Does no I/O.
 
         A ``Ref`` among the arguments, also inside lists and dictionaries, is a dependency, and is replaced by that
-        task's result. Cycles cannot be write_draft: a task depends on such as were added before it.
+        task's result. There are no cycles, because a task can only depend on tasks that were added before it.
 
         Args:
-            fn: a registered function, or its name.
-            args: its arguments, in this order.
-            name: of the task, unique in the plan: up to 50 letters, digits and ``. _ - + : , % =``; None makes one.
-            after: tasks that have to be done before, without their results.
-            retry: how often it is tried; None as the function says.
-            timeout_s: seconds after which a run is stopped; None as the function says.
-            kwargs: further arguments. Those of these names go by position: ``name``, ``after``, ``retry``,
-                ``timeout_s``.
+            fn: Registered function or its name.
+            args: Positional arguments.
+            name: Name of the task, unique in the plan: up to 50 letters, digits and ``. _ - + : , % =``. None generates
+                one.
+            after: Tasks that must be done before, without using their results.
+            retry: Retry policy; None uses that of the function.
+            timeout_s: Seconds after which an execution is stopped; None uses the timeout of the function.
+            kwargs: Keyword arguments. Arguments named ``name``, ``after``, ``retry`` or ``timeout_s`` must be
+                positional.
         Returns:
-            What stands for the task.
+            A reference to the task.
         Raises:
-            UnknownFunction: it is not registered.
-            TypeError: it does not take these arguments.
-            NotSerializable: one of them cannot be stored; the message names it.
-            ForeignRef: a ``Ref`` is of another plan.
-            DuplicateTask: there is a task of that name.
-            InvalidKey: the name cannot be one.
-            WrongState: the plan was started; its handle adds tasks then.
+            UnknownFunction: The function is not registered.
+            TypeError: The function does not accept these arguments.
+            NotSerializable: An argument cannot be stored; the message names it.
+            ForeignRef: A ``Ref`` belongs to another plan.
+            DuplicateTask: The plan has a task with this name.
+            InvalidKey: The name is invalid.
+            WrongState: The plan was started; add tasks with its handle.
         """
         self._check_open()
         call = check_call(
@@ -308,7 +309,7 @@ class PlanBuilder(Generic[H]):
         return self._insert(name, call)
 
     def map(self, fn: Callable[..., Any] | str, items: Iterable[Any], **options: Any) -> list[Ref]:
-        """``add`` for each item as the only argument; one ``Ref`` for each, in order. All of them, or none."""
+        """Call ``add`` for each item as the only argument. Returns one ``Ref`` per item, in order; adds all or none."""
         self._check_open()
         kept = dict(self._draft.calls)
         try:
@@ -318,13 +319,13 @@ class PlanBuilder(Generic[H]):
             raise
 
     def start(self) -> H:
-        """Store the plan and start it; from here on it needs nobody here. Twice is fine.
+        """Store and start the plan. Idempotent.
 
         Raises:
-            Unavailable, OutcomeUnknown: it may not be stored whole; nothing runs, or all is there. Call it again.
-            ValueTooLarge: a task has more neighbours than its record holds: 10,000 of the longest names, and several
-                times as many of short ones.
-            WrongState: another plan has its id.
+            Unavailable, OutcomeUnknown: Either no task runs or the whole plan is stored. Call it again.
+            ValueTooLarge: A task has more dependencies and successors than its record holds: 10,000 of the longest
+                names, and several times as many short ones.
+            WrongState: Another plan has its ID.
         """
         if self._handle is None:
             self._handle = self._start(self._draft)
@@ -332,42 +333,42 @@ class PlanBuilder(Generic[H]):
 
     def _check_open(self) -> None:
         if self._handle is not None:
-            raise WrongState(f"plan {self.id!r} was started; add further tasks with its handle")
+            raise WrongState(f"plan {self.id!r} was already started; add more tasks with its handle")
 
     def _why_not(self, ref: Ref) -> str:
         if ref.plan != self.id:
-            return f"task {ref.name!r} is of plan {ref.plan!r}, and this is {self.id!r}"
+            return f"task {ref.name!r} belongs to plan {ref.plan!r}, not to {self.id!r}"
         return "" if ref.name in self._draft.calls else f"this plan has no task {ref.name!r}"
 
     def _insert(self, name: str | None, call: PlanCall) -> Ref:
         number = len(self._draft.calls)
         given = unused_name(number, self._draft.calls.__contains__) if name is None else check_task(name)
         if given in self._draft.calls:
-            raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already; give this one another name")
+            raise DuplicateTask(f"plan {self.id!r} already has a task {given!r}; use another name")
         self._draft.calls[given] = call
         return Ref(given, self.id)
 
 
 def check_task(name: str) -> str:
-    """A name that a task can have.
+    """Return a valid name of a task.
 
     Raises:
-        InvalidKey: it cannot; the message says why.
+        InvalidKey: The name is invalid; the message says why.
     """
     return check_id(name, "the name of a task", MAX_TASK_NAME)
 
 
 def unused_name(number: int, is_taken: Callable[[str], bool]) -> str:
-    """A name for the task of this number that no task was given."""
+    """Generate a task name that is not taken, starting from the task's number."""
     while is_taken(task_name(number)):
         number += 1
     return task_name(number)
 
 
 class ChildPlan(PlanBuilder[None], Instead):
-    """A plan that a task returns: it is started when the task ends, and the task's value is that of one of its tasks.
+    """A plan that a task returns. It starts when the task ends, and one of its results becomes the task's result.
 
-    Made by ``child_plan``. One thread only.
+    Created by ``child_plan``. Not thread-safe.
     """
 
     def __init__(self, draft: PlanDraft, functions: Functions, payloads: Payloads) -> None:
@@ -375,26 +376,28 @@ class ChildPlan(PlanBuilder[None], Instead):
         self._gives = ""
 
     def __exit__(self, *_: object) -> None:
-        """It starts when the task returns it, and not here."""
+        """Do nothing: the plan starts when the task returns it."""
 
     def with_result(self, task: Ref) -> ChildPlan:
-        """Itself, with the task plan_key result is the value: ``return plan.with_result(total)``.
+        """Set the task whose result is the value of this plan, and return the plan: ``return plan.with_result(total)``.
 
         Raises:
-            ForeignRef: the task is of another plan.
+            ForeignRef: The task belongs to another plan.
         """
         given: object = task
-        problem = self._why_not(task) if isinstance(given, Ref) else f"{given!r} is no Ref: give what add() returned"
+        problem = (
+            self._why_not(task) if isinstance(given, Ref) else f"{given!r} is not a Ref; pass the return value of add()"
+        )
         if problem:
             raise ForeignRef(f"the value of a child plan: {problem}")
         self._gives = task.name
         return self
 
     def to_bytes(self) -> bytes:
-        """As the worker reads it.
+        """Encode the plan for the worker.
 
         Raises:
-            PayloadTooLarge: all of it together is more than a payload may be.
+            PayloadTooLarge: The plan is larger than a payload may be.
         """
         options = self._draft.options
         tasks = [[name, task.to_bytes()] for name, task in self._draft.records().items()]
@@ -403,7 +406,7 @@ class ChildPlan(PlanBuilder[None], Instead):
 
 
 def _refuse(draft: PlanDraft) -> None:
-    raise WrongState(f"child plan {draft.id!r} starts when its task returns it: return it")
+    raise WrongState(f"child plan {draft.id!r} cannot be started here; return it from the task")
 
 
 def child_plan(
@@ -416,23 +419,23 @@ def child_plan(
     functions: Functions = DEFAULT,
     codec: Codec | None = None,
 ) -> ChildPlan:
-    """Begin to build a plan that a task returns instead of a value. Does no I/O.
+    """Create a builder for a plan that a task returns instead of a value. Does no I/O.
 
-    Once the task has returned it the plan runs, and the task waits for its end without a worker or a slot. Its value is
-    then that of the task named by ``with_result``, or None. When the child fails or is cancelled, the task has failed; a
-    recover of the outer plan recovers the child, without another call of the task. Cancel and removal go on to the
-    child. Such a task is tried again only if it raises before it returns.
+    The plan runs once the task has returned it. Meanwhile the task waits without a worker or a slot. Its value is then
+    that of the task chosen by ``with_result``, or None. If the child fails or is cancelled, the task fails. A recovery
+    of the outer plan also recovers the child, without calling the task again. Cancel and remove also apply to the
+    child. Such a task is retried only if it raises before it returns.
 
     Args:
-        name: for people.
-        on_failure: as for ``Plans.new``.
-        priority: likewise.
-        keep_results_s: likewise.
-        max_parallel: likewise.
-        functions: what may be called.
-        codec: as of the outer plan.
+        name: Display name.
+        on_failure: As for ``Plans.new``.
+        priority: As for ``Plans.new``.
+        keep_results_s: As for ``Plans.new``.
+        max_parallel: As for ``Plans.new``.
+        functions: Functions that tasks may call.
+        codec: Codec of the outer plan.
     Raises:
-        ValueError: of an option.
+        ValueError: An option is invalid.
     """
     options = PlanOptions(name, on_failure, priority, keep_results_s, max_parallel)
     return ChildPlan(PlanDraft(uuid.uuid4().hex[:16], options), functions, Payloads(codec))
@@ -440,17 +443,17 @@ def child_plan(
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A child plan that was read."""
+    """The decoded form of a child plan."""
 
     plan: PlanRecord
     tasks: dict[str, TaskRecord]
 
 
 def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
-    """The child plan in bytes.
+    """Decode a child plan.
 
     Raises:
-        BadPayload, BadRecord, ValueError: there is none, or one that cannot be.
+        BadPayload, BadRecord, ValueError: The data is not a valid child plan.
     """
     match Payloads().decode(data, Any, _WHAT):
         case [str(title), on_failure, [priority, keep_s, most], str(result_task), list(tasks)]:
@@ -458,7 +461,7 @@ def read_spec(data: bytes, parent: tuple[str, str], depth: int) -> ChildSpec:
         case _:
             raise BadPayload(f"what a task returned is not {_WHAT}")
     if depth > MAX_DEPTH:
-        raise BadPayload(f"plans are nested {MAX_DEPTH} deep at most, and this one would be at {depth}")
+        raise BadPayload(f"plans can be nested {MAX_DEPTH} levels deep, but this one is at level {depth}")
     checked: Any = PlanOptions(title, on_failure, priority, keep_s, most)
     plan = PlanRecord(
         PlanState.DRAFT,

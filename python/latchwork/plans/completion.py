@@ -1,11 +1,12 @@
-"""The ends of many tasks at once: what follows from them is read together, and decided for one after the other.
+"""Batched completion of tasks: the consequences of many ends are read together and decided one after the other.
 
-While one round is on its way, new ends gather for the next. A worker waits a moment for runs that are about to return.
-A first try passes on, see ``Transitions.passed_on``: one transaction, plan_key checks other ends may break. An end that is
-refused, or has no other end to leave the look to, comes a second time: result first, then the look for all of these
-together, then the item, with checks that no other end can break.
+While one batch is being written, new completions gather for the next. A worker waits briefly for calls that are about
+to return. The first attempt delegates the successors to a task that ends later, see
+``Transitions.complete_delegating``: it takes one transaction, whose checks other completions may break. A refused
+completion, or one without such a task, gets a second attempt: first the results, then the successors of all of these
+together, then the queue items, with checks that no other completion can break.
 
-What is remembered of a plan chooses which task an end witnesses on, and saves reads. Each end checks what it witnesses on.
+A cache of each plan chooses the task that a completion relies on, and saves reads. The transaction checks that task.
 """
 
 from __future__ import annotations
@@ -32,39 +33,39 @@ from latchwork.store.steps import Pause, Signal
 from latchwork.tasks import Done, Ending, Outcome, Release
 from latchwork.types import Check, Committed, Entry
 
-#: So many tasks of a plan are remembered.
+#: Maximum number of cached tasks per plan.
 _TASKS = 20_000
-#: So many rounds an end is taken to be on its way.
+#: Number of rounds for which a completion counts as being in flight.
 _ROUNDS = 4
-#: So many ends at most look themselves before one leaves that to others again.
+#: Maximum number of completions that do not delegate after a refusal.
 _MAX_CAUTIOUS = 4096
 
-#: Calls that take longer are not waited for.
+#: Calls that typically take longer than this are not waited for.
 _SHORT_S = 0.02
 
-#: So many plans are remembered.
+#: Maximum number of cached plans.
 _PLANS = 32
-#: So many of what a task waits for are asked for at first; then more.
+#: Number of dependencies that are checked first, and the factor for each further step.
 _FIRST_LOOK, _LONGER = 2, 8
-#: Of so many tasks that have not ended one is chosen that others rely on.
+#: Number of pending tasks from which a witness is chosen.
 _WITNESSES = 64
-#: So many times so many seconds ends wait for others that are about to come: a round of many costs little more than one
-#: of one.
+#: How often, and for how many seconds each, a round waits for more completions. A large round costs little more than a
+#: small one.
 _WAITS, _WAIT_S = 4, 0.001
 
 
 @dataclass(eq=False, slots=True)
 class Completion:
-    """A run that returned.
+    """A call that has returned.
 
     Attributes:
-        claim: of its item.
-        plan_id, name: which task it is.
-        outcome: what it returned.
-        result: the same as it is stored.
-        plan, task: as they were when it began; None: read them, and look.
-        entry: the plan's, as this worker knows it; None: what becomes ready is not taken claims_ahead.
-        ending: how its claim ends.
+        claim: Claim of its item.
+        plan_id, name: Plan and task.
+        outcome: Outcome of the call.
+        result: Stored form of the outcome.
+        plan, task: Plan and task as they were when the call began; None on a second attempt, which reads them.
+        entry: Entry of the plan as this worker knows it; None if no ready task may be claimed.
+        ending: Future of how its claim ends.
     """
 
     claim: QueueClaim
@@ -78,39 +79,39 @@ class Completion:
     ending: Future[Ending] = field(default_factory=Future)
 
     def end(self, ending: Ending) -> None:
-        """The claim ends so."""
+        """Resolve the future with the end of the claim."""
         if not self.ending.done():
             self.ending.set_result(ending)
 
     def fail(self, error: Exception) -> None:
-        """It could not be decided."""
+        """Resolve the future with an error."""
         if not self.ending.done():
             self.ending.set_exception(error)
 
 
 def plan_at_start(end: Completion) -> StoredPlan | None:
-    """The plan as it was when an end began."""
+    """Return the plan as it was when the call began."""
     return None if end.entry is None or end.plan is None else (end.entry, end.plan)
 
 
 def has_no_failures(end: Completion) -> bool:
-    """Whether all that has ended of its plan is done, as long as the plan is as it was then."""
+    """Return whether every ended task of the plan is done, as long as the plan is unchanged."""
     return end.entry is not None and end.plan is not None and end.plan.state is PlanState.READY and not end.plan.failed
 
 
 def last_predecessor(ends: Sequence[Completion]) -> dict[str, str]:
-    """By successor, the last of these that it comes after."""
+    """Return, for each successor, the name of the last of these completions that it depends on."""
     return {each: end.name for end in ends if end.task is not None for each in end.task.record.successors}
 
 
 def is_simple(plan: PlanRecord, task: Task) -> bool:
-    """Whether it is to be done, as expected, and has not many successors."""
+    """Return whether a task is ready, its plan live, and its successors few, so that it can be completed in a batch."""
     is_live = plan.state in (PlanState.READY, PlanState.CANCELLING)
     return is_live and task.record.state is TaskState.READY and len(task.record.successors) <= MAX_LINKED
 
 
 def batches(ends: Sequence[tuple[Completion, Task]]) -> list[list[tuple[Completion, Task]]]:
-    """As many as fit into each transaction."""
+    """Split completions into batches that fit into one transaction each."""
     found: list[list[tuple[Completion, Task]]] = []
     room = 0
     for end, task in ends:
@@ -125,16 +126,16 @@ def batches(ends: Sequence[tuple[Completion, Task]]) -> list[list[tuple[Completi
 
 @dataclass(eq=False, slots=True)
 class PlanCache:
-    """What a worker remembers of one plan, since its start or its last recover.
+    """What a worker remembers of a plan since its start or last recovery.
 
     Attributes:
-        tasks: successors, as they were read.
-        waits: by successor what it waits for, without the last ones that are known to have ended.
-        ended: tasks that have ended: they stay so until a recover.
-        last: a task that had not ended, and may be the last to.
-        in_flight: ends of the rounds before, on their way.
-        cautious: so many ends look themselves, since ends that left that to others were refused.
-        next_cautious: so many after the next refusal.
+        tasks: Successors as they were read.
+        waits: By successor, its dependencies without the last ones that are known to have ended.
+        ended: Tasks that have ended; this holds until a recovery.
+        last: A task that had not ended, and may be the last one to end.
+        in_flight: Completions of earlier rounds that are still on their way.
+        cautious: Number of completions that do not delegate, after a delegating one was refused.
+        next_cautious: The same number for the next refusal.
     """
 
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -146,18 +147,18 @@ class PlanCache:
     next_cautious: int = 64
 
     def on_refused(self) -> None:
-        """What an end relied on has ended too: others end what depends on the same just now."""
+        """Become cautious: a task that a completion relied on has ended too, so related tasks end at the same time."""
         self.last = None
         if not self.cautious:
             self.cautious, self.next_cautious = self.next_cautious, min(_MAX_CAUTIOUS, 4 * self.next_cautious)
 
     def take_caution(self, ends: int) -> bool:
-        """Whether these look themselves."""
+        """Return whether these completions must not delegate, and count them."""
         was, self.cautious = self.cautious, max(0, self.cautious - ends)
         return was > 0
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Successors that were read."""
+        """Add successors that were read."""
         if len(self.tasks) > _TASKS:
             self.tasks.clear()
             self.waits.clear()
@@ -166,22 +167,22 @@ class PlanCache:
             self.waits[task.name] = list(task.record.deps)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Successors that may have been rewritten."""
+        """Forget successors that may have been rewritten."""
         for name in names:
             self.tasks.pop(name, None)
             self.waits.pop(name, None)
 
     def is_waiting(self, name: str) -> bool:
-        """Whether a successor waits."""
+        """Return whether a successor is waiting."""
         task = self.tasks.get(name)
         return task is not None and task.record.state is TaskState.WAITING
 
     def is_ending(self, name: str, away: Callable[[str], bool]) -> bool:
-        """Whether a task has ended, or is about to."""
+        """Return whether a task has ended or is about to."""
         return name in self.ended or away(name)
 
     def candidates(self, name: str, away: Callable[[str], bool], most: int) -> list[str]:
-        """What a successor may wait for, the last first, without what has ended or is about to."""
+        """Return dependencies of a successor that may not have ended, last ones first."""
         waits = self.waits[name]
         while waits and waits[-1] in self.ended:
             waits.pop()
@@ -195,10 +196,10 @@ class PlanCache:
 
 
 class RunTracker:
-    """The runs of one worker that have not returned. Safe to share between threads.
+    """Tracks the calls of one worker that have not returned. Thread-safe.
 
     Args:
-        typical_s: how long calls take.
+        typical_s: Returns how long calls typically take.
     """
 
     def __init__(self, typical_s: Callable[[], float]) -> None:
@@ -207,31 +208,31 @@ class RunTracker:
         self._runs: WeakSet[QueueClaim] = WeakSet()
 
     def add(self, claim: QueueClaim) -> None:
-        """It is to be run."""
+        """Add a call that is about to run."""
         with self._mutex:
             self._runs.add(claim)
 
     def remove(self, claim: QueueClaim) -> None:
-        """It has returned, or will not. Twice is fine."""
+        """Remove a call that has returned or will not return. Idempotent."""
         with self._mutex:
             self._runs.discard(claim)
 
     def expects_return(self) -> bool:
-        """Whether another end is to be expected in a moment."""
+        """Return whether another call is likely to return very soon."""
         with self._mutex:
             return bool(self._runs) and self._typical_s() < _SHORT_S
 
 
 class CompletionBatcher:
-    """Decides on ends, in a thread of its own. Safe to share between threads.
+    """Completes tasks in batches, in its own thread. Thread-safe.
 
     Args:
-        plan_store: where the plans are.
-        progress: what follows.
-        alone: ends one task by itself, in whatever state it is found.
-        stop: set when the worker closes.
-        claimer: takes claims_ahead what becomes ready; None: nothing is.
-        comes: whether another end is to be expected in a moment.
+        plan_store: Where the plans are stored.
+        progress: Updates successors.
+        complete_one: Completes a single task in whatever state it is.
+        stop: Set when the worker closes.
+        claimer: Claims tasks that become ready; None claims none.
+        expects_more: Returns whether another call is likely to return very soon.
     """
 
     def __init__(
@@ -259,22 +260,22 @@ class CompletionBatcher:
         self._committed: list[tuple[EagerClaims, Committed | None]] = []
 
     def add(self, end: Completion) -> Future[Ending]:
-        """Decide on an end, soon. Returns at once.
+        """Schedule a completion, and return the future of how its claim ends.
 
         Raises:
-            Closed: it was closed.
+            Closed: The batcher was closed.
         """
         with self._notifier.mutex:
             if self._is_closed:
                 raise Closed("the worker of this plan was closed")
-            if self._thread is None:  # first: an interrupt behind it leaves nothing that nobody decides on
+            if self._thread is None:  # started first, so that an interrupt leaves no completion without a thread
                 self._thread = Background(self._run, f"latchwork-plans-ends-{self._plan_store.keys.name}")
             self._waiting.append(end)
             self._notifier.ring()
         return end.ending
 
     def close(self) -> None:
-        """Decide on what has come, and nothing more. Twice is fine."""
+        """Finish the scheduled completions and stop. Idempotent."""
         with self._notifier.mutex:
             self._is_closed = True
             self._notifier.ring()
@@ -306,13 +307,13 @@ class CompletionBatcher:
                 await self._decide(plan_id, some)
 
     async def _wait_for_more(self) -> None:
-        """Wait a moment for runs, if some is to come."""
+        """Wait briefly if another call is about to return."""
         for _ in range(_WAITS):
             if not self._expects_more() or await Pause(self._clock, self._stop, _WAIT_S):
                 return
 
     async def _decide(self, plan_id: str, ends: list[Completion]) -> None:
-        """All of these, however long the store is away: what ran has run."""
+        """Complete all of these, however long the store is unavailable: the calls have already run."""
         backoff = Backoff()
         while left := [end for end in ends if not end.ending.done()]:
             try:
@@ -338,7 +339,7 @@ class CompletionBatcher:
             self._claimer.begin(claims)
 
     def _on_committed(self, known: PlanCache, name: str, claims_ahead: EagerClaims, done: Committed | None) -> None:
-        """In the thread of the group commit: quick."""
+        """Record a committed completion. Called in the thread of the group commit, so it must be fast."""
         known.ended.add(name)
         if claims_ahead.puts:
             with self._notifier.mutex:
@@ -350,10 +351,10 @@ class CompletionBatcher:
             if not end.claim.is_held:
                 await self._complete_alone(end)
 
-    # The first try
+    # First attempt
 
     async def _complete_delegating(self, plan_id: str, ends: Sequence[Completion]) -> list[Completion]:
-        """Completion what leaves the look to others; the rest."""
+        """Complete the tasks that can delegate their successors, and return the rest."""
         plan = ends[0].plan
         assert plan is not None
         known = self._cache(plan_id, plan)
@@ -422,7 +423,10 @@ class CompletionBatcher:
     async def _find_pending_deps(
         self, plan_id: str, known: PlanCache, ended: Iterable[Task], away: Callable[[str], bool]
     ) -> dict[str, str]:
-        """By successor of these a task that it waits for, and that has not ended, besides those that are away."""
+        """Return, for each successor of these tasks, one of its dependencies that has not ended.
+
+        Dependencies for which `away` is true are excluded, because they are about to end.
+        """
         tasks = [each.record for each in ended]
         hints = {each: late for task in tasks for each, late in zip(task.successors, task.late, strict=False) if late}
         may_be = {
@@ -447,7 +451,10 @@ class CompletionBatcher:
     async def _filter_pending(
         self, plan_id: str, known: PlanCache, may_be: Mapping[str, Sequence[str]], live: set[str]
     ) -> dict[str, str]:
-        """By successor the first of these that has not ended; ``live`` has such as were asked for, and gets more."""
+        """Return, for each successor, its first candidate that has not ended.
+
+        `live` contains tasks already known to be pending, and gets more.
+        """
         asked = dict.fromkeys(dep for deps in may_be.values() for dep in deps if dep not in live)
         there = await self._plan_store.filter_pending(plan_id, list(asked))
         live |= there
@@ -457,7 +464,7 @@ class CompletionBatcher:
     async def _find_witness(
         self, plan_id: str, known: PlanCache, own: Iterable[str], before: Iterable[str]
     ) -> str | None:
-        """A task of the plan that has not ended, and will most likely not soon."""
+        """Return a task of the plan that has not ended, preferably one that will not end soon."""
         if known.last is None or known.last in own or known.last in before:
             ending = {*own, *before}
             names = [
@@ -476,13 +483,13 @@ class CompletionBatcher:
             self._plans.popitem(last=False)
         return known
 
-    # The second
+    # Second attempt
 
     async def _complete_and_check(self, plan_id: str, ends: Sequence[Completion]) -> None:
-        """Write results, then look at all that comes after them, then the items go."""
+        """Write the results, then handle the successors of all of them, then end the claims."""
         try:
             entry, plan, found = await self._read_for(plan_id, ends)
-        except NoSuchPlan:  # removed meanwhile
+        except NoSuchPlan:  # removed in the meantime
             for end in ends:
                 end.end(Done())
             return
@@ -501,10 +508,10 @@ class CompletionBatcher:
             end.end(Done())
 
     async def _check_successors(self, plan_id: str, seen: StoredPlan, known: PlanCache, ended: Sequence[Task]) -> None:
-        """What comes after these, which have committed.
+        """Handle the successors of tasks whose ends are committed.
 
-        A task that is seen now, behind their ends, not to have ended is one plan_key end is to come, and finds theirs: to
-        it is left what waits for it, and the end of the plan.
+        A task that has not ended by now will see these ends when it ends itself. Successors that depend on such a task
+        are left to it, and so is the end of the plan.
         """
         others = await self._find_pending_deps(plan_id, known, ended, lambda _: False)
         successors = dict.fromkeys(each for task in ended for each in task.record.successors)
@@ -518,7 +525,10 @@ class CompletionBatcher:
             self._claimer.settle(plan_id)
 
     async def _read_for(self, plan_id: str, ends: Sequence[Completion]) -> tuple[Entry, PlanRecord, dict[str, Task]]:
-        """The plan and the tasks of these: as they began at the first try, read anew at the second."""
+        """Return the plan and the tasks of these completions.
+
+        The first attempt uses them as they were when the calls began. The second attempt reads them again.
+        """
         known = {end.name: end.task for end in ends if end.task is not None}
         seen = plan_at_start(ends[-1])
         if seen is not None and len(known) == len(ends):
@@ -531,7 +541,10 @@ class CompletionBatcher:
         return entry, plan, found
 
     async def _write_results(self, plan_id: str, some: list[tuple[Completion, Task]]) -> list[tuple[Completion, Task]]:
-        """Write these results, all or none; of which that is known. The others were ended one by one."""
+        """Write these results in one transaction and return them.
+
+        If that fails, complete each alone and return none.
+        """
         if all(end.claim.is_held for end, _ in some):
             edits = [self._plan_store.transitions.complete_task(plan_id, task, end.result) for end, task in some]
             checks: list[Check] = [end.claim.fence for end, _ in some]
@@ -546,7 +559,7 @@ class CompletionBatcher:
         try:
             check_held(end.claim)
             end.end(await self._complete_one(end.claim, end.plan_id, end.name, end.outcome))
-        except NoSuchPlan:  # removed meanwhile
+        except NoSuchPlan:  # removed in the meantime
             end.end(Done())
         except (Unavailable, OutcomeUnknown):
             raise

@@ -1,11 +1,12 @@
-"""What the worker that takes the item of a whole plan does with it: start, cancel, recover, remove.
+"""Control operations on whole plans: start, cancel, recover, remove. A worker that claims the queue item executes them.
 
-An item of control has the generation of its plan in its name. One of an older generation does nothing; one that is taken again,
-because its worker died, begins again: each step looks at what is there.
+A control item contains the generation of its plan in its name. One of an older generation has no effect. If its worker
+dies, another worker repeats the operation: each step looks at what is already done.
 
-A task may wait for a plan of its own. It is ``child`` meanwhile: it has no item, so no worker has it. Its record names
-the plan, and the plan's record it. Whatever ends the plan makes the task's item again, in the same transaction and with
-a check of the task; the worker that takes that item finishes the task. docs/design/plans.md has the races.
+A task may wait for a child plan. It is in state ``child`` meanwhile and has no queue item, so no worker holds it. The
+records of task and child plan name each other. Whatever ends the child creates the task's item again, in the same
+transaction and with a check of the task. The worker that claims this item finishes the task. docs/design/0024 lists the
+races.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from latchwork.store.steps import ask
 from latchwork.tasks import Outcome, Payloads
 from latchwork.types import Absent, At, Create, Entry, Exists, Put
 
-#: Ends that a recover undoes.
+#: End states from which a plan can be recovered.
 _ENDED_BADLY = (PlanState.FAILED, PlanState.CANCELLED)
 
-#: So many tasks are looked at in one round of a cancel.
+#: Number of tasks that one round of a cancellation handles.
 _ROUND = 200
 
 
 class ChildPlans:
-    """The child plans of tasks. Safe to share between threads.
+    """Starts and follows the child plans of tasks. Thread-safe.
 
     Args:
-        plan_store: where the plans are.
-        payloads: writes values.
-        session: what drafts live by.
+        plan_store: Where the plans are stored.
+        payloads: Encodes values.
+        session: Session that drafts are bound to.
     """
 
     def __init__(self, plan_store: PlanStore, payloads: Payloads, session: Session) -> None:
@@ -52,26 +53,33 @@ class ChildPlans:
         self._payloads = payloads
         self._session = session
 
-    # Begin
+    # Starting
 
     async def write_draft(self, plan_id: str, plan: PlanRecord, task: Task, spec: bytes) -> tuple[str, Entry]:
-        """The draft of a child, under an id of its own: of two runs of a task each writes one, and one is started.
+        """Write the draft of a child plan under a new ID, and return the ID and the draft's entry.
+
+        Two executions of a task write two drafts, and only one of them is started.
 
         Raises:
-            LatchworkError, ValueError: it cannot be.
+            LatchworkError, ValueError: The child plan is invalid.
         """
         read = read_spec(spec, (plan_id, task.name), plan.depth + 1)
         child_id = f"{task.name[:MAX_CHILD_PREFIX]}-{uuid.uuid4().hex[:16]}"
-        there = Exists(task.entry.key)  # not under a plan that is being removed
+        there = Exists(task.entry.key)  # fails if the plan is being removed
         entry = await write_draft(
             self._plan_store, child_id, read.plan, read.tasks, session=self._session, checks=(there,)
         )
         if entry is None:
-            raise LatchworkError(f"the child plan {child_id!r} of task {task.name!r} was started by somebody else")
+            raise LatchworkError(
+                f"the child plan {child_id!r} of task {task.name!r} was already started by another worker"
+            )
         return child_id, entry
 
     def start(self, task: Task, child_id: str, draft: Entry) -> TxnPart:
-        """The child is started, and the task waits for it. The caller adds the end of its claim."""
+        """Return the part of a transaction that starts the child and makes the task wait.
+
+        The caller adds the end of its claim.
+        """
         edit = self._plan_store.transitions.start(child_id, draft, PlanRecord.of(draft.value), now_ms())
         waits = replace(task.record, state=TaskState.CHILD, child=child_id, why="")
         return TxnPart([At(task.entry), *edit.checks], [Put(task.entry.key, waits.to_bytes()), *edit.ops])
@@ -80,10 +88,13 @@ class ChildPlans:
         """Delete a draft that will not be started."""
         await delete_draft(self._plan_store, child_id, PlanRecord.of(draft.value).nonce)
 
-    # Completion
+    # Ending
 
     async def outcome(self, plan_id: str, task: Task) -> tuple[Outcome | None, TxnPart]:
-        """How the child of a task ended, with the check that it did; None if it has not."""
+        """Return the outcome of a task's child plan, and a check that the child is unchanged.
+
+        The outcome is None while the child is running.
+        """
         child_id = task.record.child
         found = await read_plan_or_none(self._plan_store, child_id)
         if found is None:
@@ -99,15 +110,18 @@ class ChildPlans:
             return Outcome(self._payloads.encode(None, f"the result of task {task.name!r} of plan {plan_id!r}")), check
         data = (await self._plan_store.read_outcomes(child_id, [child.result_task])).get(child.result_task)
         if data is None:
-            return _failed(f"task {child.result_task!r} of child plan {child_id!r} has no result any more"), check
+            return _failed(f"task {child.result_task!r} of child plan {child_id!r} no longer has a result"), check
         return Outcome.of(data), check
 
-    # Cancel and recover
+    # Cancelling and recovering
 
     async def cancel(
         self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, claim: QueueClaim
     ) -> TxnPart | None:
-        """The end of a task that waits, once its child has ended; until then None, and the child is told to."""
+        """Return the transaction that cancels a waiting task whose child has ended.
+
+        If the child has not ended, cancel the child and return None.
+        """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
         if found is None or found[1].state.has_ended:
@@ -124,7 +138,10 @@ class ChildPlans:
     async def recover(
         self, plan_id: str, seen: tuple[Entry, PlanRecord], task: Task, item: QueueItem | None
     ) -> TxnPart | None:
-        """A task that was lost waits for its child again, which is recovered; None where that is ended_deps."""
+        """Return the transaction that makes a task wait for its child again and recovers the child.
+
+        None if the child is gone.
+        """
         plan_store, child_id = self._plan_store, task.record.child
         found = await read_plan_or_none(plan_store, child_id)
         if found is None or found[1].state is PlanState.REMOVING:
@@ -146,7 +163,7 @@ def _failed(why: str) -> Outcome:
 
 
 class PlanControl:
-    """Handles items of control. Safe to share between threads."""
+    """Executes control operations. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore, progress: Propagation, children: ChildPlans) -> None:
         self._plan_store = plan_store
@@ -154,11 +171,11 @@ class PlanControl:
         self._progress = progress
 
     async def handle(self, claim: QueueClaim, plan_id: str, what: str) -> None:
-        """Do what ``@start.0`` says, to its end.
+        """Execute a control operation such as ``@start.0``.
 
         Raises:
-            OwnershipLost: the claim is over; another goes on with it.
-            PlanBusy: it has to wait for what runs: give the item back for a moment, and begin again.
+            OwnershipLost: The claim has ended. Another worker continues.
+            PlanBusy: Tasks are still running. Release the item, wait and repeat.
         """
         name, _, generation = what.removeprefix("@").partition(".")
         try:
@@ -177,7 +194,10 @@ class PlanControl:
             await self._remove(claim, plan_id)
 
     async def _make_all_ready(self, plan_id: str, seen: StoredPlan) -> None:
-        """Those of which all dependencies are done; of one that is done meanwhile, who ends it looks."""
+        """Make all tasks ready whose dependencies are done.
+
+        A dependency that ends in the meantime makes its successors ready itself.
+        """
         tasks = await self._plan_store.read_all_tasks(plan_id)
         done = {each.name for each in tasks if each.record.state is TaskState.DONE}
         waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
@@ -185,10 +205,10 @@ class PlanControl:
         await self._progress.make_ready(plan_id, seen, free, ended=done)
         await self._progress.complete(plan_id)
 
-    # Cancel
+    # Cancelling
 
     async def _cancel(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
-        """Completion all that has not ended, until nothing is left; what runs is told to by its own worker."""
+        """Cancel all tasks that have not ended. Running tasks are stopped by their own workers."""
         plan_store = self._plan_store
         while True:
             check_held(claim)
@@ -207,10 +227,10 @@ class PlanControl:
             for task in await plan_store.read_tasks(plan_id, names):
                 ended += await self._cancel_task(claim, plan_id, entry, plan, task)
             if not ended:
-                raise PlanBusy(f"plan {plan_id!r} is being cancelled, and tasks of it run")
+                raise PlanBusy(f"plan {plan_id!r} is being cancelled while tasks are running")
 
     async def _cancel_task(self, claim: QueueClaim, plan_id: str, entry: Entry, plan: PlanRecord, task: Task) -> bool:
-        """Whether it ended; one that runs does not."""
+        """Cancel one task. Return False if it is running."""
         edit = self._plan_store.transitions.cancel_task(plan_id, entry, task)
         if task.record.state is TaskState.CHILD:
             ended = await self._children.cancel(plan_id, (entry, plan), task, claim)
@@ -226,7 +246,7 @@ class PlanControl:
         return await self._plan_store.commit(edit, claim.fence)
 
     def _remove_item(self, edit: TxnPart, item: QueueItem | None, shelf: str, name: str) -> None:
-        """Remove an item that nobody has in the same transaction; one that is not there must not be there then."""
+        """Add the removal of an unclaimed queue item, or a check that a missing one is still missing."""
         if item is None:
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, shelf, name)))
             return
@@ -235,16 +255,16 @@ class PlanControl:
         edit.ops.extend(ops)
 
     def _keep_item(self, edit: TxnPart, item: QueueItem | None, shelf: str, name: str) -> None:
-        """An item that nobody has stays; one that is not there is not there then, or is made."""
+        """Add a check that an unclaimed queue item is unchanged, or that a missing one is still missing."""
         if item is not None:
             edit.checks.extend(self._plan_store.queue.removal(item)[0])
         elif not any(op.key.endswith(f"/{name}") and isinstance(op, Create) for op in edit.ops):
             edit.checks.append(Absent(self._plan_store.queue.key(PARTITION, shelf, name)))
 
-    # Recover
+    # Recovering
 
     async def _recover(self, claim: QueueClaim, plan_id: str, generation: int) -> None:
-        """First all that was lost waits, and then the first of it becomes ready, once the plan is."""
+        """Reset all unsuccessful tasks, set the plan to ready, and then make the first of these tasks ready."""
         plan_store = self._plan_store
         while True:
             entry, plan = await plan_store.read_plan(plan_id)
@@ -263,7 +283,7 @@ class PlanControl:
         await self._make_all_ready(plan_id, (entry, plan))
 
     async def _reset(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> None:
-        """Make a task wait again, once its last holder has left it. Nothing runs meanwhile: what is done stands."""
+        """Reset an unsuccessful task to waiting once no worker holds it. No task of the plan runs meanwhile."""
         entry, plan = seen
         plan_store = self._plan_store
         shelf, name = plan_store.transitions.sort_key(plan, task.record), item_id(plan_id, task.name)
@@ -280,15 +300,15 @@ class PlanControl:
         found = await plan_store.read_tasks(plan_id, [task.name])
         now = await ask(plan_store.store.get, entry.key)
         if found and found[0].record.state.is_unsuccessful and now is not None and now.version == entry.version:
-            raise PlanBusy(f"plan {plan_id!r} is being recovered, and somebody has task {task.name!r}")
+            raise PlanBusy(f"plan {plan_id!r} is being recovered, but a worker still holds task {task.name!r}")
 
-    # Remove
+    # Removing
 
     async def _remove(self, claim: QueueClaim, plan_id: str) -> None:
-        """Delete all of it, its record at last. A run that goes on finds its task ended_deps, and is quiet."""
+        """Delete the plan, its record last."""
         check_held(claim)
         await delete_plan(self._plan_store, plan_id, lambda: check_held(claim))
 
 
 class PlanBusy(LatchworkError):
-    """What is to be done with a plan has to wait for others."""
+    """The operation must wait until running tasks of the plan have ended."""

@@ -1,8 +1,8 @@
-"""A draft becomes a plan in the store: its record, its tasks in as many transactions as they take, then its start.
+"""Storing a draft: first its record, then its tasks in several transactions, then the start.
 
-Until the start nobody takes anything of it. When its builder dies before, a sweep removes it: what a builder writes
-checks that its own key, which dies with its session, is still there. A draft has a number of its builder's, so that who
-has lost an answer finds what is its own, and goes on with it.
+No worker takes any task before the start. If the builder dies earlier, a sweep removes the draft: each of its writes
+checks a key that is bound to the builder's session. A draft has a nonce of its builder, which finds its own writes by
+it after a lost answer, and continues.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from latchwork.store.driving.background import Background
 from latchwork.store.steps import Begun, ask, steps_of, undone_if_interrupted
 from latchwork.types import At, Check, Committed, Create, Entry, Op, Put
 
-#: So many of its transactions are on their way at a time.
+#: Maximum number of concurrent transactions.
 _IN_FLIGHT = 16
-#: So often a draft is begun, when answers are lost.
+#: Attempts to create a draft when answers are lost.
 _TRIES = 5
 
 
 async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """Store a draft and start it. Again after an error: it goes on with what is there.
+    """Store a draft and start it. May be repeated after an error; it continues with what is stored.
 
     Raises:
-        WrongState: there is a plan of its id.
-        Unavailable: it does not run.
-        OutcomeUnknown: it is not known to run; nothing of it runs unless all of it is stored.
-        Conflict: it was swept meanwhile, because our session had ended; start it again.
+        WrongState: A plan with this ID exists.
+        Unavailable: It was not started.
+        OutcomeUnknown: It may have been started. No task runs unless all of them are stored.
+        Conflict: The draft was swept because our session had ended. Start it again.
     """
     options = draft.options
     plan = PlanRecord(
@@ -65,7 +65,7 @@ async def start_draft(plan_store: PlanStore, draft: PlanDraft) -> None:
 
 
 def _delete_in_background(plan_store: PlanStore, draft: PlanDraft) -> None:
-    """After an interrupt: delete the draft, in the background. One that is started stays, and is found again."""
+    """After an interrupt, delete the draft in the background. A draft that was started is kept."""
     Background(partial(delete_draft, plan_store, draft.id, draft.nonce), f"latchwork-drafts-{draft.id}")
 
 
@@ -78,15 +78,15 @@ async def write_draft(
     session: Session,
     checks: tuple[Check, ...] = (),
 ) -> Entry | None:
-    """Store a whole draft; its record's entry. None if it is more than a draft already, by an answer that was lost.
+    """Store a whole draft and return its entry; None if an earlier attempt has already started it.
 
     Args:
-        plan_store: where to.
-        plan_id: its id.
-        plan: its record, with a nonce of its builder's.
-        tasks: by name, with their arguments in them, whatever their size.
-        session: what the draft lives by.
-        checks: must hold when it is begun.
+        plan_store: Where to store it.
+        plan_id: ID of the plan.
+        plan: Record of the plan, with the builder's nonce.
+        tasks: Tasks by name, with their arguments, whatever their size.
+        session: Session that the draft is bound to.
+        checks: Checks that must hold when the draft is created.
     """
     begun = await _create(plan_store, plan_id, plan, session, checks)
     if begun is None:
@@ -104,9 +104,9 @@ async def write_draft(
 async def _create(
     plan_store: PlanStore, plan_id: str, plan: PlanRecord, session: Session, checks: tuple[Check, ...]
 ) -> tuple[Entry, bool] | None:
-    """Its record as it is stored, and whether nothing else of it can be; None if it is no draft any more."""
+    """Create the draft's record. Return its entry and whether it is new; None if it is not a draft anymore."""
     store, edit = plan_store.store, plan_store.transitions.create_draft(plan_id, plan, session)
-    trouble: LatchworkError = OutcomeUnknown(f"whether plan {plan_id!r} was begun is not known; start it again")
+    trouble: LatchworkError = OutcomeUnknown(f"it is unknown whether plan {plan_id!r} was created; start it again")
     for _ in range(_TRIES):
         try:
             done: Committed = await ask(store.commit, [*edit.checks, *checks], edit.ops)
@@ -123,7 +123,7 @@ async def _create(
         found = _check_own(plan_id, entry, plan.nonce)
         if found.state is not PlanState.DRAFT:
             return None
-        try:  # of a try before this one: our key may be of a session that has ended
+        try:  # from an earlier attempt, whose session may have ended
             await ask(store.commit, [At(entry)], [Put(plan_store.keys.draft(plan_id), b"", session)])
         except (Conflict, OutcomeUnknown) as error:
             trouble = error
@@ -138,16 +138,16 @@ def _check_own(plan_id: str, entry: Entry, nonce: str) -> PlanRecord:
     except BadRecord:
         found = PlanRecord(PlanState.DRAFT)
     if not nonce or found.nonce != nonce:
-        raise WrongState(f"there is a plan {plan_id!r} already; get it with plans.get({plan_id!r})")
+        raise WrongState(f"plan {plan_id!r} already exists; get it with plans.get({plan_id!r})")
     if found.state is PlanState.REMOVING:
-        raise Conflict(f"plan {plan_id!r} was removed while it was write_draft; start it again")
+        raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
     return found
 
 
 async def _store_large_args(
     plan_store: PlanStore, plan_id: str, tasks: Mapping[str, TaskRecord]
 ) -> dict[str, TaskRecord]:
-    """With large arguments elsewhere."""
+    """Store large arguments as blobs and return the tasks that refer to them."""
     stored: dict[str, TaskRecord] = {}
     for name, task in tasks.items():
         stored[name] = task
@@ -176,7 +176,7 @@ async def _write_tasks(plan_store: PlanStore, edits: list[TxnPart], *, is_new: b
 async def _finish_write(plan_store: PlanStore, edit: TxnPart, future: Future[Committed]) -> None:
     try:
         await Begun(future)
-    except OutcomeUnknown:  # the same once more, whether it has committed or not: nobody else writes these keys
+    except OutcomeUnknown:  # repeat it in either case: no other client writes these keys
         await ask(plan_store.store.commit, edit.checks, [_as_put(op) for op in edit.ops])
 
 
@@ -188,7 +188,7 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
     while True:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
         if entry is None:
-            raise Conflict(f"plan {plan_id!r} was removed while it was write_draft; start it again")
+            raise Conflict(f"plan {plan_id!r} was removed while it was written; start it again")
         plan = _check_own(plan_id, entry, nonce)
         if plan.state is not PlanState.DRAFT:
             return
@@ -199,16 +199,16 @@ async def _start(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
             continue
         except Conflict:
             now = await ask(plan_store.store.get, entry.key)
-            if now is None or now.version == entry.version:  # our key is ended_deps
+            if now is None or now.version == entry.version:  # our key is gone
                 raise
-            continue  # the one before, plan_key answer was lost, has committed meanwhile
+            continue  # an earlier attempt has committed in the meantime
         return
 
 
 async def delete_draft(plan_store: PlanStore, plan_id: str, nonce: str) -> None:
-    """Delete what was write_draft of a draft, if that is possible now; else it is swept.
+    """Delete a draft now if possible; otherwise a sweep deletes it later.
 
-    Its record says so first: a start that is on its way yet is refused by that.
+    The record is marked first, which refuses a start that is still on its way.
     """
     try:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))

@@ -1,4 +1,4 @@
-"""What goes wrong with a plan. Nothing here touches the network."""
+"""Errors of plans."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from latchwork.errors import LatchworkError
 
 
 class ForeignRef(LatchworkError, ValueError):
-    """A task was given the ``Ref`` of another plan, or of a task that is not there."""
+    """A task was given a ``Ref`` of another plan, or of a task that does not exist."""
 
 
 class DuplicateTask(LatchworkError, ValueError):
-    """Two tasks of a plan have one name."""
+    """The plan already has a task with this name."""
 
 
 class ChildPlanFailed(LatchworkError):
-    """The plan that a task has started, and waited for, failed, or was cancelled or removed."""
+    """The child plan that a task waited for has failed, or was cancelled or removed."""
 
 
 class NoSuchPlan(LatchworkError, LookupError):
-    """There is no plan of this id: it was never started, or was removed."""
+    """There is no plan with this ID: it was never started, or was removed."""
 
 
 class NoSuchTask(LatchworkError, LookupError):
-    """The plan has no task of this name."""
+    """The plan has no task with this name."""
 
 
 class WrongState(LatchworkError):
-    """The plan is in a state in which this cannot be done; the message names it."""
+    """The operation is not possible in the plan's current state; the message names the state."""
 
 
 class NoResult(LatchworkError):
-    """A task ended without a result: it was skipped or cancelled, or its result is kept no longer."""
+    """The task has no result: it was skipped or cancelled, or its result was deleted."""

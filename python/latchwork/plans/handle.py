@@ -1,4 +1,4 @@
-"""A started plan, for whoever wants to know how it is, or to change what it does."""
+"""Handles of started plans: their status, their results, and changes to them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from latchwork.types import Entry
 
 @dataclass(frozen=True)
 class RunningTask:
-    """A task that a worker has.
+    """A task that a worker is running.
 
     Attributes:
-        task: its name.
-        worker: the label of the worker.
-        host, pid: where that is.
+        task: Name of the task.
+        worker: Label of the worker.
+        host, pid: Host and process ID of the worker.
     """
 
     task: str
@@ -43,16 +43,16 @@ class RunningTask:
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """How a plan is, at one moment; parts of it may be of neighbouring moments.
+    """The status of a plan. Its parts may have been read at slightly different times.
 
     Attributes:
-        id: of the plan.
-        name: what it was called, for people.
-        state: what it is doing.
-        tasks: how many tasks there are, by state.
-        failed: the first tasks that failed, with reasons.
-        running: the tasks that workers have.
-        started_ms, ended_ms: since the epoch, by the clock of whoever did it; 0 when it did not happen.
+        id: ID of the plan.
+        name: Display name.
+        state: State of the plan.
+        tasks: Number of tasks by state.
+        failed: The first failed tasks, with reasons.
+        running: Tasks that workers are running.
+        started_ms, ended_ms: Start and end in milliseconds since the epoch, by the clock of the writer; 0 if not yet.
     """
 
     id: str
@@ -66,15 +66,15 @@ class PlanStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens by itself."""
+        """Whether the plan has completed, failed or been cancelled."""
         return self.state.has_ended
 
 
 class PlanHandle:
-    """A plan that was started. Safe to share between threads; makes no connection of its own.
+    """A handle to inspect and control a started plan. Thread-safe; it opens no connection.
 
     Attributes:
-        id: of the plan.
+        id: ID of the plan.
     """
 
     def __init__(self, plan_store: PlanStore, plan_id: str, functions: Functions, payloads: Payloads) -> None:
@@ -86,14 +86,14 @@ class PlanHandle:
     def __repr__(self) -> str:
         return f"<PlanHandle {self.id!r}>"
 
-    # Looking
+    # Reading
 
     @driven
     async def status(self) -> PlanStatus:
-        """How it is. Reads all its tasks.
+        """Return the status. Reads all tasks.
 
         Raises:
-            NoSuchPlan: it was removed.
+            NoSuchPlan: The plan was removed.
         """
         _, plan = await self._plan_store.read_plan(self.id)
         tasks = await self._plan_store.read_all_tasks(self.id)
@@ -116,31 +116,31 @@ class PlanHandle:
 
     @driven
     async def state(self) -> PlanState:
-        """What it is doing. One read.
+        """Return the state. One read.
 
         Raises:
-            NoSuchPlan: it was removed.
+            NoSuchPlan: The plan was removed.
         """
         return (await self._plan_store.read_plan(self.id))[1].state
 
     @driven
     async def is_completed(self) -> bool:
-        """Whether all its tasks are done; False for a draft, and for a plan that failed."""
+        """Return whether all tasks are done; False for a draft and for a failed plan."""
         return (await self._plan_store.read_plan(self.id))[1].state is PlanState.COMPLETED
 
     @driven
     async def pending_deps(self, task: Ref | str) -> list[str]:
-        """What a waiting task waits for: names of tasks that are not done. Empty when it waits for nothing."""
+        """Return the names of the dependencies of a task that are not done."""
         return await self._plan_store.pending_deps(self.id, _task_name(task))
 
     def wait(self, timeout_s: float | None = None) -> PlanStatus:
-        """Wait until it has ended, however it did.
+        """Wait until the plan has completed, failed or been cancelled, and return its status.
 
         Args:
-            timeout_s: seconds to wait; None waits for ever.
+            timeout_s: Seconds to wait; None waits forever.
         Raises:
-            WaitTimeout: it has not.
-            NoSuchPlan: it was removed.
+            WaitTimeout: The plan has not ended.
+            NoSuchPlan: The plan was removed.
         """
         key = self._plan_store.keys.plan(self.id)
         with self._plan_store.store.mirror(key) as mirror:
@@ -150,16 +150,16 @@ class PlanHandle:
         return self.status()
 
     def result(self, task: Ref | str, timeout_s: float | None = None) -> Any:
-        """The result of a task; what it raised is raised here.
+        """Wait for a task and return its result, or raise the exception that it raised.
 
         Args:
-            task: the task, or its name.
-            timeout_s: seconds to wait for its end; None waits for ever, 0 looks once.
+            task: The task or its name.
+            timeout_s: Seconds to wait for its end; None waits forever, 0 checks once.
         Raises:
-            WaitTimeout: it has not ended.
-            NoSuchTask, NoSuchPlan: it is not there.
-            NoResult: it was skipped or cancelled.
-            Exception: the task's own, or ``RemoteError``.
+            WaitTimeout: The task has not ended.
+            NoSuchTask, NoSuchPlan: The task or the plan does not exist.
+            NoResult: The task was skipped or cancelled, or its result was deleted.
+            Exception: The exception of the task, or ``RemoteError``.
         """
         name, clock, first = _task_name(task), self._plan_store.store.clock, None
         until = None if timeout_s is None else clock.now() + timeout_s
@@ -178,7 +178,7 @@ class PlanHandle:
                     return self._result_of(ended, outcome)
 
     def _await_end(self, name: str, first: Entry | None, timeout_s: float | None) -> tuple[Entry, TaskState]:
-        """Wait until a task has ended; return its first entry, the given one if there is one, and its last state."""
+        """Wait until a task has ended. Return its first entry (the given one, if any) and its last state."""
         key = self._plan_store.keys.task(self.id, name)
         with self._plan_store.store.mirror(key) as mirror:
             first = first or mirror.get(key)
@@ -188,7 +188,7 @@ class PlanHandle:
         return first, TaskState.DONE if last is None else Task.of(last).record.state
 
     def _await_recovery(self, timeout_s: float | None) -> bool:
-        """Whether the plan was being recovered; what was lost waits again then."""
+        """Wait while the plan is being recovered. Return whether it was, so that unsuccessful tasks wait again."""
         key = self._plan_store.keys.plan(self.id)
         with self._plan_store.store.mirror(key) as mirror:
             if key not in mirror or _state_of(mirror[key]) is not PlanState.RECOVERING:
@@ -198,16 +198,19 @@ class PlanHandle:
 
     @driven
     async def _read_task(self, name: str, created: int) -> tuple[Task, bytes | None]:
-        """A task, which may wait again: a recovery may have begun and ended since it was seen to be lost."""
+        """Read a task and its outcome.
+
+        The task may be waiting again, because a recovery may have begun and ended in the meantime.
+        """
         found = await self._plan_store.read_tasks(self.id, [name])
         if not found or found[0].entry.created != created:
-            raise NoSuchTask(f"plan {self.id!r} has no task {name!r} any more")
+            raise NoSuchTask(f"plan {self.id!r} no longer has a task {name!r}")
         return found[0], (await self._plan_store.read_outcomes(self.id, [name])).get(name)
 
     def _result_of(self, task: Task, outcome: bytes | None) -> Any:
         fn, state = task.record.fn, task.record.state
         if outcome is None:
-            why = "its result is kept no longer" if state is TaskState.DONE else f"it was {state.value}"
+            why = "its result was deleted" if state is TaskState.DONE else f"it was {state.value}"
             raise NoResult(f"task {task.name!r} of plan {self.id!r} has no result: {why}")
         registered = self._functions.get(fn) if fn in self._functions else None
         hint = registered.hints.get("return", Any) if registered is not None else Any
@@ -215,7 +218,7 @@ class PlanHandle:
 
     @driven
     async def graph(self) -> Graph:
-        """Its tasks and what depends on what, to be drawn: ``to_svg(handle.graph())`` of ``latchwork.drawing``."""
+        """Return the tasks and their dependencies as a graph, for example for ``to_svg`` of ``latchwork.drawing``."""
         _, plan = await self._plan_store.read_plan(self.id)
         tasks = sorted(await self._plan_store.read_all_tasks(self.id), key=lambda each: each.record.number)
         names = {each.name for each in tasks}
@@ -227,10 +230,12 @@ class PlanHandle:
 
     @driven
     async def cancel(self) -> None:
-        """Completion it: what runs is told to stop, nothing more begins. Returns once that is decided; ``wait`` for its end.
+        """Cancel the plan: running tasks are asked to stop, and no more tasks start.
+
+        Returns once the cancellation is recorded. Call ``wait`` to wait for its end.
 
         Raises:
-            WrongState: it has ended, or is about to be removed.
+            WrongState: The plan has ended or is being removed.
         """
         await self._change(PlanState.CANCELLING, (PlanState.READY,), self._cancelling)
 
@@ -239,10 +244,10 @@ class PlanHandle:
 
     @driven
     async def recover(self) -> None:
-        """Run again what failed, was skipped or cancelled; results that are there are kept.
+        """Run the failed, skipped and cancelled tasks again. Existing results are kept.
 
         Raises:
-            WrongState: it is not failed, nor cancelled.
+            WrongState: The plan has not failed and was not cancelled.
         """
         await self._change(PlanState.RECOVERING, (PlanState.FAILED, PlanState.CANCELLED), self._recovering)
 
@@ -251,9 +256,9 @@ class PlanHandle:
 
     @driven
     async def remove(self) -> None:
-        """Delete it with all its results, whatever it does. Its id is free when it is ended_deps.
+        """Delete the plan and all its results, in any state. Its ID can be reused once it is gone.
 
-        A worker deletes it. This call itself deletes a plan plan_key record is damaged, and needs no worker for that.
+        A worker deletes it. A plan with a damaged record is deleted by this call itself.
         """
         states = tuple(each for each in PlanState if each not in (PlanState.REMOVING, PlanState.DRAFT))
         try:
@@ -269,17 +274,15 @@ class PlanHandle:
     async def _change(
         self, wanted: PlanState, of: tuple[PlanState, ...], edge: Callable[[Entry, PlanRecord], TxnPart]
     ) -> None:
-        """Decided once: a second call while the first is on its way does nothing."""
+        """Commit a change of state once; do nothing if it has been made already."""
         backoff, never, sent = Backoff(), Signal(), -1
         while True:
             entry, plan = await self._plan_store.read_plan(self.id)
-            if (
-                plan.state is wanted or plan.generation == sent
-            ):  # the answer was lost, and it has come to its end since then
+            if plan.state is wanted or plan.generation == sent:  # committed before, but the answer was lost
                 return
             if plan.state not in of:
                 states = " or ".join(each.value for each in of)
-                raise WrongState(f"plan {self.id!r} is {plan.state.value}; this needs one that is {states}")
+                raise WrongState(f"plan {self.id!r} is {plan.state.value}; this operation needs state {states}")
             edit = edge(entry, plan)
             try:
                 await ask(self._plan_store.store.commit, edit.checks, edit.ops)
@@ -302,13 +305,13 @@ class PlanHandle:
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> Ref:
-        """Add a task while the plan runs, for instance by a task of it. As ``PlanBuilder.add``.
+        """Add a task to a running plan, for instance from one of its tasks. See ``PlanBuilder.add``.
 
-        Behind a task that was lost it is skipped.
+        A task that depends on an unsuccessful task is skipped.
 
         Raises:
-            WrongState: the plan does not run any more.
-            ValueError: more than 30 of the tasks that it depends on have not ended.
+            WrongState: The plan is not running.
+            ValueError: More than 30 of its dependencies are not done.
         """
         call = check_call(
             self._functions,
@@ -330,7 +333,7 @@ class PlanHandle:
             if sent and await self._is_ours(sent, nonce):
                 return Ref(sent, self.id)
             if plan.state is not PlanState.READY:
-                raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks are added to one that is ready")
+                raise WrongState(f"plan {self.id!r} is {plan.state.value}; tasks can be added only in state ready")
             deps = await self._deps(call.deps)
             adds = await ask(self._plan_store.store.get, self._plan_store.keys.adds(self.id))
             count = _count(adds) + 1
@@ -346,16 +349,16 @@ class PlanHandle:
                 if await self._is_ours(chosen, nonce):
                     return Ref(chosen, self.id)
                 if given is not None and await self._plan_store.read_tasks(self.id, [given]):
-                    raise DuplicateTask(f"plan {self.id!r} has a task {given!r} already") from None
+                    raise DuplicateTask(f"plan {self.id!r} already has a task {given!r}") from None
                 skipped += given is None and bool(await self._plan_store.read_tasks(self.id, [chosen]))
                 sent = ""
             except OutcomeUnknown:
-                sent = chosen  # under the same name once more: one of the two lands
+                sent = chosen  # retry with the same name: only one of the two can commit
             else:
                 return Ref(chosen, self.id)
 
     async def _is_ours(self, name: str, nonce: str) -> bool:
-        """Whether this task was added by the call of this number."""
+        """Return whether a task was added by the call with this nonce."""
         return any(each.record.nonce == nonce for each in await self._plan_store.read_tasks(self.id, [name]))
 
     async def _deps(self, names: tuple[str, ...]) -> list[Task]:
@@ -365,7 +368,7 @@ class PlanHandle:
             raise NoSuchTask(f"plan {self.id!r} has no task {', '.join(map(repr, missing))}")
         waiting = sum(each.record.state is not TaskState.DONE for each in found)
         if waiting > MAX_LINKED:
-            raise ValueError(f"{waiting} dependencies have not ended, and at most {MAX_LINKED} can be added to")
+            raise ValueError(f"{waiting} dependencies are not done; at most {MAX_LINKED} are allowed")
         return found
 
 
@@ -373,17 +376,17 @@ def _task_name(task: Ref | str) -> str:
     given: object = task
     name = task.name if isinstance(task, Ref) else task
     if not isinstance(given, (Ref, str)):
-        raise InvalidKey(f"a task is a Ref or a name, not {given!r}")
+        raise InvalidKey(f"a task must be a Ref or a name, not {given!r}")
     return check_task(name)
 
 
 def _wait_while(
     mirror: Mirror, key: str, first: Entry | None, is_true: Callable[[Entry], bool], timeout_s: float | None
 ) -> Entry | None:
-    """Wait while something is true of what was created with the first entry of a key; return its last entry.
+    """Wait while a condition holds for a key, and return its last entry; None if it was deleted or created again.
 
-    None says that it was deleted. A mirror merges states: a key that is deleted and created again may never be reported
-    as deleted.
+    Only entries with the same creation as `first` count. A mirror merges changes, so it may not report a deletion that
+    is followed by a creation.
     """
 
     def current() -> Entry | None:

@@ -1,10 +1,10 @@
-"""What a worker does with a claimed item: which call it is, and how its claim ends. One object for each worker.
+"""Hooks that tell a worker's loop which call a claimed item stands for, and how its claim ends.
 
-A task's item stays, claimed, until what follows from its end is done. So a worker that dies between the result and the
-look at the successors leaves a free item of a task that is done, and the worker that takes it next only looks.
+The queue item of a task stays claimed until all consequences of its end are done. If a worker dies in between, the item
+of a done task becomes free, and the next worker only handles the successors.
 
-A result that a worker has read does not change, so it is read once and not for each task that needs it. Only small ones
-are kept, as many as a limit of bytes allows, the last used ones.
+A result that a worker has read never changes. Small results are therefore cached up to a limit of bytes, and the least
+recently used ones are dropped first.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ from latchwork.tasks import (
 )
 from latchwork.types import At, Check, Entry, Op
 
-#: So large a result is kept, and so many bytes of them.
+#: Maximum size of a cached result, and of all of them, in bytes.
 _MAX_EACH, _MAX_BYTES = 4_000, 8_000_000
-#: What one takes besides its bytes.
+#: Overhead of one cached result in bytes.
 _COST = 200
-#: A plan from its start to its removal: another one of its id has another number of its builder's.
+#: Identifies one life of a plan: another plan with the same ID has another nonce.
 _PlanKey = tuple[str, int, str]
 
-#: A task that so many workers died of has failed.
+#: A task fails after so many workers have died while running it.
 MAX_WORKER_DEATHS = 5
 _CONTROL = "@"
-#: Of so many plans the records are kept as they were parsed.
+#: Maximum number of cached plan records.
 _MAX_PLANS = 1_000
 _GONE = frozenset({PlanState.REMOVING, PlanState.DRAFT})
-#: What was read for a claim: names of results, the entry of its task, and those of the results.
+#: What was read for a claim: names of results, the entry of its task, and the entries of the results.
 _ClaimReads = tuple[list[str], "Entry | None", "list[Entry | None]"]
 
 
 class NothingToRun(LatchworkError):
-    """The item needs no call: it is one of control, or of a task that has ended."""
+    """The item needs no call: it is a control operation, or its task has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimContext:
-    """How the call of a claim was made.
+    """What is known about the call of a claim.
 
     Attributes:
-        is_call: whether it was one.
-        trouble: what the store raised while it was made.
-        is_together: whether its end is decided with those of others: it has few successors.
-        plan, task: as they were read; no task any more once an end by them was tried.
-        result: the outcome as it is stored, once it is.
-        child: the draft of the plan that was returned, once it is write_draft.
+        is_call: Whether the call was made.
+        trouble: Error of the store while the call was prepared.
+        is_together: Whether its completion is batched with others: it has few successors.
+        plan, task: Plan and task as they were read; no task after a batched completion was tried.
+        result: The stored form of the outcome, once it exists.
+        child: ID and entry of the draft of a returned plan, once it is written.
     """
 
     is_call: bool = False
@@ -92,22 +92,22 @@ class ClaimContext:
 
 
 def is_undecodable(outcome: Outcome) -> bool:
-    """Whether the call could not be made from what is stored: no worker can."""
+    """Return whether the call could not be decoded from what is stored, so that no worker can make it."""
     failure = outcome.failure
     return failure is not None and failure.name in (BadPayload.__name__, BadRecord.__name__)
 
 
 def is_retryable(task: Task, failure: Failure) -> bool:
-    """Whether an exception is of a class that the task is tried again for; one that is not known here is."""
+    """Return whether the task's retry policy covers an exception; an unknown exception class is covered."""
     kind = failure.loaded_class
     names = task.record.retry.on
     return kind is None or any(type_name(each) in names for each in kind.__mro__)
 
 
 class ResultCache:
-    """What is remembered of the results of done tasks. Safe to share between threads.
+    """A cache of the results of done tasks. Thread-safe.
 
-    Only what a ready task depends on may be told: results of other tasks may be failures, which a recover undoes.
+    It may be used only for dependencies of a ready task: results of other tasks may be failures that a recovery undoes.
     """
 
     def __init__(self, most_bytes: int = _MAX_BYTES) -> None:
@@ -117,7 +117,7 @@ class ResultCache:
         self._bytes = 0
 
     def get(self, plan_id: str, plan: PlanRecord, names: Iterable[str]) -> dict[str, bytes]:
-        """The payloads of those of these tasks that are remembered."""
+        """Return the cached payloads of these tasks, by name."""
         plan_key, found = _plan_key(plan_id, plan), {}
         with self._mutex:
             for name in names:
@@ -128,7 +128,7 @@ class ResultCache:
         return found
 
     def add(self, plan_id: str, plan: PlanRecord, payloads: Mapping[str, bytes]) -> None:
-        """Remember these, where they are small."""
+        """Cache the payloads that are small enough."""
         plan_key = _plan_key(plan_id, plan)
         with self._mutex:
             for name, payload in payloads.items():
@@ -145,20 +145,21 @@ def _plan_key(plan_id: str, plan: PlanRecord) -> _PlanKey:
 
 
 class PlanHooks(WorkerHooks):
-    """Tells a feeder what items of plans are. Safe to share between threads.
+    """Implements the worker loop's hooks for items of plans. Thread-safe.
 
     Args:
-        plan_store: where the plans are.
-        plans: a mirror of their records.
-        payloads: reads arguments and results.
-        progress, control: what follows.
-        failed: told of each try that raised: plan, task, and what.
-        children: plans that tasks have started.
-        limits: the places of limited plans.
-        peers: the other workers.
-        claimer: takes claims_ahead what becomes ready.
-        runs: which runs are about to return.
-        stop: set when the worker closes.
+        plan_store: Where the plans are stored.
+        plans: Mirror of the plans' records.
+        payloads: Decodes arguments and results.
+        progress: Updates successors.
+        control: Executes control operations.
+        failed: Called with plan, task and failure of each failed attempt.
+        children: Starts and follows child plans.
+        limits: Permits of limited plans.
+        peers: Shares of the other workers.
+        claimer: Claims tasks that become ready.
+        runs: Tracks the running calls.
+        stop: Set when the worker closes.
     """
 
     def __init__(
@@ -193,31 +194,31 @@ class PlanHooks(WorkerHooks):
         self._reads: WeakKeyDictionary[QueueClaim, _ClaimReads] = WeakKeyDictionary()
         self._results = ResultCache()
         self._records: dict[str, tuple[Entry, PlanRecord]] = {}
-        #: By the path of an item that runs, the token of the creation of its plan.
+        #: Creation token of the plan, by the path of a running item.
         self._plan_created: dict[str, int] = {}
         self._batcher = CompletionBatcher(
             plan_store, progress, self._finish_task, stop, claimer, expects_more=runs.expects_return
         )
 
     def close(self) -> None:
-        """Decide on no further ends. Twice is fine."""
+        """Stop completing tasks. Idempotent."""
         self._batcher.close()
 
     takes_instead = True
 
-    # Taking
+    # Claiming
 
     def lanes(self) -> Sequence[str]:
-        """All items are in one lane."""
+        """Return the only partition."""
         self._limits.begin_scan()
         return (PARTITION,)
 
     def share(self, lane: str) -> Share:  # noqa: ARG002 - there is one
-        """What of the items is ours first."""
+        """Return the share of the items that this worker looks at first."""
         return self._peers.share()
 
     def accept(self, item: QueueItem) -> bool:
-        """Items of control; those of tasks of a plan that is ready, and of one that has ended, to remove them."""
+        """Return whether to claim an item: a control operation, a ready plan's task, or a leftover of an ended plan."""
         plan_id, task = split_id(item.id)
         known = self._cached_plan(plan_id)
         if not task or task.startswith(_CONTROL):
@@ -230,7 +231,7 @@ class PlanHooks(WorkerHooks):
         return most is None or self._limits.has_permit(plan_id, most)
 
     def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
-        """A task is claimed while its plan is as we know it: not after a cancel that we have not heard of."""
+        """Return checks and writes for the claim: the plan must be as the mirror shows it, and a permit is taken."""
         plan_id, task = split_id(item.id)
         known = self._cached_plan(plan_id)
         if task.startswith(_CONTROL) or known is None:
@@ -239,7 +240,7 @@ class PlanHooks(WorkerHooks):
         return (At(known[0]),), () if most is None else self._limits.reserve(plan_id, most, item.path)
 
     def refused(self, item: QueueItem) -> bool:
-        """Its plan has changed, or has no plan_store."""
+        """Handle a refused claim: the plan has changed or has no free permit."""
         return self._limits.on_refused(item.path)
 
     def _cached_plan(self, plan_id: str) -> tuple[Entry, PlanRecord] | None:
@@ -255,18 +256,18 @@ class PlanHooks(WorkerHooks):
         return found
 
     def is_replaced(self, path: str) -> bool:
-        """Return whether the plan of an item that runs was removed, and another one has its ID.
+        """Return whether the plan of a running item was removed and another plan has its ID.
 
-        The mirror merges states: it may report the new plan and never that the old one is ended_deps.
+        The mirror merges changes, so it may report the new plan without reporting the deletion of the old one.
         """
         known = self._cached_plan(split_id(path.rpartition("/")[2])[0])
         return known is not None and self._plan_created.get(path, known[0].created) != known[0].created
 
-    # Beginning
+    # Starting
 
     @driven
     async def taken(self, claims: Sequence[QueueClaim]) -> None:
-        """Read all their tasks, and the results that these need, together."""
+        """Read the tasks of new claims and the results that they need, in few requests."""
         tasks = [each for each in claims if not split_id(each.item.id)[1].startswith(_CONTROL)]
         if tasks:
             wanted = [self._wanted(each) for each in tasks]
@@ -274,14 +275,14 @@ class PlanHooks(WorkerHooks):
                 self._reads[claim] = (want[2], *read)
 
     def _wanted(self, claim: QueueClaim) -> tuple[str, str, list[str]]:
-        """The plan and the task of a claim, and the tasks plan_key results are to be read for it."""
+        """Return the plan and the task of a claim, and the tasks whose results must be read for it."""
         plan_id, name = split_id(claim.item.id)
         known, names = self._cached_plan(plan_id), decode_item(claim.value).args_from
         kept = {} if known is None else self._results.get(plan_id, known[1], names)
         return plan_id, name, [each for each in names if each not in kept]
 
     def begin(self, claim: QueueClaim) -> Run | Ending:
-        """The call is made in the slot, where the store may be asked."""
+        """Return what to run for a claim. The call is prepared in the slot, where I/O is allowed."""
         self._limits.on_claimed(claim)
         plan_id, task = split_id(claim.item.id)
         timeout_s = decode_item(claim.value).timeout_s
@@ -327,7 +328,7 @@ class PlanHooks(WorkerHooks):
         task = found.record
         if claim.attempts - 1 - task.attempts >= MAX_WORKER_DEATHS:
             raise TaskProcessDied(
-                f"task {name!r} of plan {plan_id!r} ended with {MAX_WORKER_DEATHS} workers that ran it"
+                f"task {name!r} of plan {plan_id!r} was running when {MAX_WORKER_DEATHS} workers died"
             )
         template = task.args if task.args_at is None else await steps_of(self._plan_store.blobs.read)(task.args_at)
         results = self._results.get(plan_id, known[1], task.args_from)
@@ -343,18 +344,18 @@ class PlanHooks(WorkerHooks):
     # Ending
 
     def at_end(self, claim: QueueClaim) -> Sequence[Op]:
-        """A task of a limited plan result_task its place back."""
+        """Return the write that releases the permit of a limited plan."""
         return self._limits.release_ops(claim)
 
     def claim_over(self, claim: QueueClaim) -> bool:
-        """The place of an ended claim may be wanted: the mirror tells nothing of one that came and went at once."""
+        """Handle the end of a claim. Return whether to search for items, because a released permit may be wanted."""
         self._runs.remove(claim)
         self._plan_created.pop(claim.item.path, None)
         return self._limits.on_claim_end(claim)
 
     @driven
     async def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending | Future[Ending]:
-        """What follows from a run, all of it write_draft before the item goes, or together with it."""
+        """Complete a call: everything that follows is written before the queue item is deleted, or together with it."""
         self._runs.remove(claim)
         backoff = Backoff()
         while True:
@@ -363,7 +364,7 @@ class PlanHooks(WorkerHooks):
             except PlanBusy as error:
                 pauses = self._backoffs.setdefault(claim.item.path, Backoff(0.1, 2.0))
                 return Release(str(error)[:200], after_s=pauses.next_s(), count=False)
-            except (Unavailable, OutcomeUnknown) as error:  # what ran has run: it is ended when the store is back
+            except (Unavailable, OutcomeUnknown) as error:  # the call has run, so retry until the store is back
                 check_held(claim)
                 if await Pause(self._plan_store.store.clock, self._stop, backoff.next_s()):
                     return Release(str(error)[:200], count=False)
@@ -384,14 +385,16 @@ class PlanHooks(WorkerHooks):
                 result = await self._store_result(claim, plan_id, begun.task, outcome)
                 entry, plan = begun.plan or (None, None)
                 end = Completion(claim, plan_id, name, outcome, result, plan, begun.task, entry)
-                self._contexts[claim] = replace(begun, task=None, result=result)  # if refused: another way
+                self._contexts[claim] = replace(
+                    begun, task=None, result=result
+                )  # if it is refused, `_finish_task` completes it
                 return self._batcher.add(end)
             return await self._finish_task(claim, plan_id, name, outcome)
-        except NoSuchPlan:  # removed meanwhile
+        except NoSuchPlan:  # removed in the meantime
             return Done()
 
     async def _start_child(self, claim: QueueClaim, plan_id: str, name: str, outcome: Outcome) -> Ending:
-        """The task has returned a plan: it waits for that, and nobody has it meanwhile."""
+        """Start the plan that the task has returned. The task waits for it, and no worker holds the task meanwhile."""
         _, plan = await self._plan_store.read_plan(plan_id)
         found = await self._plan_store.read_tasks(plan_id, [name])
         begun = self._contexts.get(claim, ClaimContext())
@@ -403,7 +406,7 @@ class PlanHooks(WorkerHooks):
             child = begun.child or await self._children.write_draft(plan_id, plan, found[0], outcome.instead)
         except (Unavailable, OutcomeUnknown):
             raise
-        except Conflict as error:  # the task is ended_deps, or our draft is
+        except Conflict as error:  # the task or the draft is gone
             return Release(str(error)[:200], after_s=0.2, count=False)
         except (LatchworkError, ValueError) as error:
             return await self._finish_task(claim, plan_id, name, Outcome.failed(error, is_final=True))
@@ -413,7 +416,7 @@ class PlanHooks(WorkerHooks):
         return Done(tuple(edit.checks), tuple(edit.ops))
 
     async def _finish_child(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> Ending | None:
-        """The plan that a task waits for has ended, or goes on after all. None: look again."""
+        """Finish a task whose child plan has ended. Return None if the task must be read again."""
         outcome, check = await self._children.outcome(plan_id, task)
         if outcome is None:
             return Done((At(task.entry), *check.checks))
@@ -425,7 +428,7 @@ class PlanHooks(WorkerHooks):
         return None
 
     async def _store_result(self, claim: QueueClaim, plan_id: str, task: Task | None, outcome: Outcome) -> bytes:
-        """The outcome as the value of a result's key: a large one is write_draft elsewhere, once for each run."""
+        """Return the stored form of the outcome. A large outcome is written as a blob, once per execution."""
         begun = self._contexts.get(claim, ClaimContext())
         if not begun.result:
             stored = await self._plan_store.store_result(plan_id, outcome.to_bytes(), max_result_bytes(task))
@@ -444,7 +447,7 @@ class PlanHooks(WorkerHooks):
             elif task.record.state is not TaskState.READY or plan.state.has_ended:
                 return await self._finish_ended_task(claim, plan_id, (entry, plan), task)
             elif outcome.instead or not (self._contexts.get(claim, ClaimContext()).is_call or is_undecodable(outcome)):
-                return Release("it was made ready meanwhile", count=False)
+                return Release("the task has become ready again", count=False)
             elif outcome.is_success:
                 ending = await self._succeed(claim, plan_id, (entry, plan), task, outcome)
             else:
@@ -453,7 +456,7 @@ class PlanHooks(WorkerHooks):
                 return ending
 
     async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> Ending:
-        """A task that has ended: what follows from it, which whoever ended it may not have come to."""
+        """Handle the consequences of an ended task, in case the worker that ended it died before."""
         if task.record.state is TaskState.DONE:
             await self._progress.propagate(plan_id, seen, task)
             await self._progress.complete(plan_id)
@@ -465,7 +468,7 @@ class PlanHooks(WorkerHooks):
     async def _succeed(
         self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task, outcome: Outcome
     ) -> Ending | None:
-        """None: look again; it is done, or something was write_draft meanwhile."""
+        """Complete a task. Return None if it must be read again."""
         result = await self._store_result(claim, plan_id, task, outcome)
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
@@ -488,7 +491,7 @@ class PlanHooks(WorkerHooks):
         if attempt < task.record.retry.attempts and not failure.is_final and is_retryable(task, failure):
             edit = self._plan_store.transitions.record_attempt(task, failure.summary)
             if await self._commit(edit.checks, [*edit.ops, *self._limits.release_ops(claim)], claim):
-                self._limits.on_released(claim)  # a task that pauses has no place
+                self._limits.on_released(claim)  # a task that pauses holds no permit
                 return Release(failure.summary[:200], after_s=task.record.retry.to_retry().pause_s(attempt))
             return None
         result = await self._store_result(claim, plan_id, task, outcome)
@@ -497,10 +500,10 @@ class PlanHooks(WorkerHooks):
         return None
 
     async def _commit(self, checks: Sequence[Check], ops: Sequence[Op], claim: QueueClaim) -> bool:
-        """Whether it was write_draft, as far as is known.
+        """Commit with the claim's fence, and return whether it is known to be committed.
 
         Raises:
-            OwnershipLost: the claim is over.
+            OwnershipLost: The claim has ended.
         """
         check_held(claim)
         return await self._plan_store.commit(TxnPart(list(checks), list(ops)), claim.fence)

@@ -1,10 +1,10 @@
-"""Plans of which only so many tasks may run at a time: each running one has one of their places.
+"""The limit ``max_parallel`` of plans: each running task holds one of the plan's permits.
 
-Keys:  <name>/running/<plan>/<number>   the path of the item that is taken; dies with the taker's session
+Keys:  <name>/running/<plan>/<number>   the path of the claimed item; bound to the worker's session
 
-A place is created in the transaction that claims, and deleted in the one that ends the claim: so there are never more
-claims than places. Which are free is known from a mirror: one that is not free after all refuses the claim of that item
-alone. A task that pauses before its next try has none.
+A permit is created in the transaction that claims an item, and deleted in the one that ends the claim. There are
+therefore never more claims than permits. A mirror shows which permits are free. If it is outdated, only the claim of
+that item is refused. A task that pauses before a retry holds no permit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from latchwork.store import Mirror, Session
 from latchwork.store.steps import ask
 from latchwork.types import At, Create, Delete, Op
 
-#: For so long a place that was just taken counts as taken before the mirror has it.
+#: Seconds for which a new permit counts as taken before the mirror shows it.
 _NEW_S = 1.0
 
 
 def is_limited(plan: bytes) -> bool:
-    """Whether a plan has a limit; one that cannot be read has none."""
+    """Return whether a stored plan has a limit; an unreadable one has none."""
     try:
         return PlanRecord.of(plan).max_parallel is not None
     except BadRecord:
@@ -38,13 +38,13 @@ def is_limited(plan: bytes) -> bool:
 
 
 class ParallelLimiter:
-    """The places of limited plans, as one worker sees them. Safe to share between threads.
+    """The permits of limited plans, as one worker sees them. Thread-safe.
 
     Args:
-        keys: the plans' keys.
-        taken: a mirror of all places.
-        session: what our places die with.
-        clock: of the store.
+        keys: Keys of the plans.
+        taken: Mirror of all taken permits.
+        session: Session that this worker's permits are bound to.
+        clock: Clock of the store.
     """
 
     def __init__(self, keys: Keys, taken: Mirror, session: Session, clock: Clock) -> None:
@@ -57,13 +57,13 @@ class ParallelLimiter:
         self._chosen: dict[str, str] = {}
         self._held: WeakKeyDictionary[QueueClaim, str] = WeakKeyDictionary()
         self._idle: set[str] = set()
-        #: Has the worker look for items again.
+        #: Makes the worker search for items again.
         self.poke: Callable[[], object] = bool
-        #: Whether an item was left alone since its plan had no plan_store.
+        #: Whether an item was skipped because its plan had no free permit.
         self.has_blocked_items = False
 
     def begin_scan(self) -> None:
-        """What was chosen in the last look, and not taken, is free."""
+        """Start a new search for items: permits reserved in the last one and not taken are free again."""
         with self._mutex:
             for key in self._chosen.values():
                 self._new.pop(key, None)
@@ -71,20 +71,20 @@ class ParallelLimiter:
             self.has_blocked_items = False
 
     def has_permit(self, plan_id: str, most: int) -> bool:
-        """Whether a place of the plan seems to be free."""
+        """Return whether a permit of the plan seems to be free."""
         with self._mutex:
             before, self.has_blocked_items = (
                 self.has_blocked_items,
                 True,
-            )  # before we look: a place that is given back now is heard of
+            )  # set before the search, so that a permit released now is noticed
             found = self._free(plan_id, most)
             self.has_blocked_items = before or not found
         return bool(found)
 
     def reserve(self, plan_id: str, most: int, path: str) -> list[Op]:
-        """A place for an item, taken in the transaction that claims it."""
+        """Reserve a permit for an item, and return the write that takes it in the claiming transaction."""
         with self._mutex:
-            free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # which refuses it
+            free = self._free(plan_id, most) or [self._keys.permit(plan_id, 0)]  # the claim will be refused
             key = random.choice(free)
             self._chosen[path] = key
             self._new[key] = self._clock.now() + _NEW_S
@@ -96,9 +96,9 @@ class ParallelLimiter:
         return [key for key in keys if key not in self._taken and self._new.get(key, 0.0) <= now]
 
     def on_refused(self, path: str) -> bool:
-        """An item was not claimed: its place is another's, or its plan has changed. Return whether it had chosen one.
+        """Drop the reservation of an item whose claim was refused. Return whether it had one.
 
-        That place may have been given back already, and the mirror may never report it.
+        The permit may have been released already, and the mirror may never report that.
         """
         with self._mutex:
             key = self._chosen.pop(path, None)
@@ -109,40 +109,40 @@ class ParallelLimiter:
             return True
 
     def on_claimed(self, claim: QueueClaim) -> None:
-        """It was claimed."""
+        """Assign the reserved permit to the new claim."""
         with self._mutex:
             key = self._chosen.pop(claim.item.path, None)
             if key is not None:
                 self._held[claim] = key
 
     def release_ops(self, claim: QueueClaim) -> list[Op]:
-        """What result_task the place of a claim back, for the transaction that ends the claim."""
+        """Return the write that releases the permit of a claim, for the transaction that ends the claim."""
         with self._mutex:
             key = self._held.get(claim)
         return [] if key is None else [Delete(key)]
 
     def on_claim_end(self, claim: QueueClaim) -> bool:
-        """A claim is on_claim_end; whether it had a place that items were left alone for."""
+        """Forget the permit of an ended claim. Return whether items were skipped for lack of a permit."""
         return self._freed(self._held.pop(claim, None))
 
     def on_released(self, claim: QueueClaim) -> None:
-        """It went before the claim: the next end of that leaves it alone, since another may have it."""
+        """Forget a permit that was released before its claim ends, because another worker may hold it by then."""
         if self._freed(self._held.pop(claim, None)):
             self.poke()
 
     def _freed(self, key: str | None) -> bool:
-        """Whether to look again: the mirror tells nothing of a place that came and went between two of its looks."""
+        """Return whether to search again: a mirror may miss a permit that was held only briefly."""
         with self._mutex:
             return key is not None and self._new.pop(key, None) is not None and self.has_blocked_items
 
     async def release_orphans(self, plan_store: PlanStore, running: Collection[str]) -> None:
-        """Delete places of ours plan_key claims are on_claim_end: of a claim plan_key answer was lost, and which was given up."""
+        """Delete permits of this worker that belong to no claim, for example after a lost answer."""
         mine = {
             entry.key: entry
             for entry in self._taken.snapshot().values()
             if entry.owner == self._session.id and entry.value.decode("utf-8", "replace") not in running
         }
-        for key in mine.keys() & self._idle:  # seen so twice: it is not being claimed now
+        for key in mine.keys() & self._idle:  # seen twice, so no claim is in progress
             lane, _, rest = mine[key].value.decode("utf-8", "replace").partition("/")
             claims = await ask(plan_store.store.get, plan_store.claim_key(lane, rest))
             if claims is None:

@@ -1,8 +1,8 @@
-"""The workers of the plans below one name know each other, so that they do not all want the same items.
+"""Distribution of tasks among the workers of the plans below one name.
 
-Keys:  <name>/workers/<session>   empty; dies with the session
+Keys:  <name>/workers/<session>   empty; bound to the session
 
-A share is a preference: two that think they have the same one lose a round trip, and nothing else.
+A share is only a preference. Two workers with the same share cost each other one request, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from latchwork.store import Mirror, Session, Store
 
 
 class PeerSharding:
-    """Which of the workers one is. Safe to share between threads.
+    """Knows which share of the tasks this worker looks at first. Thread-safe.
 
     Args:
-        keys: the plans' keys.
-        workers: a mirror of all workers.
-        session: ours.
+        keys: Keys of the plans.
+        workers: Mirror of all workers.
+        session: Session of this worker.
     """
 
     def __init__(self, keys: Keys, workers: Mirror, session: Session) -> None:
@@ -28,11 +28,11 @@ class PeerSharding:
         self._session = session
 
     def join(self, store: Store) -> None:
-        """Say that we are there, as long as the session lasts. The one write of a worker that has nothing to do."""
+        """Announce this worker for the time of its session. An idle worker writes nothing else."""
         store.put(self._key, b"", session=self._session)
 
     def share(self) -> Share:
-        """Ours; none while the others do not know us, or the mirror is closed."""
+        """Return this worker's share, or an empty one while the mirror does not contain this worker."""
         try:
             known = sorted(self._workers.snapshot())
         except LatchworkError:

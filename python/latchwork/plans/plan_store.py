@@ -1,4 +1,4 @@
-"""The plans below one name in one store: what all that look at them and change them share."""
+"""Access to the stored plans below one name, shared by builders, handles and workers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from latchwork.store.store import Store, system_namespace
 from latchwork.tasks import BlobRef, Blobs
 from latchwork.types import Check, Entry, Op
 
-#: Of so many keys each request asks.
+#: Number of keys per request.
 _TOGETHER = 500
-#: Of so many results a task is read together with.
+#: Maximum number of results that are read together with a task.
 _FEW_RESULTS = 400
-#: So many of what a task waits for are asked for at first, the last of them; then so many times as many.
+#: Number of last dependencies that are checked first, and the factor for each further step.
 _FIRST_LOOK, _LONGER = 32, 8
 
 
 class PlanStore:
-    """Reads and writes of plans. Safe to share between threads. Construction does no I/O."""
+    """Reads and writes plans. Construction does no I/O. Thread-safe."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store = store = system_namespace(store, "plans")
@@ -39,35 +39,35 @@ class PlanStore:
         return self.queue.put_ops(PARTITION, shelf, {item: value})
 
     async def read_plan(self, plan_id: str) -> tuple[Entry, PlanRecord]:
-        """A plan.
+        """Read a plan and its entry.
 
         Raises:
-            NoSuchPlan: there is none.
-            BadRecord: its record is damaged.
+            NoSuchPlan: There is no plan with this ID.
+            BadRecord: Its record is damaged.
         """
         entry = await ask(self.store.get, self.keys.plan(plan_id))
         if entry is None:
-            raise NoSuchPlan(f"there is no plan {plan_id!r} below {self.keys.name!r}; list them with plans.list()")
+            raise NoSuchPlan(f"there is no plan {plan_id!r} of name {self.keys.name!r}; list them with plans.list()")
         try:
             return entry, PlanRecord.of(entry.value)
         except BadRecord as error:
             raise BadRecord(f"the record of plan {plan_id!r} is damaged; remove the plan ({error})") from None
 
     def item_prefix(self, shelf: str) -> str:
-        """The prefix of the items of a shelf."""
+        """Return the prefix of the queue items with a sort key."""
         return self.queue.key(PARTITION, shelf, "x")[:-2]
 
     def claim_key(self, lane: str, rest: str) -> str:
-        """The key of the claim of an item: ``<shelf>/<id>`` in a lane."""
+        """Return the key of the claim of an item, given as ``<sort key>/<id>`` in a partition."""
         return f"{self.keys.queue}/partitions/{lane}/claims/{rest}"
 
     async def count_added(self, plan_id: str) -> int:
-        """How many tasks were added since the start, at least."""
+        """Return how many tasks were added since the start, at least."""
         entry = await ask(self.store.get, self.keys.adds(plan_id))
         return int(entry.value) if entry is not None and entry.value.isdigit() else 0
 
     async def read_tasks(self, plan_id: str, names: Iterable[str]) -> list[Task]:
-        """Tasks of a plan, in this order; without those that are ended_deps, or are none."""
+        """Read tasks of a plan in the given order, without missing and unreadable ones."""
         wanted = [self.keys.task(plan_id, name) for name in names]
         found: list[Task] = []
         for at in range(0, len(wanted), _TOGETHER):
@@ -78,7 +78,7 @@ class PlanStore:
         return found
 
     async def read_all_tasks(self, plan_id: str) -> list[Task]:
-        """All tasks of a plan, by name."""
+        """Read all tasks of a plan, sorted by name."""
         found: list[Task] = []
         after: str | None = None
         while True:
@@ -91,14 +91,14 @@ class PlanStore:
             after = page[-1].key
 
     async def pending_deps(self, plan_id: str, name: str) -> list[str]:
-        """What a task depends on that is not done, by name."""
+        """Return the dependencies of a task that are not done, sorted by name."""
         found = await self.read_tasks(plan_id, [name])
         deps = [dep for each in found for dep in each.record.deps]
         done = await self.filter_done(plan_id, deps)
         return sorted(dep for dep in deps if dep not in done)
 
     async def filter_done(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Those of these tasks that are done: they stay so."""
+        """Return which of these tasks are done. A done task stays done."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             tasks = await self.read_tasks(plan_id, names[at : at + _TOGETHER])
@@ -106,7 +106,7 @@ class PlanStore:
         return found
 
     async def filter_pending(self, plan_id: str, names: Sequence[str]) -> set[str]:
-        """Those of these tasks that have not ended."""
+        """Return which of these tasks have not ended."""
         found: set[str] = set()
         for at in range(0, len(names), _TOGETHER):
             some = names[at : at + _TOGETHER]
@@ -115,13 +115,13 @@ class PlanStore:
         return found
 
     async def filter_ready(self, plan_id: str, plan: PlanRecord, tasks: Sequence[Task], ended: set[str]) -> list[Task]:
-        """Those of these tasks plan_key dependencies are done, as long as the plan is as it was read before.
+        """Return the tasks whose dependencies are all done, valid as long as the plan is as it was read.
 
         Args:
-            plan_id: of which plan.
-            plan: as it was read, and is checked when they become ready.
-            tasks: those that wait.
-            ended: tasks that have ended since the plan was started or recovered; what is found is added.
+            plan_id: ID of the plan.
+            plan: Record of the plan, read before; it is checked when the tasks become ready.
+            tasks: Waiting tasks.
+            ended: Tasks known to have ended since the plan was started or recovered; newly found ones are added.
         """
         left = {each.name: [dep for dep in each.record.deps if dep not in ended] for each in tasks}
         most, live = _FIRST_LOOK, set[str]()
@@ -143,11 +143,11 @@ class PlanStore:
         return [each for each in free if done.issuperset(each.record.deps)]
 
     async def has_pending(self, plan_id: str) -> bool:
-        """Whether a task of the plan has not ended."""
+        """Return whether any task of the plan has not ended."""
         return bool(await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=1))
 
     async def list_pending(self, plan_id: str, limit: int) -> list[str]:
-        """The first so many tasks that have not ended."""
+        """Return the names of tasks that have not ended, up to a limit."""
         entries = await ask(self.store.list, self.keys.todo(plan_id), recursive=True, limit=limit)
         return [entry.key.rpartition("/")[2] for entry in entries]
 
@@ -163,7 +163,7 @@ class PlanStore:
             await ask(self.store.commit, [*fences, *edit.checks], edit.ops)
         except Conflict as error:
             if any(fence in error.failed for fence in fences):
-                raise OwnershipLost(f"a claim has ended; nothing was write_draft: {error}") from error
+                raise OwnershipLost(f"a claim has ended; nothing was written: {error}") from error
             return False
         except OutcomeUnknown:
             return False
@@ -172,7 +172,7 @@ class PlanStore:
     # Large values
 
     async def store_result(self, plan_id: str, outcome: bytes, most: int) -> bytes:
-        """An outcome as the value of a result's key; a large one is write_draft elsewhere before."""
+        """Return an outcome as the value of a result's key. A large outcome is written as a blob first."""
         if len(outcome) <= most:
             return encode_inline_result(outcome)
         return encode_result_ref(await steps_of(self.blobs.write)(plan_id, outcome))
@@ -180,7 +180,13 @@ class PlanStore:
     async def read_entries(
         self, wanted: Sequence[tuple[str, str, Sequence[str]]]
     ) -> list[tuple[Entry | None, list[Entry | None]]]:
-        """Entries of tasks, each with its plan, and of results of others of it, of few of them, in few requests."""
+        """Read the entries of tasks and of the results that they need, in few requests.
+
+        Args:
+            wanted: For each task its plan, its name, and the tasks whose results it needs.
+        Returns:
+            For each task its entry and the entries of the first results.
+        """
         asked = [
             [self.keys.task(plan_id, name), *(self.keys.result(plan_id, each) for each in names[:_FEW_RESULTS])]
             for plan_id, name, names in wanted
@@ -195,10 +201,10 @@ class PlanStore:
     async def decode_entries(
         self, names: Sequence[str], task: Entry | None, results: Sequence[Entry | None]
     ) -> tuple[Task | None, dict[str, bytes]]:
-        """What is in the entries of a task and of the first results of others; large ones are read.
+        """Decode the entries of a task and of results; large results are read.
 
         Raises:
-            BadRecord: one cannot be used.
+            BadRecord: An entry is unreadable.
         """
         found = await self._read(names[: len(results)], results)
         return (None if task is None else Task.of(task)), found
@@ -212,10 +218,10 @@ class PlanStore:
         return found
 
     async def read_outcomes(self, plan_id: str, names: Sequence[str]) -> dict[str, bytes]:
-        """How tasks ended, by name; without those that have no result.
+        """Read the outcomes of tasks by name; tasks without a result are left out.
 
         Raises:
-            BadRecord: one cannot be used.
+            BadRecord: An outcome is unreadable.
         """
         wanted = [self.keys.result(plan_id, name) for name in names]
         found: dict[str, bytes] = {}
@@ -226,5 +232,5 @@ class PlanStore:
 
 
 def now_ms() -> int:
-    """The machine's clock: for the order of plans, and for people."""
+    """Return the wall-clock time in milliseconds, for the order of plans and for display."""
     return int(time() * 1000)

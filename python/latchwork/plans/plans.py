@@ -1,4 +1,4 @@
-"""The plans below one name: new ones, existing ones, and what builders left; all of them seen without any change."""
+"""Creation, lookup and cleanup of the plans below one name."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from latchwork.tasks import DEFAULT, Codec, Functions, Payloads
 
 
 class Plans:
-    """Plans of one name in a store. Construction does no I/O. Safe to share between threads.
+    """The plans of one name in a store. Construction does no I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: groups plans: those of different names know nothing of each other.
-        functions: what may be called; those of ``@task`` by default.
-        codec: how arguments are stored; None: plain values.
-        allow_pickle: whether pickled results are read.
+        store: The store, or a namespace of it. It is not closed.
+        name: Name that groups plans. Plans of different names are independent.
+        functions: Functions that tasks may call; those of ``@task`` by default.
+        codec: Codec for arguments; None stores plain values.
+        allow_pickle: Whether pickled results are read.
     """
 
     def __init__(
@@ -47,27 +47,29 @@ class Plans:
         self,
         name: str = "",
         *,
-        id: str | None = None,  # noqa: A002 - what it is
+        id: str | None = None,  # noqa: A002 - the public name
         on_failure: Literal["stop", "continue"] = "stop",
         priority: int = 5,
         keep_results_s: float | None = None,
         max_parallel: int | None = None,
     ) -> PlanBuilder[PlanHandle]:
-        """Begin to build a plan. Does no I/O.
+        """Create a builder for a new plan. Does no I/O.
 
         Args:
-            name: for people; any printable text.
-            id: unique; None makes one. With an id of yours a plan is started once, whoever tries to.
-            on_failure: ``stop`` ends the plan when a task has failed for good; ``continue`` runs all that does not
-                depend on it.
+            name: Display name; any printable text.
+            id: Unique ID; None generates one. A plan with an explicit ID is started once, even if several clients try.
+            on_failure: ``stop`` ends the plan when a task has failed permanently. ``continue`` runs all tasks that do
+                not depend on it.
             priority: 0 to 9; tasks of plans with 9 are taken first.
-            keep_results_s: seconds for which results of tasks without a name that others depend on are kept after the
-                plan has completed; a worker or a sweep deletes them then. Those of a plan that failed or was cancelled
-                are kept: ``recover`` goes on from them. None keeps all until ``remove``.
-            max_parallel: so many of its tasks run at a time, whichever workers have them: 1 to 1,000; None for as many
-                as there are slots. A task that pauses before its next try does not count.
+            keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept. A worker
+                or a sweep deletes them afterwards. Results of failed or cancelled plans are kept, because ``recover``
+                needs them. None keeps all results until ``remove``.
+            max_parallel: Maximum number of tasks of this plan that run at the same time on all workers: 1 to 1,000.
+                None sets no limit. A task that pauses before a retry does not count.
+        Returns:
+            A builder; leaving its ``with`` block starts the plan.
         Raises:
-            InvalidKey, ValueError: of an option.
+            InvalidKey, ValueError: An option is invalid.
         """
         plan_id = uuid.uuid4().hex[:16] if id is None else check_id(id, "the id of a plan", MAX_PLAN_ID)
         draft = PlanDraft(plan_id, PlanOptions(name, on_failure, priority, keep_results_s, max_parallel))
@@ -79,13 +81,13 @@ class Plans:
         return self.get(draft.id)
 
     def get(self, plan_id: str) -> PlanHandle:
-        """A plan by its id. Does no I/O: whether it is there shows when it is asked."""
+        """Return the handle of a plan. Does no I/O and does not check that the plan exists."""
         checked = check_id(plan_id, "the id of a plan", MAX_PLAN_ID)
         return PlanHandle(self._plan_store, checked, self._functions, self._payloads)
 
     @driven
     async def list(self, *, state: PlanState | None = None) -> list[tuple[str, PlanRecord]]:
-        """Ids and records of all plans, or of those in a state, the oldest first."""
+        """Return the IDs and records of all plans, or of those in one state, oldest first."""
         found = []
         for entry in await ask(self._plan_store.store.list, self._plan_store.keys.plans):
             try:
@@ -98,9 +100,12 @@ class Plans:
 
     @driven
     async def sweep(self) -> int:
-        """Remove drafts plan_key builder is ended_deps, what is left of plans that are, and results plan_key time is over.
+        """Remove drafts of dead builders, remains of removed plans, and expired results.
 
-        By anybody. How many plans that concerned.
+        Any client may call it at any time.
+
+        Returns:
+            The number of affected plans.
         """
         plan_store = self._plan_store
         seen = {each for prefix in plan_store.keys.roots for each in await ask(plan_store.store.children, prefix)}
@@ -119,19 +124,19 @@ class Plans:
             ):
                 count += await remove_now(plan_store, plan_id, entry, record)
         count += await ResultRetention(plan_store).delete_expired(plans.values(), now_ms())
-        for plan_id in sorted(seen - plans.keys()):  # of builders and workers that went on after it was removed
+        for plan_id in sorted(seen - plans.keys()):  # left by builders and workers that continued after the removal
             count += await remove_now(plan_store, plan_id, None, PlanRecord(PlanState.REMOVING))
         return count
 
 
 def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:
-    """How each plan is, the oldest first; drafts are none yet. Reads the tasks of all of them.
+    """Return the status of each started plan, oldest first. Reads all tasks of all plans.
 
     Args:
-        store: the store, or a namespace of it.
-        name: of the plans.
+        store: The store, or a namespace of it.
+        name: Name of the plans.
     Raises:
-        Unavailable: the plans could not be read.
+        Unavailable: The plans could not be read.
     """
     plans = Plans(store, name)
     found = []
@@ -139,6 +144,6 @@ def inspect(store: Store, name: str = NAME) -> list[PlanStatus]:
         if record.state is not PlanState.DRAFT:
             try:
                 found.append(plans.get(plan_id).status())
-            except NoSuchPlan:  # removed meanwhile
+            except NoSuchPlan:  # removed in the meantime
                 continue
     return found

@@ -1,11 +1,10 @@
-"""What follows from the end of a task: successors become ready or are skipped, and the plan ends when none is left.
+"""Consequences of a task's end: successors become ready or are skipped, and the plan ends when no task is left.
 
-Each step may be done by several workers at once, and again: readiness never becomes false, and each write checks what
-it was decided by.
+Each step may be done by several workers at once, and repeatedly: a ready task never becomes unready, and each write
+checks the state that led to it.
 
-A worker takes some of the tasks that become ready claims_ahead, in the transaction that makes them ready. Such a task is never
-seen free: no worker looks for it, and no other one wants it. Only a worker with room takes one claims_ahead, and one that has
-looked a moment ago: items that come first are not kept waiting.
+A worker claims some of the tasks that become ready in the same transaction. No other worker ever sees such a task as
+free. Only a worker with free slots that has just searched the queue does this, so that earlier items are not delayed.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from latchwork.store import Session
 from latchwork.store.steps import ask
 from latchwork.types import Committed, Entry, Op
 
-#: So many successors are looked at together, and made ready together: each of these costs up to four writes.
+#: Number of successors that are checked together, and made ready together. Each of the latter takes up to four writes.
 _TOGETHER, _READY_TOGETHER = 200, 22
 
 
 @dataclass(slots=True)
 class EagerClaims:
-    """Tasks of one transaction that are taken claims_ahead.
+    """Claims that are part of a transaction that makes tasks ready.
 
     Attributes:
-        puts: by task, what puts its item and takes it.
+        puts: By task name, the writes that create its queue item and claim it.
     """
 
     puts: dict[str, CreateClaimed] = field(default_factory=dict)
 
     def items(self) -> dict[str, Sequence[Op]]:
-        """By task, the writes that put its item."""
+        """Return, by task name, the writes that create its queue item."""
         return {name: put.ops for name, put in self.puts.items()}
 
     def taken(self, done: Committed | None) -> list[QueueClaim]:
-        """The claims, once they were write_draft; of an answer that is lost the next look finds them."""
+        """Return the claims after the commit. After a lost answer the next search of the queue finds them."""
         claims = []
         for put in self.puts.values():
             claim = None if done is None else put.taken(done)
@@ -57,17 +56,17 @@ class EagerClaims:
         return claims
 
 
-#: Of a transaction that takes nothing claims_ahead.
+#: For a transaction that claims nothing.
 NO_CLAIMS = EagerClaims()
 
 
 class EagerClaimer:
-    """Takes tasks claims_ahead. For the thread that decides on ends.
+    """Chooses the ready tasks that this worker claims at once. Used by the thread that completes tasks.
 
     Args:
-        plan_store: where the plans are.
-        backlog: plan_key claims are run.
-        session: what claims live by.
+        plan_store: Where the plans are stored.
+        backlog: Work queue whose claims this worker runs.
+        session: Session that claims are bound to.
     """
 
     def __init__(self, plan_store: PlanStore, backlog: WorkQueue, session: Session) -> None:
@@ -75,33 +74,33 @@ class EagerClaimer:
         self._backlog = backlog
         self._session = session
         self._unknown: dict[str, list[EagerClaims]] = {}
-        #: How many the worker has room for now, and what runs them: the feeder's.
+        #: Number of free slots, and the function that runs claims; set by the worker.
         self.spare: Callable[[], int] = int
         self.begin: Callable[[Sequence[QueueClaim]], object] = bool
 
     def for_plan(self, plan_id: str, entry: Entry, plan: PlanRecord) -> PlanClaimer:
-        """Takes claims_ahead what a look at one plan finds."""
+        """Return a claimer for the tasks of one plan."""
         return PlanClaimer(self, plan_id, entry, plan)
 
     def on_unknown(self, plan_id: str, claims_ahead: EagerClaims) -> None:
-        """It may have committed, or may yet."""
+        """Remember claims whose transaction has an unknown outcome."""
         self._unknown.setdefault(plan_id, []).append(claims_ahead)
 
     def settle(self, plan_id: str) -> None:
-        """All that was to be ready of a plan is: what was unsure has committed, or never will."""
+        """Resolve the unknown claims of a plan whose tasks are ready: they were committed by now, or never will be."""
         for claims_ahead in self._unknown.pop(plan_id, ()):
             claims_ahead.taken(None)
 
     def choose(
         self, plan_id: str, seen: tuple[Entry, PlanRecord], tasks: Iterable[Task], *, had: int = 0
     ) -> EagerClaims:
-        """Those of these tasks, about to be ready, that are for us.
+        """Choose which of the tasks that are about to become ready this worker claims.
 
         Args:
-            plan_id: of which plan.
-            seen: the plan, as it is checked where tasks become ready: as for a claim.
-            tasks: in the order in which they are wanted.
-            had: how many were chosen a moment ago, and are not here yet.
+            plan_id: ID of the plan.
+            seen: The plan as it is checked when the tasks become ready.
+            tasks: Tasks in order of preference.
+            had: Number of claims that were just chosen and are not committed yet.
         """
         if seen[1].state is not PlanState.READY or seen[1].max_parallel is not None:
             return NO_CLAIMS
@@ -119,7 +118,7 @@ class EagerClaimer:
 
 @dataclass(frozen=True, slots=True)
 class PlanClaimer:
-    """What a look at the tasks of one plan does with those that it makes ready."""
+    """An `EagerClaimer` for the tasks of one plan."""
 
     claimer: EagerClaimer
     plan_id: str
@@ -127,29 +126,29 @@ class PlanClaimer:
     plan: PlanRecord
 
     def choose(self, tasks: Iterable[Task]) -> EagerClaims:
-        """Those of these that are taken claims_ahead."""
+        """Choose which of these tasks this worker claims."""
         return self.claimer.choose(self.plan_id, (self.entry, self.plan), tasks)
 
     def on_committed(self, claims_ahead: EagerClaims, done: Committed) -> None:
-        """They are ours."""
+        """Run the claims of a committed transaction."""
         if claims_ahead.puts:
             self.claimer.begin(claims_ahead.taken(done))
 
     def on_unknown(self, claims_ahead: EagerClaims) -> None:
-        """Nobody knows: ``EagerClaimer.settle`` does, once they are ready one way or the other."""
+        """Remember claims with an unknown outcome; see `EagerClaimer.settle`."""
         self.claimer.on_unknown(self.plan_id, claims_ahead)
 
 
 class Propagation:
-    """The steps after a task's end. Safe to share between threads."""
+    """Updates successors and the plan after tasks have ended. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
 
-    # Done
+    # Completing
 
     async def propagate(self, plan_id: str, seen: StoredPlan, task: Task) -> None:
-        """A task is done: those who wait for nothing more are ready."""
+        """Make those successors of a done task ready that wait for nothing else."""
         await self.make_ready(plan_id, seen, task.record.successors)
 
     async def make_ready(
@@ -160,16 +159,16 @@ class Propagation:
         taker: PlanClaimer | None = None,
         ended: set[str] | None = None,
     ) -> None:
-        """Make those ready plan_key dependencies are done; some are taken claims_ahead.
+        """Make those of these tasks ready whose dependencies are done, and claim some of them.
 
-        Nothing becomes ready in a plan that is not: who ends, or recovers, the plan sees to the rest.
+        Does nothing in a plan that is not ready: ending or recovering it handles the rest.
 
         Args:
-            plan_id: of which plan.
-            seen: the plan as it was read.
-            names: of tasks that may wait.
-            taker: takes some claims_ahead.
-            ended: tasks that are known to have ended since the plan was started or recovered.
+            plan_id: ID of the plan.
+            seen: The plan as it was read.
+            names: Names of tasks that may be waiting.
+            taker: Claims some of them for this worker.
+            ended: Tasks known to have ended since the plan was started or recovered.
         """
         known = set[str]() if ended is None else ended
         for at in range(0, len(names), _TOGETHER):
@@ -184,7 +183,7 @@ class Propagation:
     async def _make_ready(
         self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], taker: PlanClaimer | None
     ) -> None:
-        """Together; without those that others were faster with; one by one where one was rewritten."""
+        """Make tasks ready in one transaction, and retry changed ones one by one."""
         claims_ahead = NO_CLAIMS if taker is None else taker.choose(tasks)
         try:
             done = await self._ready_together(plan_id, seen, tasks, claims_ahead)
@@ -212,7 +211,7 @@ class Propagation:
     async def _ready_together(
         self, plan_id: str, seen: StoredPlan, tasks: Sequence[Task], claims_ahead: EagerClaims
     ) -> Committed:
-        """All or none."""
+        """Make all of these tasks ready, or none."""
         items = claims_ahead.items()
         edits = [self._plan_store.transitions.make_ready(plan_id, seen, each, items.get(each.name)) for each in tasks]
         checks = list(dict.fromkeys(check for each in edits for check in each.checks))
@@ -221,7 +220,7 @@ class Propagation:
         return done
 
     async def _try_ready(self, plan_id: str, name: str) -> None:
-        """Alone, until it is ready, or waits for something; each time the plan is read first."""
+        """Make one task ready, reading the plan again before each attempt, until it is ready or waits for something."""
         while True:
             try:
                 seen = await self._plan_store.read_plan(plan_id)
@@ -240,7 +239,7 @@ class Propagation:
                 return
 
     async def complete(self, plan_id: str) -> None:
-        """Completion the plan if nothing of it is left. Asked by whoever ended a task that left nobody behind it."""
+        """End the plan if none of its tasks is left. Called after the end of a task without waiting successors."""
         plan_store = self._plan_store
         adds_key = plan_store.keys.adds(plan_id)
         while not await plan_store.has_pending(plan_id):
@@ -250,7 +249,7 @@ class Propagation:
                 return
             if plan.state is not PlanState.READY:
                 return
-            adds = await ask(plan_store.store.get, adds_key)  # before what is left: an added task is noticed
+            adds = await ask(plan_store.store.get, adds_key)  # read before the check, so that an added task is noticed
             if await plan_store.has_pending(plan_id):
                 return
             wakeup = await wake_parent(plan_store, plan_id, plan)
@@ -259,13 +258,13 @@ class Propagation:
             ):
                 return
 
-    # Failed
+    # Failing
 
     async def skip_successors(self, claim: QueueClaim, plan_id: str, task: Task, generation: int) -> None:
-        """Skip all that can never run, since a task has failed; through what another had skipped before it died.
+        """Skip all tasks that can never run because a task has failed. Continues where a dead worker has stopped.
 
         Raises:
-            OwnershipLost: the claim is over.
+            OwnershipLost: The claim has ended.
         """
         left, seen = deque(task.record.successors), {task.name}
         while left:
@@ -275,7 +274,7 @@ class Propagation:
                 left.extend(await self._skip(claim, plan_id, name, generation))
 
     async def _skip(self, claim: QueueClaim, plan_id: str, name: str, generation: int) -> Iterable[str]:
-        """What comes after it too."""
+        """Skip one task and return the names of its successors."""
         plan_store = self._plan_store
         while True:
             check_held(claim)
@@ -293,10 +292,10 @@ class Propagation:
 
 
 def check_held(claim: QueueClaim) -> None:
-    """Refuse to go on with a claim that may be over.
+    """Check that a claim is still held by the local clock.
 
     Raises:
-        OwnershipLost: it is not check_held, by our own clock.
+        OwnershipLost: The claim may have ended.
     """
     if not claim.is_held:
-        raise OwnershipLost(f"the claim of {claim.item.path} is over; what it did so far stands")
+        raise OwnershipLost(f"the claim of {claim.item.path} has ended; earlier writes remain")

@@ -1,4 +1,4 @@
-"""Plans, tasks and results as they are stored; anybody may have write_draft them. Nothing here does I/O."""
+"""Stored records of plans, tasks and results, and their encoding. Pure, without I/O."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from latchwork.tasks import ONCE, BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.words import short
 
-#: So many failures are kept in the record of a plan; further ones leave it alone.
+#: Number of failures that are kept in a plan's record.
 MAX_FAILURES = 20
-#: So much of a reason is kept.
+#: Number of characters that are kept of a reason.
 MAX_REASON = 300
-#: Arguments up to so many bytes stay in the record, and results in theirs.
+#: Maximum size in bytes of arguments and of results that are stored inline.
 INLINE_ARGS, INLINE_RESULT = 2_000, 900_000
-#: The names of what a task depends on, and of what depends on it, may have so many bytes.
+#: Maximum size in bytes of the names of a task's dependencies and successors.
 MAX_NAMES_BYTES = 800_000
 
 
 class PlanState(StrEnum):
-    """What a plan is doing."""
+    """State of a plan."""
 
     DRAFT = "draft"
     READY = "ready"
@@ -39,12 +39,12 @@ class PlanState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens by itself."""
+        """Whether the plan has completed, failed or been cancelled."""
         return self in (PlanState.COMPLETED, PlanState.FAILED, PlanState.CANCELLED)
 
 
 class TaskState(StrEnum):
-    """What a task is doing. That it runs is a claim, and no state; ``child`` waits for the end of its child plan."""
+    """State of a task. Running is not a state but a claim; a task in ``child`` waits for the end of its child plan."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -56,37 +56,36 @@ class TaskState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the task has not ended."""
         return self in (TaskState.WAITING, TaskState.READY, TaskState.CHILD)
 
     @property
     def is_unsuccessful(self) -> bool:
-        """Whether it ended without a result, so that nothing that depends on it can run."""
+        """Whether the task ended without a result, so that its successors cannot run."""
         return self in (TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED)
 
 
 class PlanRecord(Struct, frozen=True, omit_defaults=True):
-    """A plan.
+    """The stored record of a plan.
 
     Attributes:
-        state: what it is doing.
-        generation: grows with each cancel, recover and removal: an older item of control does nothing more.
-        title: for people.
+        state: State of the plan.
+        generation: Increased by each cancel, recover and remove, so that older control operations have no effect.
+        title: Display name.
         on_failure: ``stop`` or ``continue``.
         priority: 0 to 9; 9 first.
-        started_ms: when it was started, in milliseconds since the epoch: its place among the plans.
-        ended_ms: when it ended; 0 before.
-        tasks: how many were built.
-        failed: the first of those that failed, with reasons.
-        outcome: what it becomes when cancelling has come to its end.
-        keep_results_s: how long results of tasks without a name, in the middle, are kept after it completed; None for
-            ever.
-        are_results_gone: whether they were deleted.
-        max_parallel: so many of its tasks run at a time; None for as many as there are slots.
-        parent: the plan and the task that wait for its end; None of a plan of its own.
-        depth: how many plans it is below: 0 for one of its own.
-        result_task: of a child plan, the task plan_key result its parent's task has; empty for none.
-        nonce: of whoever built it: a start plan_key answer was lost is known by it.
+        started_ms: Start time in milliseconds since the epoch; orders the plans.
+        ended_ms: End time; 0 before the end.
+        tasks: Number of tasks at the start.
+        failed: The first failed tasks, with reasons.
+        outcome: State that the plan gets when cancelling is finished.
+        keep_results_s: Seconds after completion for which results of unnamed intermediate tasks are kept; None forever.
+        are_results_gone: Whether these results were deleted.
+        max_parallel: Maximum number of tasks that run at the same time; None for no limit.
+        parent: Plan and task that wait for the end of this child plan; None for a top-level plan.
+        depth: Nesting depth; 0 for a top-level plan.
+        result_task: Task of a child plan whose result becomes the result of the parent's task; empty for none.
+        nonce: Random ID of the builder, which recognizes its own start by it after a lost answer.
     """
 
     state: PlanState
@@ -108,45 +107,44 @@ class PlanRecord(Struct, frozen=True, omit_defaults=True):
     nonce: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the value of its key."""
+        """Encode the record as JSON."""
         return encode(self)
 
     @classmethod
     def of(cls, value: bytes) -> PlanRecord:
-        """Return the plan in a value.
+        """Decode a stored plan.
 
         Raises:
-            BadRecord: There is none.
+            BadRecord: The value is not a plan.
         """
         return _PLAN.decode(value)
 
     def with_failure(self, task: str, why: str) -> PlanRecord:
-        """With one more failure."""
+        """Return the record with one more failed task."""
         return replace(self, failed=(*self.failed, (task, why[:MAX_REASON]))[:MAX_FAILURES])
 
 
 class TaskRecord(Struct, frozen=True, omit_defaults=True):
-    """A task.
+    """The stored record of a task.
 
     Attributes:
-        state: what it is doing.
-        number: its place in the plan, from 0.
-        fn: the name of its function.
-        deps: what it depends on, in order of declaration.
-        args_from: those of them plan_key results are arguments.
-        successors: what depends on it.
-        late: for each of these in order the last that it depends on besides this task, empty for none: what an end may
-            rely on without a look at the successor. Shorter where tasks were added; none of a task with so many
-            successors that its end does not ask.
-        retry: how often it is tried.
-        timeout_s: seconds after which a run is stopped; None for never.
-        attempts: tries that ended with an exception.
-        why: what the last one raised.
-        args: its template of arguments, if it is small; stored after the line of JSON.
-        args_at: where a large one is.
-        child: the plan that it has started, and waits for, or has waited for; empty for none.
-        nonce: of whoever added it to a plan that runs; empty of the others.
-        takes_all: only in the stored line: ``args_from`` is all of ``deps``, and is left out.
+        state: State of the task.
+        number: Position in the plan, from 0.
+        fn: Name of its function.
+        deps: Names of its dependencies, in order of declaration.
+        args_from: Dependencies whose results are arguments.
+        successors: Names of the tasks that depend on it.
+        late: For each successor, the last other dependency of it, or an empty string. A completing task can rely on it
+            without reading the successor. Shorter if tasks were added, and empty if there are too many successors.
+        retry: Retry policy.
+        timeout_s: Seconds after which an execution is stopped; None for no limit.
+        attempts: Number of attempts that ended with an exception.
+        why: Error of the last failed attempt.
+        args: Template of its arguments if it is small; stored after the line of JSON.
+        args_at: Location of a large template.
+        child: ID of the child plan that it waits for or has waited for; empty for none.
+        nonce: Random ID of the call that added the task to a started plan; otherwise empty.
+        takes_all: Only in the stored form: `args_from` equals `deps` and is left out.
     """
 
     state: TaskState
@@ -167,33 +165,33 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
     takes_all: bool = False
 
     def to_bytes(self) -> bytes:
-        """Return the value of its key."""
+        """Encode the record as a line of JSON, followed by the arguments."""
         takes_all = bool(self.deps) and self.args_from == self.deps
         line = replace(self, args=b"", args_from=() if takes_all else self.args_from, takes_all=takes_all)
         return encode(line) + b"\n" + self.args
 
     @classmethod
     def of(cls, value: bytes) -> TaskRecord:
-        """Return the task in a value.
+        """Decode a stored task.
 
         Raises:
-            BadRecord: There is none.
+            BadRecord: The value is not a task.
         """
         line, _, args = value.partition(b"\n")
         found = _TASK.decode(line)
         return replace(found, args=args, args_from=found.deps if found.takes_all else found.args_from, takes_all=False)
 
     def with_state(self, state: TaskState) -> TaskRecord:
-        """In another state."""
+        """Return the record with another state."""
         return replace(self, state=state)
 
 
 class ItemHints(Struct, frozen=True, omit_defaults=True):
-    """What the item of a task says before the task is read.
+    """The value of a task's queue item, known before the task is read.
 
     Attributes:
-        timeout_s: seconds after which a run is stopped; None for never.
-        args_from: the tasks plan_key results are arguments.
+        timeout_s: Seconds after which an execution is stopped; None for no limit.
+        args_from: Tasks whose results are arguments.
     """
 
     timeout_s: Annotated[float, Meta(gt=0.0, le=MOST_DURATION_S)] | None = None
@@ -202,12 +200,12 @@ class ItemHints(Struct, frozen=True, omit_defaults=True):
 
 _PLAN: Decoder[PlanRecord] = Decoder(PlanRecord, "a plan")
 _TASK: Decoder[TaskRecord] = Decoder(TaskRecord, "a task of a plan")
-_NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "what a task needs")
+_NEEDS: Decoder[ItemHints] = Decoder(ItemHints, "an item of a plan")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task that was read: its name, its record, and the entry for checks."""
+    """A task as it was read: its name, its record, and its entry for checks."""
 
     name: str
     record: TaskRecord
@@ -215,42 +213,42 @@ class Task:
 
     @classmethod
     def of(cls, entry: Entry) -> Task:
-        """The task of an entry.
+        """Decode the task of an entry.
 
         Raises:
-            BadRecord: it is none.
+            BadRecord: The entry does not hold a task.
         """
         return cls(entry.key.rpartition("/")[2], TaskRecord.of(entry.value), entry)
 
 
 def max_result_bytes(task: Task | None) -> int:
-    """How large a result may be beside the record of its task: both are write_draft in one transaction."""
+    """Return how large a result may be to fit into one transaction with the record of its task."""
     return max(1_000, INLINE_RESULT - (0 if task is None else len(task.entry.value)))
 
 
 def encode_inline_result(outcome: bytes) -> bytes:
-    """A result that is small enough for its key."""
+    """Encode a result that is stored in its key."""
     return b"=" + outcome
 
 
 def encode_result_ref(ref: BlobRef) -> bytes:
-    """A result that is elsewhere."""
+    """Encode a reference to a result that is stored as a blob."""
     return b"@" + ref.to_bytes()
 
 
 def decode_result(value: bytes) -> bytes | BlobRef:
-    """The outcome in a result's key, or where it is.
+    """Decode a result's value into the outcome, or into a reference to it.
 
     Raises:
-        BadRecord: there is none.
+        BadRecord: The value is not a result.
     """
     if value[:1] == b"=":
         return value[1:]
     if value[:1] == b"@":
         return BlobRef.of(value[1:])
-    raise BadRecord(f"value {short(value)} is no result of a task")
+    raise BadRecord(f"value {short(value)} is not a task's result")
 
 
 def decode_item(item: bytes) -> ItemHints:
-    """Return what the item of a task says; nothing when it cannot be read."""
+    """Decode the value of a queue item; return defaults if it is unreadable."""
     return _NEEDS.find(item) or ItemHints()

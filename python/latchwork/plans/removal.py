@@ -1,12 +1,11 @@
-"""All of a plan is deleted, its record last; results in the middle of a completed plan once ``keep_results_s`` is over.
+"""Deletion of plans, and of intermediate results of completed plans after ``keep_results_s``.
 
-The record says "removing" before: so nothing is built, started, added or taken under its id. Tasks go first, since
-whatever makes an item checks one; so no item comes after those that are removed then. A worker that goes on with a
-removed plan finds its task ended_deps, and reports nothing.
+The record is set to "removing" first, so that nothing is built, started, added or claimed under its ID. Tasks are
+deleted before their queue items, because each transaction that creates an item checks a task. The record is deleted
+last. A worker that still runs a task of a removed plan finds the task gone and reports nothing.
 
-Of a plan that failed or was cancelled all results are kept: a recover goes on from them. Workers delete results, and a
-sweep does; any number of them at once: each transaction checks the plan, so that none meets another that was started
-under its id.
+Failed and cancelled plans keep all results, because a recovery needs them. Workers and sweeps may delete results at the
+same time: each transaction checks the plan, so it never affects another plan that was started under the same ID.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef
 from latchwork.types import At, Check, Delete, Entry, Op, Put
 
-#: The names that tasks get which were given none.
+#: Generated names of unnamed tasks.
 _MADE = re.compile(r"t[0-9]{5,}")
-#: So many results are read at a time.
+#: Number of results that are read together.
 _TOGETHER = 200
 
 
 async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], object] = bool) -> bool:
-    """Delete a plan that is being removed. By any number at once, and again.
+    """Delete a plan that is being removed. Idempotent; several clients may do it at the same time.
 
     Args:
-        plan_store: where it is.
-        plan_id: which.
-        check: called between the steps; what it raises ends this.
+        plan_store: Where the plan is stored.
+        plan_id: ID of the plan.
+        check: Called between the steps; an exception from it ends the deletion.
     Returns:
-        Whether it is ended_deps; False when another plan has its id by now.
+        Whether the plan is gone; False if another plan has its ID by now.
     """
     try:
         entry, plan = await plan_store.read_plan(plan_id)
@@ -62,7 +61,7 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
     await _remove_children(plan_store, plan_id)
     for prefix in plan_store.keys.everything(plan_id):
         check()
-        now = await ask(plan_store.store.get, entry.key)  # a deletion of a tree checks nothing by itself
+        now = await ask(plan_store.store.get, entry.key)  # deleting a tree has no checks
         if now is None or now.version != entry.version:
             return now is None
         await ask(plan_store.store.delete_tree, prefix)
@@ -76,9 +75,9 @@ async def delete_plan(plan_store: PlanStore, plan_id: str, check: Callable[[], o
 
 
 async def _remove_children(plan_store: PlanStore, plan_id: str) -> None:
-    """The plans that tasks of it have started: each by a worker. None comes after its tasks are ended_deps."""
+    """Mark the child plans of a plan for removal. None can be started once the plan's tasks are gone."""
     for entry in await ask(plan_store.store.list, plan_store.keys.plans):
-        if plan_id.encode() not in entry.value:  # reading each record of many plans takes long
+        if plan_id.encode() not in entry.value:  # decoding many records is slow
             continue
         try:
             plan = PlanRecord.of(entry.value)
@@ -98,9 +97,9 @@ async def _remove_child(plan_store: PlanStore, child_id: str) -> None:
 
 
 async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> list[str]:
-    """Return the shelves that may have items of a plan.
+    """Return the sort keys that queue items of a plan may have, derived from the numbers of its tasks.
 
-    The numbers of its tasks name them. All shelves, if the record does not say when the plan was started.
+    These are all sort keys if the record does not tell when the plan was started.
     """
     if not plan.started_ms:
         return list(
@@ -113,9 +112,9 @@ async def _sort_keys(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> l
 
 
 async def _delete_items(plan_store: PlanStore, plan_id: str, seen: StoredPlan, check: Callable[[], object]) -> None:
-    """Delete the items of a plan, claimed or not, except the one that asks for its removal.
+    """Delete the queue items of a plan, claimed or not, except the one that requests its removal.
 
-    Stop when the record is not the one that was seen: another plan has the ID, and keeps its items.
+    Stop if the record is not the given one: another plan has the ID and keeps its items.
     """
     entry, plan = seen
     for shelf in await _sort_keys(plan_store, plan_id, plan):
@@ -140,9 +139,9 @@ def _is_of(plan_id: str, entry: Entry) -> bool:
 
 
 async def remove_damaged(plan_store: PlanStore, plan_id: str) -> None:
-    """Delete a plan plan_key record cannot be read. A task of another plan that waits for it fails.
+    """Delete a plan whose record is unreadable. A task of another plan that waits for it fails.
 
-    Do nothing if the record can be read by now, or is ended_deps: someone else has removed the plan.
+    Do nothing if the record is readable or gone by now.
     """
     while True:
         entry = await ask(plan_store.store.get, plan_store.keys.plan(plan_id))
@@ -161,7 +160,7 @@ async def remove_damaged(plan_store: PlanStore, plan_id: str) -> None:
 async def _parent_of(plan_store: PlanStore, child_id: str) -> tuple[str, str] | None:
     """Return the plan and the task that wait for a child plan; None if no task does."""
     name = child_id.rpartition("-")[0]
-    if not name:  # not the id of a child
+    if not name:  # not the ID of a child plan
         return None
     is_cut = len(name) == MAX_CHILD_PREFIX
     for entry in await ask(plan_store.store.list, plan_store.keys.plans):
@@ -173,15 +172,15 @@ async def _parent_of(plan_store: PlanStore, child_id: str) -> tuple[str, str] | 
 
 
 async def remove_now(plan_store: PlanStore, plan_id: str, entry: Entry | None, plan: PlanRecord) -> bool:
-    """Delete what is no plan any more, or not yet, at once; a worker goes on where this ends in the middle.
+    """Delete a draft, or the remains of a plan, at once. If this is interrupted, a worker finishes the deletion.
 
     Args:
-        plan_store: where it is.
-        plan_id: which.
-        entry: its record as it was read; None where there is none, and only other keys of it are there.
-        plan: the same.
+        plan_store: Where the plan is stored.
+        plan_id: ID of the plan.
+        entry: Entry of its record as it was read; None if only other keys of it exist.
+        plan: The decoded record.
     Returns:
-        False: it is not as it was, or another does it.
+        False if the plan has changed or another client deletes it.
     """
     generation = plan.generation + 1
     if entry is None:
@@ -194,19 +193,22 @@ async def remove_now(plan_store: PlanStore, plan_id: str, entry: Entry | None, p
     if not await delete_plan(plan_store, plan_id):
         return False
     key = plan_store.queue.key(PARTITION, CONTROL_SORT_KEY, item_id(plan_id, f"@remove.{generation}"))
-    await ask(plan_store.store.delete, key)  # who has taken it finds that it is ended_deps
+    await ask(plan_store.store.delete, key)  # a worker that holds it finds the plan gone
     return True
 
 
 def expiry_ms(plan: PlanRecord) -> float | None:
-    """When results of a plan go, since the epoch; None for never, or when they have ended_deps."""
+    """Return when a plan's intermediate results expire, in milliseconds since the epoch.
+
+    None if they never do, or were already deleted.
+    """
     if plan.state is not PlanState.COMPLETED or plan.keep_results_s is None or plan.are_results_gone:
         return None
     return plan.ended_ms + plan.keep_results_s * 1000.0
 
 
 def next_expiry_ms(plans: Iterable[Entry]) -> float | None:
-    """The first moment at which results of one of these go; None if there is none."""
+    """Return the earliest time at which results of one of these plans expire; None if there is none."""
     found: list[float] = []
     for entry in plans:
         try:
@@ -219,13 +221,13 @@ def next_expiry_ms(plans: Iterable[Entry]) -> float | None:
 
 
 class ResultRetention:
-    """Deletes results plan_key time is over. Safe to share between threads."""
+    """Deletes expired results. Thread-safe."""
 
     def __init__(self, plan_store: PlanStore) -> None:
         self._plan_store = plan_store
 
     async def delete_expired(self, plans: Iterable[Entry], now_ms: int) -> int:
-        """Of how many of these plans results were deleted."""
+        """Delete the expired results of these plans. Return the number of affected plans."""
         count = 0
         for entry in plans:
             try:
@@ -238,7 +240,7 @@ class ResultRetention:
         return count
 
     async def _delete_results(self, entry: Entry, plan: PlanRecord) -> bool:
-        """Whether all of them went, and this is noted; another did it, or the plan is being removed, if not."""
+        """Delete all intermediate results of a plan and record that. Return False if the plan has changed meanwhile."""
         plan_store, plan_id, check = self._plan_store, entry.key.rpartition("/")[2], At(entry)
         middle = [
             each.name
@@ -248,8 +250,8 @@ class ResultRetention:
         for at in range(0, len(middle), _TOGETHER):
             if not await self._delete_values(plan_id, middle[at : at + _TOGETHER], check):
                 return False
-        told = replace(plan, are_results_gone=True)
-        return await plan_store.commit(TxnPart([check], [Put(entry.key, told.to_bytes())]))
+        changed = replace(plan, are_results_gone=True)
+        return await plan_store.commit(TxnPart([check], [Put(entry.key, changed.to_bytes())]))
 
     async def _delete_values(self, plan_id: str, names: list[str], check: Check) -> bool:
         plan_store = self._plan_store

@@ -1,6 +1,6 @@
-"""Each edge of a plan's and a task's life: from what was read to one transaction. Pure; nothing here does I/O.
+"""Transitions in the life of a plan and its tasks: each is built as one transaction from what was read. Pure.
 
-Who may call an edge, what may have happened meanwhile, and which check notices it: docs/design/plans.md.
+docs/design/0024 lists, for each transition, the possible callers, the races, and the check that notices each race.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from latchwork.plans.records import (
 )
 from latchwork.types import Absent, At, Check, Create, Delete, Entry, Exists, Op, Put
 
-#: The end of a task with more successors than this looks at them after it; so many tasks an added one may wait for.
+#: A task with more successors does not delegate them. Also the maximum number of pending dependencies of an added task.
 MAX_LINKED = 30
-#: Of the 100 that a transaction may have.
+#: Maximum number of writes; a transaction may have 100.
 MAX_WRITES = 90
-#: Bytes of records that are rewritten together; of a megabyte that a transaction may have.
+#: Maximum size of records that are rewritten together; a transaction may have a megabyte.
 MAX_BYTES = 600_000
-#: Bytes of an item; a longer list of what to read is left to the task's record.
+#: Maximum size of an item in bytes; longer hints are left out.
 _MAX_ITEM = 2_000
 
-#: Puts an item into the backlog: by shelf, id and value.
+#: Returns the writes that put an item into the queue, given its sort key, ID and value.
 PutItem = Callable[[str, str, bytes], "list[Op]"]
-#: A plan as it was read: the entry for checks.
+#: A plan as it was read: its entry for checks, and its record.
 StoredPlan = tuple[Entry, PlanRecord]
 
 
 class TxnPart(NamedTuple):
-    """One transaction."""
+    """A part of a transaction: checks and writes."""
 
     checks: list[Check]
     ops: list[Op]
 
     def merge(self, other: TxnPart) -> TxnPart:
-        """Both in one."""
+        """Combine two parts into one."""
         return TxnPart([*self.checks, *other.checks], [*self.ops, *other.ops])
 
 
@@ -60,21 +60,21 @@ class Transitions:
     # Items
 
     def item_ops(self, plan_id: str, plan: PlanRecord, name: str, task: TaskRecord) -> list[Op]:
-        """The item of a task that is ready."""
+        """Return the writes that create the queue item of a ready task."""
         return self._put_item(self.sort_key(plan, task), item_id(plan_id, name), item_value(task))
 
     def sort_key(self, plan: PlanRecord, task: TaskRecord) -> str:
-        """Where the item of a task is."""
+        """Return the sort key of a task's queue item."""
         return sort_key(plan.priority, plan.started_ms, task.number)
 
     def control_ops(self, plan_id: str, what: str, generation: int) -> list[Op]:
-        """The item of something that is to be done with a whole plan, once for each generation."""
+        """Return the writes that create the queue item of a control operation, once per generation of the plan."""
         return self._put_item(CONTROL_SORT_KEY, item_id(plan_id, f"@{what}.{generation}"), b"")
 
     # Building and starting
 
     def create_draft(self, plan_id: str, plan: PlanRecord, session: object) -> TxnPart:
-        """An empty draft, and that its builder lives. Nothing of a draft is in the backlog."""
+        """Create an empty draft that is bound to its builder's session. A draft has no queue items."""
         return TxnPart(
             [],
             [
@@ -84,7 +84,7 @@ class Transitions:
         )
 
     def write_tasks(self, plan_id: str, tasks: Iterable[tuple[str, TaskRecord]]) -> list[TxnPart]:
-        """The tasks of a draft, as many as fit into each transaction."""
+        """Write the tasks of a draft, as many per transaction as fit."""
         check = Exists(self.keys.draft(plan_id))
         edits: list[TxnPart] = []
         ops: list[Op] = []
@@ -102,7 +102,7 @@ class Transitions:
         return [*edits, TxnPart([check], ops)] if ops else edits
 
     def start(self, plan_id: str, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """A whole draft becomes ready; a worker makes its first tasks ready."""
+        """Make a complete draft ready. A worker then makes its first tasks ready."""
         ready = replace(plan, state=PlanState.READY, started_ms=now_ms)
         draft = self.keys.draft(plan_id)
         return TxnPart(
@@ -110,13 +110,17 @@ class Transitions:
             [Put(entry.key, ready.to_bytes()), Delete(draft), *self.control_ops(plan_id, "start", ready.generation)],
         )
 
-    # RunningTask
+    # Running
 
     def make_ready(self, plan_id: str, seen: StoredPlan, task: Task, item: Sequence[Op] | None = None) -> TxnPart:
-        """A task plan_key dependencies are done. That never becomes false again, so anybody may try it.
+        """Make a task ready whose dependencies are done. Any worker may try, because this never becomes false again.
 
-        ``seen`` was read before the dependencies were looked at: as long as the plan is ready and no task of it has
-        failed, whatever has ended is done. ``item`` puts its item another way: taken already.
+        Args:
+            plan_id: ID of the plan.
+            seen: The plan, read before the dependencies were checked. As long as it is ready and has no failed task,
+                every task that has ended is done.
+            task: The waiting task.
+            item: Writes that create its queue item, if it is claimed at once.
         """
         ready = task.record.with_state(TaskState.READY)
         put = self.item_ops(plan_id, seen[1], task.name, task.record) if item is None else item
@@ -134,17 +138,23 @@ class Transitions:
         ended_deps: Iterable[str] = (),
         items: Mapping[str, Sequence[Op]] | None = None,
     ) -> TxnPart | None:
-        """A task is done, and nobody has to look at what follows: another end is known to come, and does it.
+        """Complete a task and leave its successors to another task that will end later.
 
-        Each successor is made ready, or waits for another task that has not ended when this lands; where there is no
-        successor, some task of the plan has not ended then. So the last that ends never passes on. The caller adds the
-        claim's fence.
+        In this transaction each successor is made ready, or depends on another task that has not ended when this one
+        commits. If there is no successor, some task of the plan has not ended. So the last task to end never delegates.
+        The caller adds the claim's fence.
 
-        ``seen`` is the plan, in which no task has failed, as it was before the dependencies of ``ready`` were looked
-        at; ``ready`` are the successors that this is the last of; ``witnesses`` are tasks that have not ended; ``ended_deps``
-        are those plan_key ends are on their way, without which one of ``ready`` would have to wait; ``items`` has what
-        puts their items another way. None where who ends this one has to look: nobody else will, or all of it is more
-        than a transaction holds.
+        Args:
+            plan_id: ID of the plan.
+            seen: The plan without failed tasks, as it was read before the dependencies of `ready` were checked.
+            task: The task.
+            result: The value of its result's key.
+            ready: Successors for which this is the last dependency.
+            witnesses: Tasks that have not ended.
+            ended_deps: Dependencies whose ends are on their way, and that `ready` relies on.
+            items: By successor, the writes that create its queue item if it is claimed at once.
+        Returns:
+            None if the caller must handle the successors itself: no other task will, or it does not fit.
         """
         others = list(witnesses)
         if len(task.record.successors) > MAX_LINKED or not (ready or others):
@@ -161,7 +171,7 @@ class Transitions:
         return TxnPart(checks, ops) if max(len(checks), len(ops)) <= MAX_WRITES else None
 
     def complete_task(self, plan_id: str, task: Task, result: bytes) -> TxnPart:
-        """A task is done."""
+        """Complete a task and store its result."""
         return TxnPart(
             [At(task.entry)],
             [
@@ -172,7 +182,10 @@ class Transitions:
         )
 
     def complete_plan(self, entry: Entry, plan: PlanRecord, adds: Entry | None, adds_key: str, now_ms: int) -> TxnPart:
-        """Nothing is left to do. ``adds`` was read before that was looked at: an added task is noticed."""
+        """End a plan without remaining tasks.
+
+        `adds` was read before the tasks were checked, so that an added task is noticed.
+        """
         state = PlanState.FAILED if plan.failed else PlanState.COMPLETED
         guard: Check = Absent(adds_key) if adds is None else At(adds)
         return TxnPart([At(entry), guard], [Put(entry.key, replace(plan, state=state, ended_ms=now_ms).to_bytes())])
@@ -180,14 +193,14 @@ class Transitions:
     # Failing
 
     def record_attempt(self, task: Task, why: str) -> TxnPart:
-        """A try has failed, and another follows."""
+        """Record a failed attempt that will be retried."""
         again = replace(task.record, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
         return TxnPart([At(task.entry)], [Put(task.entry.key, again.to_bytes())])
 
     def fail_task(
         self, plan_id: str, entry: Entry, plan: PlanRecord, task: Task, *, why: str, result: bytes
     ) -> TxnPart:
-        """A task has failed for good; a plan that stops begins to end."""
+        """Fail a task permanently. A plan with ``on_failure="stop"`` starts to end."""
         lost = replace(task.record, state=TaskState.FAILED, attempts=task.record.attempts + 1, why=why[:MAX_REASON])
         edit = TxnPart(
             [At(task.entry)],
@@ -200,17 +213,17 @@ class Transitions:
         stops = plan.on_failure == "stop" and plan.state is PlanState.READY
         if not stops and len(plan.failed) >= MAX_FAILURES:
             return edit
-        told = plan.with_failure(task.name, why)
+        changed = plan.with_failure(task.name, why)
         edit.checks.append(At(entry))
         if stops:
-            more = self.begin_cancel(plan_id, entry, told, PlanState.FAILED)
+            more = self.begin_cancel(plan_id, entry, changed, PlanState.FAILED)
             edit.ops.extend(more.ops)
         else:
-            edit.ops.append(Put(entry.key, told.to_bytes()))
+            edit.ops.append(Put(entry.key, changed.to_bytes()))
         return edit
 
     def skip_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """A task that can never run now. ``entry`` is the plan: after a recover this one waits again."""
+        """Skip a task that cannot run anymore. Checks the plan, because a recovery makes the task wait again."""
         return self._ended(plan_id, entry, task, TaskState.SKIPPED)
 
     def _ended(self, plan_id: str, entry: Entry, task: Task, state: TaskState) -> TxnPart:
@@ -225,36 +238,36 @@ class Transitions:
     # Cancelling
 
     def begin_cancel(self, plan_id: str, entry: Entry, plan: PlanRecord, outcome: PlanState) -> TxnPart:
-        """Nothing more is claimed; a worker ends what is left."""
-        told = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
+        """Stop all claims of the plan and create the control operation that cancels its tasks."""
+        changed = replace(plan, state=PlanState.CANCELLING, generation=plan.generation + 1, outcome=outcome)
         return TxnPart(
-            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "cancel", told.generation)]
+            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "cancel", changed.generation)]
         )
 
     def cancel_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """A task that does not run, or plan_key run has ended; that of one which is ready takes its item claims_ahead."""
+        """Cancel a task that is not running. The caller adds the removal of its queue item."""
         return self._ended(plan_id, entry, task, TaskState.CANCELLED)
 
     def end_cancel(self, entry: Entry, plan: PlanRecord, now_ms: int) -> TxnPart:
-        """Nothing is left."""
+        """End a plan whose tasks have all been cancelled or have ended."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=plan.outcome, ended_ms=now_ms).to_bytes())])
 
     # Recovering
 
     def begin_recovery(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """What was lost is to run again; nothing is claimed until all of it waits."""
-        told = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
+        """Start to recover a plan. No task is claimed until all unsuccessful tasks are waiting again."""
+        changed = replace(plan, state=PlanState.RECOVERING, generation=plan.generation + 1, failed=(), ended_ms=0)
         return TxnPart(
-            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "recover", told.generation)]
+            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "recover", changed.generation)]
         )
 
     def reset_task(self, plan_id: str, entry: Entry, task: Task) -> TxnPart:
-        """A task that was lost waits again."""
+        """Reset an unsuccessful task to waiting."""
         waits = replace(task.record, state=TaskState.WAITING, attempts=0, why="", child="")
         return self.reactivate_task(plan_id, entry, task, waits)
 
     def reactivate_task(self, plan_id: str, entry: Entry, task: Task, record: TaskRecord) -> TxnPart:
-        """A task that was lost is live again, and has no result."""
+        """Make an unsuccessful task live again, with the given record and without a result."""
         return TxnPart(
             [At(entry), At(task.entry)],
             [
@@ -265,7 +278,7 @@ class Transitions:
         )
 
     def end_recovery(self, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """All that was lost waits: tasks may be claimed again."""
+        """Make a recovered plan ready, so that its tasks can be claimed again."""
         return TxnPart([At(entry)], [Put(entry.key, replace(plan, state=PlanState.READY).to_bytes())])
 
     # Adding and removing
@@ -281,7 +294,7 @@ class Transitions:
         deps: Sequence[Task],
         adds: int,
     ) -> TxnPart:
-        """A task is added to a plan that runs. A dependency that is not done is rewritten, so that its end sees it."""
+        """Add a task to a running plan. Dependencies that are not done are rewritten, so that their ends notice it."""
         open_deps = [dep for dep in deps if dep.record.state is not TaskState.DONE]
         is_unsuccessful = any(dep.record.state.is_unsuccessful for dep in open_deps)
         waits = any(dep.record.state.is_live for dep in open_deps)
@@ -304,21 +317,21 @@ class Transitions:
         return edit
 
     def begin_removal(self, plan_id: str, entry: Entry, plan: PlanRecord) -> TxnPart:
-        """The plan is to go, whatever it does; a worker deletes it."""
-        told = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
+        """Mark a plan for removal in any state. A worker deletes it."""
+        changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         return TxnPart(
-            [At(entry)], [Put(entry.key, told.to_bytes()), *self.control_ops(plan_id, "remove", told.generation)]
+            [At(entry)], [Put(entry.key, changed.to_bytes()), *self.control_ops(plan_id, "remove", changed.generation)]
         )
 
     def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
-        """Keys without a plan are to go: until then nobody builds under that id."""
-        told = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
-        made = Create(self.keys.plan(plan_id), told.to_bytes())
-        return TxnPart([], [made, *self.control_ops(plan_id, "remove", told.generation)])
+        """Create a record in state ``removing`` for keys without a plan, which reserves their ID until they are deleted."""
+        changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
+        made = Create(self.keys.plan(plan_id), changed.to_bytes())
+        return TxnPart([], [made, *self.control_ops(plan_id, "remove", changed.generation)])
 
 
 def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
-    """In order, as many together as one transaction may rewrite: at most so many; a large one alone."""
+    """Split tasks in order into batches that one transaction can rewrite: at most `most`, and large ones alone."""
     found: list[list[Task]] = []
     size = 0
     for task in tasks:
@@ -331,6 +344,6 @@ def batch_tasks(tasks: Iterable[Task], most: int) -> list[list[Task]]:
 
 
 def item_value(task: TaskRecord) -> bytes:
-    """What the item of a task has: what is needed before the task is read."""
+    """Encode the value of a task's queue item: what is needed before the task is read."""
     value = encode(ItemHints(task.timeout_s, task.args_from))
     return value if len(value) <= _MAX_ITEM else encode(ItemHints(task.timeout_s))

@@ -1,4 +1,4 @@
-"""A plan that ends tells the task of another plan that waits for it; and the other way round."""
+"""Waking the task of another plan that waits for a child plan to end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDING = (PlanState.CANCELLING, PlanState.REMOVING)
 
 
 def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
-    """Whether a plan, or one that it is a child of, is being cancelled or removed, or is ended_deps; by what a mirror has."""
+    """Return whether a plan or an ancestor of it is being cancelled or removed, or is gone, according to a mirror."""
     while True:
         try:
             plan = PlanRecord.of(plans[keys.plan(plan_id)].value)
@@ -31,7 +31,7 @@ def is_ending(plans: Mapping[str, Entry], keys: Keys, plan_id: str) -> bool:
 
 
 async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry, PlanRecord] | None:
-    """A plan that may be ended_deps."""
+    """Read a plan; None if it is gone or unreadable."""
     try:
         return await plan_store.read_plan(plan_id)
     except (NoSuchPlan, BadRecord):
@@ -39,9 +39,9 @@ async def read_plan_or_none(plan_store: PlanStore, plan_id: str) -> tuple[Entry,
 
 
 async def wake_parent(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> TxnPart:
-    """What tells the task that waits for this plan, for the transaction in which the plan ends or is deleted.
+    """Return the part of a transaction that wakes the task that waits for a plan when the plan ends or is deleted.
 
-    Where none waits, a check that it does not begin to: a recover may have it wait again.
+    If no task waits, it contains a check that none starts to wait, because a recovery may make the task wait again.
     """
     if plan.parent is None:
         return TxnPart([], [])
@@ -57,7 +57,7 @@ async def wake_parent(plan_store: PlanStore, plan_id: str, plan: PlanRecord) -> 
             PARTITION, plan_store.transitions.sort_key(parent[1], task.record), item_id(parent_id, name)
         )
         if await ask(plan_store.store.get, key) is not None:
-            edit.checks.append(Exists(key))  # who has it looks again: it checks that this plan is as it saw it
+            edit.checks.append(Exists(key))  # the worker that holds it checks this plan and will retry
         else:
             edit.ops.extend(plan_store.transitions.item_ops(parent_id, parent[1], name, task.record))
     return edit

@@ -1,8 +1,7 @@
-"""``PlanWorker``: a node that runs the tasks of plans, of any plan, as many at a time as it has slots.
+"""`PlanWorker`: a node that runs the tasks of all plans below one name in a number of slots.
 
-A shift is its work during one session. The claims of a shift are bound to its session, so all of them end together.
-
-docs/design/plans.md has the steps and the races.
+A worker session is its work during one store session. All claims are bound to that session and end with it.
+docs/design/0024-plans.md describes the steps and the races.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from latchwork.types import Entry
 from latchwork.words import counted
 
 _log = logging.getLogger(__name__)
-#: No item becomes a dead letter: a task has its own number of attempts.
+#: No item becomes a dead letter: tasks count their own attempts.
 _NO_LIMIT = 2**31
-#: Seconds for the first look at the plans.
+#: Seconds to wait for the first state of the plans.
 _MIRROR_S = 30.0
-#: Places of limited plans are looked after so often, where there are any.
+#: Seconds between checks for orphaned permits, if there are limited plans.
 _TIDY_S = 5.0
-#: The machine's clock may be set: look again after so many seconds.
+#: Maximum pause in seconds, because the machine's clock may be changed.
 _MAX_WAIT_S = 600.0
 
-#: The TTL of a worker's session unless it or the URL result_task one.
+#: Default TTL of a worker's session in seconds, unless the worker or the URL sets one.
 SESSION_TTL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWorkerConfig:
-    """How a worker works.
+    """Configuration of a worker.
 
     Attributes:
-        slots: tasks at a time.
-        functions: what may be run.
+        slots: Number of tasks that run at the same time.
+        functions: Functions that may be run.
         run_in: ``thread`` or ``process``.
-        payloads: how arguments and results are read and write_draft.
-        label: what others see of it.
-        context: what tasks get.
-        failed: told of each try that raised: plan, task, and what.
+        payloads: Encodes and decodes arguments and results.
+        label: Name of the worker that others see.
+        context: Object that tasks get.
+        failed: Called with plan, task and failure of each failed attempt.
     """
 
     slots: int
@@ -72,13 +71,13 @@ class PlanWorkerConfig:
 
 
 class PlanWorkerSession:
-    """Runs tasks as long as one session lasts. Thread-safe.
+    """Runs tasks during one store session. Thread-safe.
 
     Args:
-        store: the store that tasks get.
-        plan_store: where the plans are.
-        config: how we work.
-        session: what we live by; closed at the end.
+        store: Store that tasks get.
+        plan_store: Where the plans are stored.
+        config: Configuration of the worker.
+        session: Session that claims are bound to; closed at the end.
     """
 
     def __init__(self, store: Store, plan_store: PlanStore, config: PlanWorkerConfig, *, session: Session) -> None:
@@ -130,10 +129,10 @@ class PlanWorkerSession:
         self._threads: list[Background] = []
 
     def begin(self) -> None:
-        """Read the plans, and begin to take tasks.
+        """Read the plans and start to take tasks.
 
         Raises:
-            LatchworkError: they cannot be read now.
+            LatchworkError: The plans cannot be read now.
         """
         for mirror in self._mirrors:
             mirror.ready(_MIRROR_S)
@@ -144,11 +143,11 @@ class PlanWorkerSession:
         self._taken.on_change(self._permit_released)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Take nothing more, and wait for what runs; False when the time is over."""
+        """Take no more tasks, and wait for the running ones. Return False after the timeout."""
         return self.feeder.drain(timeout_s)
 
     def end(self, timeout_s: float) -> list[str]:
-        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        """Stop all tasks, release their claims and leave; see ``WorkerSession``. Each step is idempotent."""
         self._stop.set()
         self._ring()
         left = self.feeder.close(timeout_s)
@@ -164,17 +163,17 @@ class PlanWorkerSession:
         return left
 
     def trouble(self) -> str | None:
-        """Nothing but its session keeps it from taking tasks."""
+        """Return None: only the session can keep this worker from taking tasks."""
         return None
 
-    # What others do
+    # Reactions to other clients
 
     def _ring(self) -> None:
         with self._notifier.mutex:
             self._notifier.ring()
 
     def _plans_changed(self, *_: object) -> None:
-        """Plans became ready, or end: look for items, and ask the tasks of plans that end to stop."""
+        """Search for items because plans may be ready, and stop the tasks of plans that are ending."""
         self._ring()
         self.feeder.poke()
         for path in self.feeder.running():
@@ -183,44 +182,44 @@ class PlanWorkerSession:
                 self.feeder.stop_task(path)
 
     def _permit_released(self, *_: object) -> None:
-        """Another worker gave a place of a limited plan back: look for items, if some were left alone for that."""
+        """Search for items if some were skipped for lack of a permit, because another worker has released one."""
         if self.limits.has_blocked_items:
             self.feeder.poke()
 
     def _is_replaced(self, path: str) -> bool:
         try:
             return self._hooks.is_replaced(path)
-        except LatchworkError:  # our mirror is closed
+        except LatchworkError:  # the mirror is closed
             return False
 
     def _is_ending(self, plan_id: str) -> bool:
         try:
             return is_ending(self._plans, self._plan_store.keys, plan_id)
-        except LatchworkError:  # our mirror is closed
+        except LatchworkError:  # the mirror is closed
             return False
 
-    # ResultCache plan_key time is over
+    # Expired results
 
     async def _clean_up(self) -> None:
-        """Delete results when their time is over. While there are none with a time this waits, and asks nothing."""
+        """Delete expired results. Waits without any I/O while no result has an expiry time."""
         retention, clock, backoff = ResultRetention(self._plan_store), self._plan_store.store.clock, Backoff()
         while True:
             with self._notifier.mutex:
                 rings = self._notifier.rings
-                if self._stop.is_set():  # looked at with the rings: an end in between is a ring more
+                if self._stop.is_set():  # checked with the counter, so that a later stop is not missed
                     return
             try:
                 entries = list(self._plans.snapshot().values())
                 expiry_ms = next_expiry_ms(entries)
                 if expiry_ms is not None and expiry_ms <= now_ms():
                     await retention.delete_expired(entries, now_ms())
-                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror has what was write_draft
+                    await Pause(clock, self._stop, backoff.next_s())  # until the mirror shows the changes
                     continue
                 release_s = await self._release_permits(entries)
             except Closed:
                 return
             except LatchworkError as error:
-                _log.info("results of plans plan_key time is over stay for now: %s", error)
+                _log.info("cannot delete expired results, retrying: %s", error)
                 await Pause(clock, self._stop, backoff.next_s())
                 continue
             backoff = Backoff()
@@ -230,7 +229,7 @@ class PlanWorkerSession:
             await self._notifier.rung(rings, clock, left_s)
 
     async def _release_permits(self, plans: Iterable[Entry]) -> float | None:
-        """Give places back that belong to no claim any more; in how many seconds again, None for never."""
+        """Release permits without a claim. Return the seconds until the next check, or None without limited plans."""
         if not any(is_limited(each.value) for each in plans):
             return None
         await self.limits.release_orphans(self._plan_store, self.feeder.running())
@@ -238,22 +237,22 @@ class PlanWorkerSession:
 
 
 class PlanWorker(Node[PlanWorkerSession]):
-    """Takes tasks of plans plan_key dependencies are done, and runs them: ``with PlanWorker(store, slots=4): ...``.
+    """Runs the tasks of plans whose dependencies are done: ``with PlanWorker(store, slots=4): ...``.
 
     After a lost session its tasks are asked to stop, other workers run them, and it joins again. Construction does no
     I/O. Thread-safe.
 
     Args:
-        store: the store, or a namespace of it. It stays the caller's.
-        name: the name of the plans.
-        slots: so many tasks at a time.
-        functions: what may be run; those of ``@task`` by default.
-        run_in: ``thread``, or ``process``: a child for each slot, which can be stopped by force.
-        context: given to tasks that have a parameter annotated ``TaskContext``, as ``context.context``.
-        allow_pickle: whether pickled arguments are read: whoever can write to the store can then run code here.
-        session_ttl_s: seconds after which the tasks of a worker that died are free; None for that of the URL, else 10.
-        label: what others see of it; the host's name with six characters more by default.
-        on_failure: called with plan, task and failure of each try that raised.
+        store: The store, or a namespace of it. It is not closed.
+        name: Name of the plans.
+        slots: Number of tasks that run at the same time.
+        functions: Functions that may be run; those of ``@task`` by default.
+        run_in: ``thread``, or ``process``: one child process per slot, which can be killed.
+        context: Object that tasks with a parameter annotated ``TaskContext`` get as ``context.context``.
+        allow_pickle: Whether pickled arguments are read. Clients that can write to the store can then run code here.
+        session_ttl_s: Seconds after which the tasks of a dead worker are free; None uses that of the URL, or 10.
+        label: Name of the worker that others see; by default the host's name and six random characters.
+        on_failure: Called with plan, task and failure of each failed attempt.
     """
 
     def __init__(
@@ -273,7 +272,7 @@ class PlanWorker(Node[PlanWorkerSession]):
         self._task_store = store
         self._plan_store = PlanStore(store, name)
         payloads = Payloads(allow_pickle=allow_pickle)
-        Slots(slots, functions, payloads, run_in=run_in)  # refuses what cannot be
+        Slots(slots, functions, payloads, run_in=run_in)  # validates the options
         named = label or default_node_id()
         self._config = PlanWorkerConfig(slots, functions, run_in, payloads, named, context, self._failed)
         self._on_failure = on_failure
@@ -289,7 +288,7 @@ class PlanWorker(Node[PlanWorkerSession]):
         return f"<PlanWorker {self._plan_store.keys.name!r}, {counted(self._config.slots, 'slot')}>"
 
     def close(self, timeout_s: float | None = None) -> list[str]:
-        """See ``Node``."""
+        """Close the worker; see ``Node.close``."""
         left = super().close(timeout_s)
         self._plan_store.queue.close()
         return left
@@ -298,9 +297,9 @@ class PlanWorker(Node[PlanWorkerSession]):
         return PlanWorkerSession(self._task_store, self._plan_store, self._config, session=session)
 
     def _failed(self, plan: str, task: str, failure: Failure) -> None:
-        _log.info("task %s of plan %s raised %s", task, plan, failure.summary)
+        _log.info("task %s of plan %s failed: %s", task, plan, failure.summary)
         if self._on_failure is not None:
             try:
                 self._on_failure(plan, task, failure)
             except Exception:
-                _log.exception("on_failure of a worker of plans raised")
+                _log.exception("callback on_failure of a plan worker raised an exception")
