@@ -16,7 +16,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "an end relies on a peer that may have ended already",
-        "plans/states.py",
+        "plans/transitions.py",
         "        edit.checks.extend(Exists(self.keys.todo(plan_id, each)) for each in others)\n",
         "",
         id_of("plans/propagation", "two_ends_that_name_each_other_as_the_one_to_come_cannot_both_land", on="memory"),
@@ -24,7 +24,7 @@ DEFECTS = (
     Defect(
         "Plans",
         "a task becomes ready without checking the plan",
-        "plans/states.py",
+        "plans/transitions.py",
         "        return TxnPart([At(seen[0]), At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
         "        return TxnPart([At(task.entry)], [Put(task.entry.key, ready.to_bytes()), *put])\n",
         id_of("plans/readiness", "what_failed_since_the_plan_was_read_makes_nothing_ready", on="memory"),

@@ -9,7 +9,7 @@ from latchwork.plans import DuplicateTask, ForeignRef, PlanBuilder, Ref, WrongSt
 from latchwork.plans.builder import PlanDraft, PlanOptions
 from latchwork.plans.keys import Keys
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
-from latchwork.plans.states import MAX_LINKED, Transitions
+from latchwork.plans.transitions import MAX_LINKED, Transitions
 from latchwork.tasks import Functions, NotSerializable, Payloads, Retry, StoredRetry, UnknownFunction
 from latchwork.types import Create, Entry
 
@@ -66,7 +66,7 @@ def test_all_refs_that_are_not_of_the_plan_are_named_at_once(plan):
     foreign, unknown = other.add(load, "tue", name="tue"), Ref("nowhere", "p")
     with pytest.raises(ForeignRef) as caught:
         plan.add(total, [mine, foreign], more=unknown, after=["text"])
-    for part in ("'tue' is of plan 'q'", "no task 'nowhere'", "'text' is no Ref"):
+    for part in ("'tue' belongs to plan 'q'", "no task 'nowhere'", "'text' is not a Ref"):
         assert part in str(caught.value)
     assert len(plan) == 1
 
@@ -78,8 +78,8 @@ def test_all_refs_that_are_not_of_the_plan_are_named_at_once(plan):
         (lambda plan: plan.add(load), TypeError, "missing a required argument: 'day'"),
         (lambda plan: plan.add(load, object()), NotSerializable, "argument 'day' of 'load'"),
         (lambda plan: plan.add(load, "x", name="a/b"), InvalidKey, "the name of a task 'a/b'"),
-        (lambda plan: plan.add(load, "x", name="@start"), InvalidKey, "has characters"),
-        (lambda plan: plan.add(load, "x", name="a~b"), InvalidKey, "has characters"),
+        (lambda plan: plan.add(load, "x", name="@start"), InvalidKey, "contains invalid characters"),
+        (lambda plan: plan.add(load, "x", name="a~b"), InvalidKey, "contains invalid characters"),
         (lambda plan: plan.add(load, "x", name=""), InvalidKey, "1 to 50"),
         (lambda plan: plan.add(load, "x", name="n" * 51), InvalidKey, "1 to 50"),
         (lambda plan: plan.add(load, "x", timeout_s=0), ValueError, "timeout_s of 'load'"),

@@ -6,7 +6,7 @@ import pytest
 
 from latchwork.plans import ChildPlanFailed, ForeignRef, Plans, PlanState, PlanWorker, TaskState, WrongState, child_plan
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.states import TxnPart
+from latchwork.plans.transitions import TxnPart
 from latchwork.plans.wakeups import wake_parent
 from latchwork.store.steps import run
 from latchwork.tasks import Functions
@@ -71,7 +71,7 @@ def test_plans_are_nested_fifty_deep_at_most(store, plans, monkeypatch):
     with PlanWorker(store, functions=NESTED):
         with Plans(store, functions=NESTED).new() as plan:
             answer = plan.add(nested, 3)
-        with pytest.raises(ChildPlanFailed, match="nested 2 deep"):
+        with pytest.raises(ChildPlanFailed, match="nested 2 levels deep"):
             plan.handle.result(answer, WAIT_S)
 
 
@@ -162,7 +162,7 @@ def test_the_end_of_a_child_and_a_recover_of_its_task_do_not_miss_each_other(sto
 
 def test_what_cannot_be_a_child_plan_says_why(store, plans):
     plan = child_plan(functions=FUNCTIONS)
-    with pytest.raises(ForeignRef, match="'nowhere' is of plan"):
+    with pytest.raises(ForeignRef, match="'nowhere' belongs to plan"):
         plan.with_result(type(plan.add("same", 1))("nowhere", "other"))
     with pytest.raises(WrongState, match="return it"):
         plan.start()

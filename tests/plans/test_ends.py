@@ -12,7 +12,7 @@ from latchwork.plans import Plans, PlanState, PlanWorker, TaskState
 from latchwork.plans.completion import Completion, CompletionBatcher, RunTracker
 from latchwork.plans.keys import PARTITION, split_id
 from latchwork.plans.plan_store import PlanStore
-from latchwork.plans.progress import Propagation
+from latchwork.plans.propagation import Propagation
 from latchwork.plans.records import encode_inline_result
 from latchwork.store.observe.calls import StoreObserver
 from latchwork.store.steps import Signal, run

@@ -9,7 +9,7 @@ from latchwork.errors import Conflict, LockLost, OutcomeUnknown
 from latchwork.plans import Plans, PlanWorker, TaskState
 from latchwork.plans.completion import CompletionBatcher
 from latchwork.plans.keys import PARTITION
-from latchwork.plans.progress import EagerClaimer
+from latchwork.plans.propagation import EagerClaimer
 from latchwork.primitives import WorkQueue
 from latchwork.store import system_namespace
 from latchwork.store.steps import Signal

@@ -57,7 +57,7 @@ def test_results_in_the_middle_go_when_their_time_is_over_and_a_worker_deletes_t
     assert handle.wait(WAIT_S).state is PlanState.COMPLETED
     wait_until(lambda: run_of(plans).are_results_gone)
     assert store.get(f"default/results/{handle.id}/{middle.name}") is None
-    with pytest.raises(NoResult, match="kept no longer"):
+    with pytest.raises(NoResult, match="was deleted"):
         handle.result(middle, 0)
     assert (handle.result("named", 0), handle.result(last, 0)) == ([7], 1_000_000)
     assert store.list(f"default/data/{handle.id}", recursive=True) == []

@@ -18,7 +18,7 @@ from latchwork.errors import ValueTooLarge
 from latchwork.plans.errors import DuplicateTask, ForeignRef, WrongState
 from latchwork.plans.keys import MAX_TASK_NAME, check_id, task_name
 from latchwork.plans.records import MAX_NAMES_BYTES, PlanRecord, PlanState, TaskRecord, TaskState
-from latchwork.plans.states import MAX_LINKED
+from latchwork.plans.transitions import MAX_LINKED
 from latchwork.tasks import (
     DEFAULT,
     BadPayload,
@@ -208,8 +208,8 @@ def _check_names(task: str, deps: Sequence[str], successors: Sequence[str]) -> N
     size = sum(map(len, deps)) + sum(map(len, successors)) + 4 * (len(deps) + len(successors))
     if size > MAX_NAMES_BYTES:
         raise ValueTooLarge(
-            f"task {task!r} has {len(deps):,} dependencies and {len(successors):,} successors: their names take {size:,} "
-            f"bytes, but its record holds {MAX_NAMES_BYTES:,}; add intermediate tasks, or use shorter names"
+            f"task {task!r} has {len(deps):,} dependencies and {len(successors):,} successors. Their names take "
+            f"{size:,} bytes, but its record holds {MAX_NAMES_BYTES:,}; add intermediate tasks, or use shorter names"
         )
 
 

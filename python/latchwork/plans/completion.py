@@ -22,9 +22,9 @@ from latchwork.errors import Closed, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.interrupts import mutex
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.plan_store import PlanStore
-from latchwork.plans.progress import NO_CLAIMS, EagerClaimer, EagerClaims, Propagation, check_held
+from latchwork.plans.propagation import NO_CLAIMS, EagerClaimer, EagerClaims, Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.states import MAX_LINKED, MAX_WRITES, StoredPlan, TxnPart
+from latchwork.plans.transitions import MAX_LINKED, MAX_WRITES, StoredPlan, TxnPart
 from latchwork.primitives import QueueClaim
 from latchwork.store import Backoff
 from latchwork.store.driving.background import Background
@@ -228,7 +228,7 @@ class CompletionBatcher:
 
     Args:
         plan_store: Where the plans are stored.
-        progress: Updates successors.
+        propagation: Updates successors.
         complete_one: Completes a single task in whatever state it is.
         stop: Set when the worker closes.
         claimer: Claims tasks that become ready; None claims none.
@@ -238,7 +238,7 @@ class CompletionBatcher:
     def __init__(
         self,
         plan_store: PlanStore,
-        progress: Propagation,
+        propagation: Propagation,
         complete_one: Callable[[QueueClaim, str, str, Outcome], Awaitable[Ending]],
         stop: Signal,
         claimer: EagerClaimer | None = None,
@@ -247,7 +247,7 @@ class CompletionBatcher:
     ) -> None:
         self._plan_store = plan_store
         self._expects_more = expects_more
-        self._progress = progress
+        self._propagation = propagation
         self._complete_one = complete_one
         self._clock = plan_store.store.clock
         self._stop = stop
@@ -518,9 +518,9 @@ class CompletionBatcher:
         free = [each for each in successors if each not in others]
         if free:
             takes = None if self._claimer is None else self._claimer.for_plan(plan_id, *seen)
-            await self._progress.make_ready(plan_id, seen, free, takes, known.ended)
+            await self._propagation.make_ready(plan_id, seen, free, takes, known.ended)
         if not others:
-            await self._progress.complete(plan_id)
+            await self._propagation.complete(plan_id)
         if self._claimer is not None:
             self._claimer.settle(plan_id)
 

@@ -21,10 +21,10 @@ from latchwork.plans.drafts import delete_draft, write_draft
 from latchwork.plans.errors import ChildPlanFailed, NoSuchPlan
 from latchwork.plans.keys import MAX_CHILD_PREFIX, PARTITION, item_id
 from latchwork.plans.plan_store import PlanStore, now_ms
-from latchwork.plans.progress import Propagation, check_held
+from latchwork.plans.propagation import Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.removal import delete_plan
-from latchwork.plans.states import StoredPlan, TxnPart
+from latchwork.plans.transitions import StoredPlan, TxnPart
 from latchwork.plans.wakeups import read_plan_or_none, wake_parent
 from latchwork.primitives import QueueClaim, QueueItem
 from latchwork.store import Session
@@ -165,10 +165,10 @@ def _failed(why: str) -> Outcome:
 class PlanControl:
     """Executes control operations. Thread-safe."""
 
-    def __init__(self, plan_store: PlanStore, progress: Propagation, children: ChildPlans) -> None:
+    def __init__(self, plan_store: PlanStore, propagation: Propagation, children: ChildPlans) -> None:
         self._plan_store = plan_store
         self._children = children
-        self._progress = progress
+        self._propagation = propagation
 
     async def handle(self, claim: QueueClaim, plan_id: str, what: str) -> None:
         """Execute a control operation such as ``@start.0``.
@@ -202,8 +202,8 @@ class PlanControl:
         done = {each.name for each in tasks if each.record.state is TaskState.DONE}
         waiting = [each for each in tasks if each.record.state is TaskState.WAITING]
         free = [each.name for each in waiting if done.issuperset(each.record.deps)]
-        await self._progress.make_ready(plan_id, seen, free, ended=done)
-        await self._progress.complete(plan_id)
+        await self._propagation.make_ready(plan_id, seen, free, ended=done)
+        await self._propagation.complete(plan_id)
 
     # Cancelling
 

@@ -21,7 +21,7 @@ from latchwork.plans.errors import WrongState
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, TaskRecord
 from latchwork.plans.removal import remove_now
-from latchwork.plans.states import TxnPart
+from latchwork.plans.transitions import TxnPart
 from latchwork.store import Session
 from latchwork.store.driving.background import Background
 from latchwork.store.steps import Begun, ask, steps_of, undone_if_interrupted

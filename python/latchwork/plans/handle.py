@@ -18,7 +18,7 @@ from latchwork.plans.keys import PARTITION, split_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import INLINE_ARGS, PlanRecord, PlanState, Task, TaskState
 from latchwork.plans.removal import remove_damaged
-from latchwork.plans.states import MAX_LINKED, TxnPart
+from latchwork.plans.transitions import MAX_LINKED, TxnPart
 from latchwork.store import Backoff, Mirror
 from latchwork.store.steps import Pause, Signal, ask, driven, steps_of
 from latchwork.tasks import Functions, Outcome, Payloads, Retry

@@ -24,9 +24,9 @@ from latchwork.plans.keys import PARTITION, split_id
 from latchwork.plans.limits import ParallelLimiter
 from latchwork.plans.peers import PeerSharding
 from latchwork.plans.plan_store import PlanStore
-from latchwork.plans.progress import EagerClaimer, Propagation, check_held
+from latchwork.plans.propagation import EagerClaimer, Propagation, check_held
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState, decode_item, max_result_bytes
-from latchwork.plans.states import MAX_LINKED, StoredPlan, TxnPart
+from latchwork.plans.transitions import MAX_LINKED, StoredPlan, TxnPart
 from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import QueueClaim, QueueItem, Share
 from latchwork.store import Backoff, Mirror
@@ -151,7 +151,7 @@ class PlanHooks(WorkerHooks):
         plan_store: Where the plans are stored.
         plans: Mirror of the plans' records.
         payloads: Decodes arguments and results.
-        progress: Updates successors.
+        propagation: Updates successors.
         control: Executes control operations.
         failed: Called with plan, task and failure of each failed attempt.
         children: Starts and follows child plans.
@@ -168,7 +168,7 @@ class PlanHooks(WorkerHooks):
         plans: Mirror,
         *,
         payloads: Payloads,
-        progress: Propagation,
+        propagation: Propagation,
         control: PlanControl,
         failed: Callable[[str, str, Failure], object],
         children: ChildPlans,
@@ -181,7 +181,7 @@ class PlanHooks(WorkerHooks):
         self._plan_store = plan_store
         self._plans = plans
         self._payloads = payloads
-        self._progress = progress
+        self._propagation = propagation
         self._control = control
         self._failed = failed
         self._children = children
@@ -197,7 +197,7 @@ class PlanHooks(WorkerHooks):
         #: Creation token of the plan, by the path of a running item.
         self._plan_created: dict[str, int] = {}
         self._batcher = CompletionBatcher(
-            plan_store, progress, self._finish_task, stop, claimer, expects_more=runs.expects_return
+            plan_store, propagation, self._finish_task, stop, claimer, expects_more=runs.expects_return
         )
 
     def close(self) -> None:
@@ -458,11 +458,11 @@ class PlanHooks(WorkerHooks):
     async def _finish_ended_task(self, claim: QueueClaim, plan_id: str, seen: StoredPlan, task: Task) -> Ending:
         """Handle the consequences of an ended task, in case the worker that ended it died before."""
         if task.record.state is TaskState.DONE:
-            await self._progress.propagate(plan_id, seen, task)
-            await self._progress.complete(plan_id)
+            await self._propagation.propagate(plan_id, seen, task)
+            await self._propagation.complete(plan_id)
         elif task.record.state is TaskState.FAILED:
-            await self._progress.skip_successors(claim, plan_id, task, seen[1].generation)
-            await self._progress.complete(plan_id)
+            await self._propagation.skip_successors(claim, plan_id, task, seen[1].generation)
+            await self._propagation.complete(plan_id)
         return Done()
 
     async def _succeed(
@@ -473,8 +473,8 @@ class PlanHooks(WorkerHooks):
         edit = self._plan_store.transitions.complete_task(plan_id, task, result)
         if not await self._commit(edit.checks, edit.ops, claim):
             return None
-        await self._progress.propagate(plan_id, seen, task)
-        await self._progress.complete(plan_id)
+        await self._propagation.propagate(plan_id, seen, task)
+        await self._propagation.complete(plan_id)
         return Done()
 
     async def _fail(

@@ -19,7 +19,7 @@ from latchwork.interrupts import mutex
 from latchwork.plans.keys import Keys
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord
-from latchwork.plans.states import TxnPart
+from latchwork.plans.transitions import TxnPart
 from latchwork.primitives import QueueClaim
 from latchwork.store import Mirror, Session
 from latchwork.store.steps import ask

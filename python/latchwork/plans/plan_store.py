@@ -10,7 +10,7 @@ from latchwork.errors import BadRecord, Conflict, OutcomeUnknown, OwnershipLost
 from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import PARTITION, Keys
 from latchwork.plans.records import PlanRecord, Task, TaskState, decode_result, encode_inline_result, encode_result_ref
-from latchwork.plans.states import Transitions, TxnPart
+from latchwork.plans.transitions import Transitions, TxnPart
 from latchwork.primitives import WorkQueue
 from latchwork.store.steps import ask, steps_of
 from latchwork.store.store import Store, system_namespace

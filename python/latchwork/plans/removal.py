@@ -28,7 +28,7 @@ from latchwork.plans.keys import (
 )
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, decode_result
-from latchwork.plans.states import MAX_WRITES, StoredPlan, TxnPart
+from latchwork.plans.transitions import MAX_WRITES, StoredPlan, TxnPart
 from latchwork.plans.wakeups import read_plan_or_none, wake_parent
 from latchwork.store.steps import ask
 from latchwork.tasks import BlobRef

@@ -9,7 +9,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import PARTITION, Keys, item_id
 from latchwork.plans.plan_store import PlanStore
 from latchwork.plans.records import PlanRecord, PlanState, TaskState
-from latchwork.plans.states import TxnPart
+from latchwork.plans.transitions import TxnPart
 from latchwork.store.steps import ask
 from latchwork.types import At, Entry, Exists
 

@@ -18,7 +18,7 @@ from latchwork.plans.keys import NAME, split_id
 from latchwork.plans.limits import ParallelLimiter, is_limited
 from latchwork.plans.peers import PeerSharding
 from latchwork.plans.plan_store import PlanStore, now_ms
-from latchwork.plans.progress import EagerClaimer, Propagation
+from latchwork.plans.propagation import EagerClaimer, Propagation
 from latchwork.plans.removal import ResultRetention, next_expiry_ms
 from latchwork.plans.wakeups import is_ending
 from latchwork.primitives import WorkQueue
@@ -102,7 +102,7 @@ class PlanWorkerSession:
         )
         self._commits = GroupCommit(plan_store.store, label=config.label)
         backlog = WorkQueue(plan_store.store, keys.queue, max_attempts=_NO_LIMIT, session=session, label=config.label)
-        progress = Propagation(plan_store)
+        propagation = Propagation(plan_store)
         children = ChildPlans(plan_store, config.payloads, session)
         self.peers = PeerSharding(keys, workers, session)
         claimer = EagerClaimer(plan_store, backlog, session)
@@ -110,8 +110,8 @@ class PlanWorkerSession:
             plan_store,
             plans,
             payloads=config.payloads,
-            progress=progress,
-            control=PlanControl(plan_store, progress, children),
+            propagation=propagation,
+            control=PlanControl(plan_store, propagation, children),
             children=children,
             failed=config.failed,
             limits=self.limits,

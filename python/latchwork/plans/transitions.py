@@ -324,7 +324,7 @@ class Transitions:
         )
 
     def reserve_id(self, plan_id: str, plan: PlanRecord) -> TxnPart:
-        """Create a record in state ``removing`` for keys without a plan, which reserves their ID until they are deleted."""
+        """Create a record in state ``removing`` for keys without a plan, to reserve their ID until they are deleted."""
         changed = replace(plan, state=PlanState.REMOVING, generation=plan.generation + 1)
         made = Create(self.keys.plan(plan_id), changed.to_bytes())
         return TxnPart([], [made, *self.control_ops(plan_id, "remove", changed.generation)])

@@ -19,7 +19,7 @@ from latchwork.plans.errors import NoSuchPlan
 from latchwork.plans.keys import PARTITION, item_id
 from latchwork.plans.plan_store import PlanStore, now_ms
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskState
-from latchwork.plans.states import StoredPlan, batch_tasks, item_value
+from latchwork.plans.transitions import StoredPlan, batch_tasks, item_value
 from latchwork.plans.wakeups import wake_parent
 from latchwork.primitives import CreateClaimed, QueueClaim, WorkQueue
 from latchwork.store import Session
