@@ -40,7 +40,9 @@ def test_ten_thousand_neighbours_fit_into_a_record_and_twice_as_many_are_refused
     assert records["answer"].args_from == records["answer"].deps
     for number in range(10_000):
         plan.add(add, first, name=f"m{number:049}")
-    with pytest.raises(ValueTooLarge, match=r"'first' has 0 dependencies and 20,000 successors.* add intermediate tasks"):
+    with pytest.raises(
+        ValueTooLarge, match=r"'first' has 0 dependencies and 20,000 successors.* add intermediate tasks"
+    ):
         plan.start()
     assert plans.list() == []
 

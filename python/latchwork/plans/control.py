@@ -5,8 +5,8 @@ dies, another worker repeats the operation: each step looks at what is already d
 
 A task may wait for a child plan. It is in state ``child`` meanwhile and has no queue item, so no worker holds it. The
 records of task and child plan name each other. Whatever ends the child creates the task's item again, in the same
-transaction and with a check of the task. The worker that claims this item finishes the task. docs/design/0024 lists the
-races.
+transaction and with a check of the task. The worker that claims this item finishes the task. docs/design/plans.md lists
+the races.
 """
 
 from __future__ import annotations

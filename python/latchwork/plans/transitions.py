@@ -1,6 +1,6 @@
 """Transitions in the life of a plan and its tasks: each is built as one transaction from what was read. Pure.
 
-docs/design/0024 lists, for each transition, the possible callers, the races, and the check that notices each race.
+docs/design/plans.md lists, for each transition, the possible callers, the races, and the check that notices each race.
 """
 
 from __future__ import annotations

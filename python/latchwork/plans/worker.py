@@ -1,7 +1,7 @@
 """`PlanWorker`: a node that runs the tasks of all plans below one name in a number of slots.
 
 A worker session is its work during one store session. All claims are bound to that session and end with it.
-docs/design/0024-plans.md describes the steps and the races.
+docs/design/plans.md describes the steps and the races.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Transactions on a worker group, built from the state that was read. Pure, without I/O.
 
 Every transaction checks that the group's record is unchanged, and all except those on barriers rewrite it. They are
-therefore serialized. docs/design/0023 lists them and the race that each check closes. ``tests/worker_group`` has a
-model that fails when any one check is removed.
+therefore serialized. docs/design/worker-groups.md lists them and the race that each check closes.
+``tests/worker_group`` has a model that fails when any one check is removed.
 """
 
 from __future__ import annotations
