@@ -10,17 +10,17 @@ import latchwork
 from latchwork import At, Conflict
 from latchwork.worker_group import transactions
 from latchwork.worker_group.epoch import BarrierArrivals
-from latchwork.worker_group.keys import FINAL, INIT, JobKeys
-from latchwork.worker_group.records import GroupHead, WorkerInfo, joined_as
-from latchwork.worker_group.transactions import EpochState, Scene
+from latchwork.worker_group.keys import FINAL, INIT, GroupKeys
+from latchwork.worker_group.records import GroupRecord, WorkerInfo, new_member
+from latchwork.worker_group.transactions import EpochState, GroupSnapshot
 
-KEYS = JobKeys("workers", "job").of_run("r1")
+KEYS = GroupKeys("workers", "train").for_run("r1")
 INIT_BOARD, FINAL_BOARD = (f"{KEYS.barrier(0, name)}/board" for name in (INIT, FINAL))
 OTHER_BOARD = f"{KEYS.barrier(0, 'mine')}/board"
 
 
 def worker(number):
-    return joined_as(WorkerInfo("10.0.0.1", {"rpc": 1}), number, f"w{number}", "first")
+    return new_member(WorkerInfo("10.0.0.1", {"rpc": 1}), number, f"w{number}", "first")
 
 
 class Group:
@@ -28,17 +28,17 @@ class Group:
 
     def __init__(self, store):
         self.store, self.session = store, store.session
-        self.commit(transactions.submitted(KEYS, GroupHead("r1", 3), None))
+        self.commit(transactions.create_group(KEYS, GroupRecord("r1", 3), None))
         for number in (0, 1):
-            self.commit(transactions.joined(self.scene(), worker(number), self.session))
+            self.commit(transactions.join(self.snapshot(), worker(number), self.session))
         for board in (INIT_BOARD, FINAL_BOARD, OTHER_BOARD, KEYS.opened):
             store.put(board, b"0")
 
     def commit(self, txn):
         self.store.commit(txn.checks, txn.ops)
 
-    def scene(self):
-        return Scene(KEYS, self.store.get(KEYS.head), 0.0)
+    def snapshot(self):
+        return GroupSnapshot(KEYS, self.store.get(KEYS.record), 0.0)
 
     def at(self, key):
         return At(self.store.get(key))
@@ -49,48 +49,59 @@ class Group:
 
     @property
     def fence(self):
-        return self.store.fence(1, self.at(KEYS.live_of(1)), self.at(KEYS.epoch))
+        return self.store.fence(1, self.at(KEYS.lease(1)), self.at(KEYS.epoch))
 
     @property
-    def standing(self):
+    def epoch_state(self):
         checks = (self.at(INIT_BOARD), self.at(FINAL_BOARD))
-        return EpochState(self.store.get(KEYS.epoch), checks, is_initialised=True, is_over=False)
+        return EpochState(self.store.get(KEYS.epoch), checks, is_initialized=True, has_ended=False)
 
 
-HEAD, MEMBER, LIVE, STANDING = KEYS.head, KEYS.member("w1"), KEYS.live_of(1), (KEYS.epoch, INIT_BOARD, FINAL_BOARD)
+RECORD, MEMBER, LEASE, EPOCH_STATE = (
+    KEYS.record,
+    KEYS.member("w1"),
+    KEYS.lease(1),
+    (KEYS.epoch, INIT_BOARD, FINAL_BOARD),
+)
 ARRIVALS = (KEYS.opened, OTHER_BOARD)
 
 
 def completed(group):
     arrivals = BarrierArrivals([group.at(key) for key in ARRIVALS], [])
-    return transactions.completed(group.scene(), group.member, group.fence, 0, arrivals)
+    return transactions.complete(group.snapshot(), group.member, group.fence, 0, arrivals)
 
 
 def lost(group):
-    group.store.delete(LIVE)
-    return transactions.lost(group.scene(), group.member, group.standing)
+    group.store.delete(LEASE)
+    return transactions.mark_lost(group.snapshot(), group.member, group.epoch_state)
 
 
 #: What makes each transaction, and the keys that it relies on.
 TRANSACTIONS = {
-    "joined": (lambda g: transactions.joined(g.scene(), worker(2), g.session), (HEAD, KEYS.member("w2"))),
-    "rejoined": (
-        lambda g: transactions.rejoined(g.scene(), g.member, worker(1), g.session, g.standing),
-        (HEAD, MEMBER, *STANDING),
+    "join": (lambda g: transactions.join(g.snapshot(), worker(2), g.session), (RECORD, KEYS.member("w2"))),
+    "rejoin": (
+        lambda g: transactions.rejoin(g.snapshot(), g.member, worker(1), g.session, g.epoch_state),
+        (RECORD, MEMBER, *EPOCH_STATE),
     ),
-    "exceeded": (lambda g: transactions.exceeded(g.scene(), g.member, "too often"), (HEAD, MEMBER)),
-    "lost": (lost, (HEAD, LIVE, MEMBER, *STANDING)),
-    "completed": (completed, (HEAD, LIVE, KEYS.epoch, MEMBER, *ARRIVALS)),
-    "failed": (lambda g: transactions.failed(g.scene(), g.member, g.fence, "why"), (HEAD, LIVE, KEYS.epoch, MEMBER)),
-    "executed_again": (lambda g: transactions.executed_again(KEYS, g.member, g.fence), (LIVE, KEYS.epoch, MEMBER)),
-    "told": (lambda g: transactions.told(KEYS, g.member, worker(1), g.fence), (LIVE, KEYS.epoch, MEMBER)),
-    "healthy": (lambda g: transactions.healthy(g.scene(), g.fence, 0), (HEAD, LIVE, KEYS.epoch, KEYS.healthy(0))),
-    "left": (lambda g: transactions.left(g.scene(), 1, [], g.fence), (HEAD, LIVE, KEYS.epoch)),
-    "removed": (lambda g: transactions.removed(g.scene(), "TERMINATED", "why"), (HEAD,)),
-    "scaled_up": (lambda g: transactions.scaled_up(g.scene(), 4), (HEAD,)),
-    "scaled_down": (lambda g: transactions.scaled_down(g.scene(), 1, [g.member]), (HEAD,)),
-    "first_master": (lambda g: transactions.first_master(g.scene(), g.fence, "seen"), (HEAD, LIVE)),
-    "master_restarted": (lambda g: transactions.master_restarted(g.scene(), g.fence), (HEAD, LIVE)),
+    "fail_restarts": (lambda g: transactions.fail_restarts(g.snapshot(), g.member, "too often"), (RECORD, MEMBER)),
+    "mark_lost": (lost, (RECORD, LEASE, MEMBER, *EPOCH_STATE)),
+    "complete": (completed, (RECORD, LEASE, KEYS.epoch, MEMBER, *ARRIVALS)),
+    "fail": (lambda g: transactions.fail(g.snapshot(), g.member, g.fence, "why"), (RECORD, LEASE, KEYS.epoch, MEMBER)),
+    "count_execution": (lambda g: transactions.count_execution(KEYS, g.member, g.fence), (LEASE, KEYS.epoch, MEMBER)),
+    "update_info": (
+        lambda g: transactions.update_info(KEYS, g.member, worker(1), g.fence),
+        (LEASE, KEYS.epoch, MEMBER),
+    ),
+    "mark_healthy": (
+        lambda g: transactions.mark_healthy(g.snapshot(), g.fence, 0),
+        (RECORD, LEASE, KEYS.epoch, KEYS.healthy(0)),
+    ),
+    "leave": (lambda g: transactions.leave(g.snapshot(), 1, [], g.fence), (RECORD, LEASE, KEYS.epoch)),
+    "terminate": (lambda g: transactions.terminate(g.snapshot(), "why"), (RECORD,)),
+    "scale_up": (lambda g: transactions.scale_up(g.snapshot(), 4), (RECORD,)),
+    "scale_down": (lambda g: transactions.scale_down(g.snapshot(), 1, [g.member]), (RECORD,)),
+    "record_first_master": (lambda g: transactions.record_first_master(g.snapshot(), g.fence, "seen"), (RECORD, LEASE)),
+    "record_new_master": (lambda g: transactions.record_new_master(g.snapshot(), g.fence), (RECORD, LEASE)),
 }
 
 
@@ -108,7 +119,7 @@ def test_a_transaction_lands_when_nothing_has_changed(group, name):
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        pytest.param(name, key, id=f"{name}-{key.removeprefix(KEYS.job.folder + '/').replace('/', '.')}")
+        pytest.param(name, key, id=f"{name}-{key.removeprefix(KEYS.group.prefix + '/').replace('/', '.')}")
         for name, (_, keys) in TRANSACTIONS.items()
         for key in keys
     ],
@@ -123,14 +134,16 @@ def test_a_transaction_is_refused_once_a_key_has_changed_that_it_relies_on(group
 
 def test_the_last_one_to_leave_a_group_that_has_ended_removes_it_unless_another_is_there(group):
     for number in (1, 0):
-        member, live = group.store.get(KEYS.member(f"w{number}")), KEYS.live_of(number)
+        member, live = group.store.get(KEYS.member(f"w{number}")), KEYS.lease(number)
         fence = group.store.fence(1, group.at(live))
-        group.commit(transactions.failed(group.scene(), member, fence, "why"))
-        txn = transactions.left(group.scene(), number, [entry.key for entry in group.store.list(KEYS.live)], fence)
+        group.commit(transactions.fail(group.snapshot(), member, fence, "why"))
+        txn = transactions.leave(
+            group.snapshot(), number, [entry.key for entry in group.store.list(KEYS.leases)], fence
+        )
         if number == 0:
-            group.store.put(HEAD, group.store.get(HEAD).value)  # another one has come meanwhile
+            group.store.put(RECORD, group.store.get(RECORD).value)  # another one has come meanwhile
             with pytest.raises(Conflict):
                 group.commit(txn)
-            txn = transactions.left(group.scene(), number, [live], fence)
+            txn = transactions.leave(group.snapshot(), number, [live], fence)
         group.commit(txn)
-        assert (group.store.get(HEAD) is None) == (number == 0)
+        assert (group.store.get(RECORD) is None) == (number == 0)

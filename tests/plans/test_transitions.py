@@ -10,7 +10,7 @@ import latchwork
 from latchwork import Conflict
 from latchwork.plans.keys import Keys
 from latchwork.plans.records import PlanRecord, PlanState, Task, TaskRecord, TaskState
-from latchwork.plans.states import Edges
+from latchwork.plans.transitions import Transitions
 from latchwork.types import Create
 
 KEYS = Keys("default")
@@ -24,9 +24,9 @@ class Stored:
 
     def __init__(self, store):
         self.store = store
-        self.edges = Edges(KEYS, lambda shelf, name, value: [Create(f"items/{shelf}/{name}", value)])
+        self.transitions = Transitions(KEYS, lambda key, name, value: [Create(f"items/{key}/{name}", value)])
         store.put(PLAN, PlanRecord(PlanState.READY, tasks=2).to_bytes())
-        store.put(A, TaskRecord(TaskState.READY, 0, "fn", succ=("b",)).to_bytes())
+        store.put(A, TaskRecord(TaskState.READY, 0, "fn", successors=("b",)).to_bytes())
         store.put(B, TaskRecord(TaskState.WAITING, 1, "fn", deps=("a",)).to_bytes())
         for key in (TODO_A, TODO_B, TODO_C, ADDS, DRAFT):
             store.put(key, b"")
@@ -46,35 +46,40 @@ class Stored:
 def passed_on(stored):
     """The end of ``a``, which makes ``b`` ready, while ``c`` has not ended and the end of ``gone`` is on its way."""
     ready = [stored.task(B)]
-    return stored.edges.passed_on("p", stored.plan, stored.task(A), b"1", ready=ready, relies=["c"], gone=["gone"])
+    return stored.transitions.complete_delegating(
+        "p", stored.plan, stored.task(A), b"1", ready=ready, witnesses=["c"], ended_deps=["gone"]
+    )
 
 
 def added(stored):
     record = TaskRecord(TaskState.WAITING, 2, "fn", deps=("a", "b"))
     deps = [stored.task(A), stored.task(B)]
-    return stored.edges.added("p", *stored.plan, name="d", task=record, deps=deps, adds=1)
+    return stored.transitions.add_task("p", *stored.plan, name="d", task=record, deps=deps, adds=1)
 
 
 #: What makes each transition, the keys that have to be as they were read, and those that only have to exist.
-EDGES = {
-    "built": (lambda s: s.edges.built("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
-    "started": (lambda s: s.edges.started("p", *s.plan, 0), [PLAN], [DRAFT]),
-    "made ready": (lambda s: s.edges.made_ready("p", s.plan, s.task(B)), [PLAN, B]),
+TRANSITIONS = {
+    "built": (lambda s: s.transitions.write_tasks("p", [("d", s.task(A).record)])[0], [], [DRAFT]),
+    "started": (lambda s: s.transitions.start("p", *s.plan, 0), [PLAN], [DRAFT]),
+    "made ready": (lambda s: s.transitions.make_ready("p", s.plan, s.task(B)), [PLAN, B]),
     "passed on": (passed_on, [PLAN, A, B, KEYS.todo("p", "gone")], [TODO_C]),
-    "done": (lambda s: s.edges.done("p", s.task(A), b"1"), [A]),
-    "completed": (lambda s: s.edges.completed(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
-    "completed, nothing added": (lambda s: s.edges.completed(*s.plan, None, f"{ADDS}-", 0), [PLAN, f"{ADDS}-"]),
-    "tried": (lambda s: s.edges.tried(s.task(A), "why"), [A]),
-    "failed": (lambda s: s.edges.failed("p", *s.plan, s.task(A), why="why", result=b""), [PLAN, A]),
-    "skipped": (lambda s: s.edges.skipped("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "cancelling": (lambda s: s.edges.cancelling("p", *s.plan, PlanState.CANCELLED), [PLAN]),
-    "cancelled": (lambda s: s.edges.cancelled("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "all cancelled": (lambda s: s.edges.all_cancelled(*s.plan, 0), [PLAN]),
-    "recovering": (lambda s: s.edges.recovering("p", *s.plan), [PLAN]),
-    "reset": (lambda s: s.edges.reset("p", s.plan[0], s.task(B)), [PLAN, B]),
-    "recovered": (lambda s: s.edges.recovered(*s.plan), [PLAN]),
+    "done": (lambda s: s.transitions.complete_task("p", s.task(A), b"1"), [A]),
+    "completed": (lambda s: s.transitions.complete_plan(*s.plan, s.store.get(ADDS), ADDS, 0), [PLAN, ADDS]),
+    "completed, nothing added": (
+        lambda s: s.transitions.complete_plan(*s.plan, None, f"{ADDS}-", 0),
+        [PLAN, f"{ADDS}-"],
+    ),
+    "tried": (lambda s: s.transitions.record_attempt(s.task(A), "why"), [A]),
+    "failed": (lambda s: s.transitions.fail_task("p", *s.plan, s.task(A), why="why", result=b""), [PLAN, A]),
+    "skipped": (lambda s: s.transitions.skip_task("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "cancelling": (lambda s: s.transitions.begin_cancel("p", *s.plan, PlanState.CANCELLED), [PLAN]),
+    "cancelled": (lambda s: s.transitions.cancel_task("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "all cancelled": (lambda s: s.transitions.end_cancel(*s.plan, 0), [PLAN]),
+    "recovering": (lambda s: s.transitions.begin_recovery("p", *s.plan), [PLAN]),
+    "reset": (lambda s: s.transitions.reset_task("p", s.plan[0], s.task(B)), [PLAN, B]),
+    "recovered": (lambda s: s.transitions.end_recovery(*s.plan), [PLAN]),
     "added": (added, [PLAN, A, B]),
-    "removing": (lambda s: s.edges.removing("p", *s.plan), [PLAN]),
+    "removing": (lambda s: s.transitions.begin_removal("p", *s.plan), [PLAN]),
 }
 
 
@@ -84,22 +89,22 @@ def stored():
         yield Stored(store)
 
 
-@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_transition_lands_when_nothing_has_changed(stored, name):
-    stored.commit(EDGES[name][0](stored))
+    stored.commit(TRANSITIONS[name][0](stored))
 
 
 @pytest.mark.parametrize(
     ("name", "key", "vanishes"),
     [
         pytest.param(name, key, kind == 1, id=f"{name}-{key.replace('/', '.')}")
-        for name, (_, *keys) in EDGES.items()
+        for name, (_, *keys) in TRANSITIONS.items()
         for kind, some in enumerate(keys)
         for key in some
     ],
 )
 def test_a_transition_is_refused_once_a_key_has_changed_that_it_relies_on(stored, name, key, vanishes):
-    edit = EDGES[name][0](stored)
+    edit = TRANSITIONS[name][0](stored)
     found = stored.store.get(key)
     if vanishes:
         stored.store.delete(key)
