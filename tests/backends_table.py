@@ -83,6 +83,9 @@ SERVERS = tuple(backend.name for backend in BACKENDS if backend.server is not No
 SHARED = tuple(backend.name for backend in BACKENDS if backend.shared)
 #: Names of those that differ by more than the version of a server, and are shared: for what takes long.
 ONE_OF_EACH_KIND = tuple(b.name for b in BACKENDS if b.shared and b.when in {When.ALWAYS, When.IN_TURN})
+#: Names of those that have clusters of servers.
+CLUSTERED = tuple(backend.name for backend in BACKENDS if backend.cluster is not None)
+POSTGRES = "postgresql"
 #: Name to version.
 ETCD = {backend.name: backend.version for backend in BACKENDS if backend.server is EtcdServer}
 

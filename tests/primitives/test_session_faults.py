@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 
 import grpc
+import psycopg
 import pytest
 from kazoo.client import KazooClient
 
@@ -119,6 +120,12 @@ def expire(server, store):
     if server.SCHEME == "etcd":
         with grpc.insecure_channel(server.endpoint) as channel:
             Stub(channel, "Lease").LeaseRevoke(pb.LeaseRevokeRequest(ID=int(session.id, 16)), timeout=5)
+        return
+    if server.SCHEME == "postgresql":
+        with psycopg.connect(f"postgresql://latchwork@{server.endpoint}/postgres", autocommit=True) as connection:
+            connection.execute(
+                "select latchwork.close_sessions(root, array[id]) from latchwork.sessions where id = %s", [session.id]
+            )
         return
     client = session._backend.connection._link._client
     thief = KazooClient(server.endpoint, client_id=client.client_id, timeout=5.0)

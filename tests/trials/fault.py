@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends_table import SERVERS
+from backends_table import CLUSTERED, SERVERS
 from trials.stage import Stage
 from trials.ways import Ways
 
@@ -28,7 +28,7 @@ class Fault:
     Attributes:
         name: as a phrase.
         inflict: does it to a trial.
-        backends: where it applies.
+        backends: where it applies; None for all servers, or all that form clusters if it takes several.
         members: how many servers it takes.
         cuts: links between servers are cut.
         disk: sqlite's file has to be on a small file system of its own, which takes root.
@@ -36,10 +36,14 @@ class Fault:
 
     name: str
     inflict: Callable[..., Any]
-    backends: tuple[str, ...] = SERVERS
+    backends: tuple[str, ...] | None = None
     members: int = 1
     cuts: bool = False
     disk: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backends is None:
+            object.__setattr__(self, "backends", SERVERS if self.members == 1 else CLUSTERED)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psycopg
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
@@ -221,6 +222,50 @@ class RawSqlite:
 
     def close(self) -> None:
         """Nothing stays open."""
+
+
+class RawPostgres:
+    """Plain statements on the tables."""
+
+    def __init__(self, url: str, root: str) -> None:
+        self._url, self._root = url, root
+
+    def state(self) -> list[Stored]:
+        rows = self._rows('select key, value, token, owner from {entries} order by key collate "C"')
+        return [Stored(key, bytes(value).decode(errors="replace"), token, owner) for key, value, token, owner in rows]
+
+    def hidden(self) -> list[str]:
+        """Sessions and writers; the counters are kept for ever."""
+        sessions = self._rows("select id from latchwork.sessions where root = {root}")
+        writers = self._rows("select id from latchwork.writers where root = {root}")
+        return sorted([f"@s/{name}" for (name,) in sessions] + [f"@w/{number}" for (number,) in writers])
+
+    def revoke(self, secret: list[Any]) -> None:
+        """As an operator could."""
+        self._rows("select latchwork.close_sessions({root}, array['" + secret[0] + "'])")
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _rows(self, query: str) -> list[Any]:
+        root = "(select id from latchwork.roots where name = %(root)s)"
+        entries = f"latchwork.entries where root = {root}"
+        for _ in range(_READ_ATTEMPTS):
+            with (
+                contextlib.suppress(psycopg.OperationalError),
+                psycopg.connect(self._url, autocommit=True, connect_timeout=20) as connection,
+            ):
+                return connection.execute(query.format(root=root, entries=entries), {"root": self._root}).fetchall()
+        raise TimeoutError("the raw client could not read in peace")
+
+
+def postgres_serves(endpoint: str) -> bool:
+    """Whether this server answers a query at once."""
+    try:
+        with psycopg.connect(f"postgresql://latchwork@{endpoint}/postgres", connect_timeout=2) as connection:
+            return connection.execute("select 1").fetchone() == (1,)
+    except psycopg.Error:
+        return False
 
 
 def etcd_serves(endpoint: str) -> bool:

@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from backends_table import BY_NAME, ETCD, SERVERS
-from trials.raw import RawEtcd, RawSqlite, RawZooKeeper, etcd_serves, zookeeper_serves
+from backends_table import BY_NAME, ETCD, POSTGRES, SERVERS
+from trials.raw import (
+    RawEtcd,
+    RawPostgres,
+    RawSqlite,
+    RawZooKeeper,
+    etcd_serves,
+    postgres_serves,
+    zookeeper_serves,
+)
 from trials.ways import Ways
 
 #: Ways to cut a link between servers, the best that is possible here first: namespaces take root.
@@ -77,10 +85,12 @@ class Stage:
         """A client of the server, or of the file, that knows nothing of latchwork but how it stores things."""
         if self.server is None:
             return RawSqlite(self.path(root), root)
-        return (RawEtcd if self.backend in ETCD else RawZooKeeper)([member.endpoint for member in self.members], root)
+        return raw_client(self.backend, [member.endpoint for member in self.members], root)
 
     def serves(self, member: Any) -> bool:
         """Whether it answers what takes a quorum, by a raw client's word."""
+        if self.backend == POSTGRES:
+            return postgres_serves(member.endpoint)
         return (etcd_serves if self.backend in ETCD else zookeeper_serves)(member.endpoint)
 
     def mend(self) -> None:
@@ -92,6 +102,13 @@ class Stage:
             if not self.server.running:
                 self.server.start()
             self.server.resume()
+
+
+def raw_client(backend: str, endpoints: list[str], root: str) -> Any:
+    """A client of servers that knows nothing of latchwork but how it stores things."""
+    if backend == POSTGRES:
+        return RawPostgres(f"postgresql://latchwork@{endpoints[0]}/postgres", root)
+    return (RawEtcd if backend in ETCD else RawZooKeeper)(endpoints, root)
 
 
 def _launcher(backend: str, members: int, links: str) -> Any:

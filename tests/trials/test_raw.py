@@ -9,7 +9,8 @@ import pytest
 import latchwork
 from backends_table import SHARED
 from patience import came_true
-from trials.raw import KEPT, RawEtcd, RawSqlite, RawZooKeeper
+from trials.raw import KEPT, RawSqlite
+from trials.stage import raw_client
 
 ROOT = "hidden"
 
@@ -22,7 +23,7 @@ def place(request, tmp_path):
     else:
         server = request.getfixturevalue(request.param)
         url = server.url(ROOT)
-        raw = {"etcd": RawEtcd, "zk": RawZooKeeper}[server.scheme]([server.endpoint], ROOT)
+        raw = raw_client(request.param, [server.endpoint], ROOT)
     with contextlib.closing(raw):
         yield url, raw.hidden
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager as Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends_table import SERVERS, SHARED
+from backends_table import CLUSTERED, SERVERS, SHARED
 from trials import fault
 from trials.fault import dropped, frozen, held, isolated, killed, locked
 
@@ -187,7 +187,7 @@ CLUSTER = replace(
     outage_s=(0.5, 2.5),  # an election takes its time
 )
 #: Three servers of each: for the long form, on request.
-ON_REQUEST = tuple(f"{name}-x3" for name in SERVERS)
+ON_REQUEST = tuple(f"{name}-x3" for name in CLUSTERED)
 
 
 def setup_of(name: str) -> Setup:

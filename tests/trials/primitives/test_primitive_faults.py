@@ -35,6 +35,9 @@ SAMPLE = [
     ("etcd34", "leader of three killed", "Counter"),
     ("etcd34", "leader of three killed", "PriorityQueue"),
     ("etcd34", "leader of three frozen, then woken", "ReadWriteLock"),
+    ("postgresql", "server restarted", "Lock"),
+    ("postgresql", "session expired from outside", "LockKeeper"),
+    ("postgresql", "network silent for more than the TTL", "WorkQueue"),
     ("sqlite", "holder frozen past its TTL", "Sequence"),
     ("sqlite", "holder killed", "DoubleBarrier"),
 ]

@@ -45,7 +45,6 @@ class PostgresBackend(Backend):
 
     capabilities = _CAPABILITIES
     _now = False
-    _limit_s: float | None = None
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
         """Connect; see ``open_backend`` for what it raises."""
@@ -72,12 +71,6 @@ class PostgresBackend(Backend):
         """The same with calls that are made in the caller's thread."""
         face = copy.copy(self)
         face._now = True  # noqa: SLF001 - a copy of our own
-        return face
-
-    def within(self, limit_s: float) -> PostgresBackend:
-        """The same with calls that end within this time."""
-        face = copy.copy(self)
-        face._limit_s = limit_s  # noqa: SLF001 - a copy of our own
         return face
 
     # Reads: never stale here, so ``stale_ok`` changes nothing.
@@ -176,8 +169,7 @@ class PostgresBackend(Backend):
     # Private.
 
     def _deadline(self) -> float:
-        limit_s = self._link.call_timeout_s
-        return self._clock.now() + (limit_s if self._limit_s is None else min(limit_s, self._limit_s))
+        return self._clock.now() + self._link.call_timeout_s
 
     def _made(self, lane: Lane, call: Call) -> Future[Any]:
         return lane.make(call) if self._now else lane.begin(call)

@@ -217,7 +217,7 @@ class Hub:
         first = [Statement(self._begin), Statement(self._newest, (root,)), Statement(self._changes, (root, since))]
         _, last, rows = _ask(connection, first if known is not None else first[:2], deadline, 3)
         is_gap = known is None or not rows or (number(rows[0][0]), number(rows[0][1])) != known
-        changed = {} if is_gap else {text(row[2]): row for row in rows[1:]}
+        changed = {} if is_gap or known is None else {text(row[2]): row for row in rows if number(row[0]) > known[0]}
         told = self._concerned(changed)
         wanted = [key for key in told if changed[key][3] is not None]
         new = [watch for watch in watches if watch.is_new or is_gap]
@@ -241,9 +241,7 @@ class Hub:
         told: dict[str, list[PostgresWatch]] = {}
         with self._lock:
             for key in changed:
-                if key.startswith("@"):
-                    continue
-                found = list(self._watches.get("", ()))
+                found = [] if key.startswith("@") else list(self._watches.get("", ()))
                 at = key.find("/")
                 while at > 0:
                     found += self._watches.get(key[:at], ())

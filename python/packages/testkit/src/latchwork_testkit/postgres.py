@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -44,6 +47,49 @@ class PostgresServer(Server):
     def database_url(self, name: str = "postgres") -> str:
         """What SQLAlchemy connects to a database of it by."""
         return f"postgresql+psycopg://latchwork@{self.endpoint}/{name}"
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """End it in order and its clients' sessions with it, by kill -9 after `timeout_s`, and keep the data."""
+        if self._process is not None:
+            self._process.terminate(timeout_s, signal.SIGINT)
+            self._process = None
+
+    def kill(self) -> None:
+        """End all its processes by kill -9 and keep the data."""
+        children = self._children()
+        super().kill()
+        for child in children:
+            _signal(child, signal.SIGKILL)
+        while any(_state(child) not in "ZX" for child in children):  # one that is left keeps the next from starting
+            time.sleep(0.005)
+
+    def pause(self) -> None:
+        """Freeze all its processes (SIGSTOP).
+
+        Raises:
+            ServerFailed: it does not run.
+        """
+        super().pause()  # no new ones from here on
+        for child in self._children():
+            _signal(child, signal.SIGSTOP)
+        while any(_state(child) not in "TtZX" for child in self._children()):
+            time.sleep(0.005)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`.
+
+        Raises:
+            ServerFailed: it does not run.
+        """
+        for child in self._children():
+            _signal(child, signal.SIGCONT)
+        super().resume()
+
+    def _children(self) -> list[int]:
+        if not self.running:
+            return []
+        pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+        return [pid for pid in pids if _stat(pid)[1:2] == [str(self.pid)]]
 
     def is_leader(self) -> bool:
         """Whether it runs: it is alone."""
@@ -100,6 +146,23 @@ def find_postgres() -> Path:
         "PostgreSQL is not installed; install Debian's package postgresql, or set LATCHWORK_POSTGRES to the folder of "
         "its programs"
     )
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and more of a process; nothing of one that has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    return (_stat(pid) or ["X"])[0]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _version(folder: Path) -> int:

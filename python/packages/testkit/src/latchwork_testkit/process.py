@@ -68,9 +68,9 @@ class SupervisedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def terminate(self, timeout_s: float) -> None:
-        """End it in order, by kill -9 when it has not ended after `timeout_s`."""
-        self._signal(signal.SIGTERM)
+    def terminate(self, timeout_s: float, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it in order by this signal, by kill -9 when it has not ended after `timeout_s`."""
+        self._signal(number)
         self._signal(signal.SIGCONT)
         if self.wait(timeout_s) is None:
             self.kill()
