@@ -13,8 +13,16 @@ from typing import Any
 
 from latchwork.tasks.errors import BadPayload, RemoteError, RemoteTraceback
 from latchwork.tasks.payloads.codec import Payloads
-from latchwork.tasks.payloads.raised import RaisedParts, loaded_class, names_of, parts_of, rebuilt
-from latchwork.tasks.payloads.values import pack, pack_plain, unpack
+from latchwork.tasks.payloads.values import (
+    RaisedParts,
+    loaded_class,
+    names_of,
+    pack,
+    pack_plain,
+    parts_of,
+    rebuilt,
+    unpack,
+)
 from latchwork.words import message, printable, reason, short
 
 #: So many characters of a message, and of a traceback, travel; the middle of what is longer is left out.

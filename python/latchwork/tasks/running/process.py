@@ -15,9 +15,9 @@ from latchwork.tasks.errors import TaskProcessDied, TaskStopped, TaskTimeout
 from latchwork.tasks.functions import Registered
 from latchwork.tasks.payloads.codec import Payloads
 from latchwork.tasks.payloads.outcome import Outcome
+from latchwork.tasks.running.body import FRAME_ROOM, FunctionPlace, call_frame, read_frame, start_of, write_frame
 from latchwork.tasks.running.calls import PICKLED, StoredCall
 from latchwork.tasks.running.context import TaskContext
-from latchwork.tasks.running.frames import FRAME_ROOM, FunctionPlace, call_frame, read_frame, start_of, write_frame
 
 #: Where modules are, for the process itself and not for what a task starts there.
 _PATH = "LATCHWORK_TASK_PATH"
