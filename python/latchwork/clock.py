@@ -52,6 +52,8 @@ class SystemClock:
 
     def wait(self, event: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait until the event is set. Return False after the timeout."""
+        if threading.get_ident() != threading.main_thread().ident and (timeout_s or 0.0) < _LONGEST_WAIT_S:
+            return event.wait(timeout_s)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         left_s = timeout_s
         while not event.wait(_slice_s(left_s)):
@@ -64,8 +66,8 @@ class SystemClock:
 
         The caller checks after each slice, because a notification at the end of a slice may be lost.
         """
-        if timeout_s is None and threading.get_ident() != threading.main_thread().ident:
-            return condition.wait()
+        if threading.get_ident() != threading.main_thread().ident and (timeout_s or 0.0) < _LONGEST_WAIT_S:
+            return condition.wait(timeout_s)
         slice_s = _slice_s(timeout_s)
         is_last = timeout_s is not None and slice_s is not None and timeout_s <= slice_s
         return condition.wait(slice_s) or not is_last

@@ -161,7 +161,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._lost.is_set() or (self._closed and or_closed)):
-                return register(self._registry().listeners, _WhenClosed(fn) if or_closed else fn)
+                return register((self._held() or self._late).listeners, _WhenClosed(fn) if or_closed else fn)
         self._call([fn])
         return lambda: None
 
@@ -192,7 +192,7 @@ class Session:
         check_listener(fn)
         with self._lock:
             if not (self._closed or self._lost.is_set()):
-                return register(self._registry().enders, fn)
+                return register((self._held() or self._late).enders, fn)
         fn()
         return lambda: None
 
@@ -273,9 +273,6 @@ class Session:
             listeners, enders = self._take_callbacks()
         self._tell_end(enders)
         self._call(listeners if self._lost.is_set() else _when_closed(listeners))
-
-    def _registry(self) -> _Callbacks:
-        return self._held() or self._late
 
     def _take_callbacks(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
         listeners: list[Callable[[], None]] = []

@@ -22,7 +22,7 @@ from latchwork.backends.futures import Outcome, resolve
 from latchwork.callers import in_loop, warn_in_loop
 from latchwork.clock import SYSTEM_CLOCK, Clock
 from latchwork.errors import LatchworkError, OutcomeUnknown, after_unknown
-from latchwork.interrupts import call_outside, entrance, here
+from latchwork.interrupts import call_outside, here, refuse_inside
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,9 +153,15 @@ def _driven(protocol: Callable[P, Steps[T]], *, ends: bool) -> Callable[P, T]:
             raise _better_named(protocol, options, error) from None
 
     @wraps(protocol)
-    @entrance
     def call(*args: P.args, **options: P.kwargs) -> T:
-        return run(begun(*args, **options))
+        before = here.is_inside  # as ``entrance``
+        if before:
+            refuse_inside()
+        here.is_inside = True
+        try:
+            return run(begun(*args, **options))
+        finally:
+            here.is_inside = before
 
     call.__dict__.update(ends=ends, begun=begun)  # for other drivers
     return call
