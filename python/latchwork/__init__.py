@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ValueTooLarge,
         WaitTimeout,
     )
+    from latchwork.primitives import forget
     from latchwork.store import Mirror, Pipeline, Session, Store, Tx, Watch, connect
     from latchwork.types import Absent, At, Change, Committed, Create, Delete, Entry, Exists, Fence, Put
 else:
@@ -69,6 +70,7 @@ else:
                 "ValueTooLarge",
                 "WaitTimeout",
             ),
+            "latchwork.primitives": ("forget",),
             "latchwork.store": (
                 "Mirror",
                 "Pipeline",
@@ -139,6 +141,7 @@ __all__ = [
     "WaitTimeout",
     "Watch",
     "connect",
+    "forget",
 ]
 
 

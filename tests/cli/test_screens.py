@@ -68,6 +68,7 @@ COMMANDS = [
     ("jobs", "disable", EVIL), ("jobs", "enable", "j"), ("drain", "n1", "--no-wait"), ("drain", EVIL),
     ("restart", "n2", "--no-wait", "--json"), ("tree", EVIL), ("jobs", "run", "j", "--no-wait"),
     ("show", "latch", "leader"), ("show", "latch", "leader", "--json"), ("show", "lock", EVIL), ("once", "reset", "x"),
+    ("forget", "x"), ("forget", EVIL),
     ("executor", "status"), ("executor", "tasks"), ("executor", "dead", "list"), ("plans", "list"), ("workers", "list"),
 ]  # fmt: skip
 

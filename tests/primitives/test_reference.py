@@ -36,6 +36,7 @@ PARTS = {
     "ViewChange": "Group",
     "Work": "Work under an ownership",
     "force_release": "LockKeeper",
+    "forget": "What stays",
     "forget_free_locks": "LockKeeper",
     "lock_states": "LockKeeper",
     "list_groups": "Group",

@@ -66,4 +66,10 @@ ROWS = (
     Row(primitives.HeldLock, hidden=("end_work", "is_kept", "ownership")),
 )
 #: Functions whose first argument is a store.
-FUNCTIONS = (primitives.force_release, primitives.forget_free_locks, primitives.list_groups, primitives.lock_states)
+FUNCTIONS = (
+    primitives.force_release,
+    primitives.forget,
+    primitives.forget_free_locks,
+    primitives.list_groups,
+    primitives.lock_states,
+)

@@ -60,6 +60,10 @@ OWN: dict[str, CommandSpec] = {
         "latchwork.cli.processes:elect",
         "Run a command while this process leads, and end with its exit code: start it wherever it may run",
     ),
+    "forget": CommandSpec(
+        "latchwork.cli.screens.show:forget",
+        "Remove what a primitive that nobody uses has left under its name; refused while it is in use",
+    ),
     "lock": CommandSpec(
         "latchwork.cli.processes:lock",
         "Run a command while a lock is held, and end with its exit code",

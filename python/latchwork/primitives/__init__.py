@@ -22,6 +22,7 @@ from latchwork.primitives.queue.items import QueueItem
 from latchwork.primitives.queue.pages import Share
 from latchwork.primitives.queue.queue import PriorityQueue, Queue
 from latchwork.primitives.queue.work_queue import WorkQueue
+from latchwork.primitives.removal import forget
 from latchwork.primitives.waiting.work import Work
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "Work",
     "WorkQueue",
     "force_release",
+    "forget",
     "forget_free_locks",
     "list_groups",
     "lock_states",

@@ -101,6 +101,7 @@ async def locks(store: aio.Store) -> None:
     assert_type(keeper.held(), dict[str, aio.HeldLock])
     assert_type(await aio.lock_states(store), list[LockState])
     await aio.force_release(store, "nightly")
+    await aio.forget(store, "name")
     await aio.forget_free_locks(store)
 
 

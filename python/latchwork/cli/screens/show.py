@@ -1,4 +1,4 @@
-"""`latchwork show` and `latchwork once`: primitives looked at from a shell, and an outcome forgotten."""
+"""`latchwork show`, `forget` and `once`: primitives looked at from a shell, and records removed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from latchwork.primitives import (
     WorkQueue,
     lock_states,
 )
+from latchwork.primitives import forget as forget_name
 from latchwork.store import Store
 
 #: Of a value so many bytes are shown.
@@ -191,6 +192,17 @@ def reset(name: Name, *, url: Url = None) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     say(f"{name}: forgotten, its outcome was: {before}")
+
+
+@command("latchwork forget orders/17 --url sqlite:///jobs.db")
+def forget(name: Name, *, url: Url = None) -> None:
+    """Remove what a primitive that nobody uses has left under its name; refused while it is in use."""
+    try:
+        with open_store(url, of_cluster=False) as store:
+            removed = forget_name(store, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    say(f"{name}: {removed} keys removed")
 
 
 once_app = group("Things that are done once in a cluster.", reset=reset)

@@ -42,6 +42,11 @@ class StoredNumber(Struct, frozen=True):
 _NUMBER: Decoder[StoredNumber] = Decoder(StoredNumber, "a number of ours", "use another name")
 
 
+def is_number(value: bytes) -> bool:
+    """Whether a value is that of a cell."""
+    return _NUMBER.find(value) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The number as it was read.

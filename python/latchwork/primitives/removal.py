@@ -1,0 +1,116 @@
+"""Removal of what a primitive that nobody uses has left under its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from latchwork.checks import check_store
+from latchwork.errors import Conflict
+from latchwork.primitives.fair.tickets import is_ticket
+from latchwork.primitives.leased.inspect import state_of
+from latchwork.primitives.leased.table import LockTable
+from latchwork.primitives.numbers.cell import is_number
+from latchwork.primitives.waiting.common import check_name
+from latchwork.store.steps import ask, driven
+from latchwork.store.store import Store
+from latchwork.types import At, Delete, Entry, Exists
+
+_TOGETHER = 50
+#: Keys directly below a name that outlive its users. The head of a group's views is removed before the views.
+_RECORDS = ("views", "board", "outcome", "permits", "room", "starts", "tail")
+#: Prefixes below a name with records and with traces of users: which is which, by the rest of the key.
+_PREFIXES = (
+    "arrived",
+    "base",
+    "data",
+    "dead",
+    "evicted",
+    "leases",
+    "log",
+    "members",
+    "partitions",
+    "putters",
+    "queue",
+    "takers",
+)
+#: What somebody still needs, though no session owns it: arrivals at a barrier, items and dead letters.
+_NEEDED = re.compile(r"arrived/|dead/|partitions/[^/]+/items/")
+
+
+@driven
+async def forget(store: Store, name: str) -> int:
+    """Remove what a primitive has left under its name, and return how many keys that were.
+
+    Works for every primitive, and for several that share a name. A client that begins to use the name at the same time
+    begins anew: a counter at 0, a group with its first view, a semaphore with the size that it was given. Keys that no
+    primitive wrote, names below this one, and the numbers of sequential keys stay.
+
+    Args:
+        store: The store, or a namespace of it.
+        name: The name that the primitive was given.
+    Returns:
+        The number of keys removed; 0 if there was nothing.
+    Raises:
+        Conflict: The name is in use: it is held, waited for, has members, items or dead letters, or was written at this
+            moment. Some records may be removed already, never one that is in use.
+        InvalidKey: The name cannot be a primitive's.
+        Unavailable, OutcomeUnknown: The server could not be reached; call again.
+    """
+    check_store(store, "forget")
+    check_name(name, "primitive")
+    found = await _direct(store, name)
+    below = [await ask(store.list, f"{name}/{prefix}", recursive=True) for prefix in _PREFIXES]
+    if found != await _direct(store, name):
+        raise _written(name, ())  # what is below may belong to another state: items of a new tail, views of a new head
+    found += [entry for entries in below for entry in entries]
+    _refuse_use(name, found)
+    records = sorted(found, key=lambda entry: (entry.key.count("/"), entry.key != f"{name}/views", entry.key))
+    return await _remove(store, name, records) + await _forget_persistent(store, name)
+
+
+async def _direct(store: Store, name: str) -> list[Entry]:
+    """Return the tickets and records directly below a name, and the number that is stored at it."""
+    direct = await ask(store.list, name)
+    found = [entry for entry in direct if is_ticket(entry.key) or entry.key[len(name) + 1 :] in _RECORDS]
+    number = await ask(store.get, name)
+    return [*found, number] if number is not None and is_number(number.value) else found
+
+
+def _written(name: str, failed: Sequence[object]) -> Conflict:
+    return Conflict(
+        f"{name!r} is in use: it was written while its records were removed; try again when nobody uses it", failed
+    )
+
+
+def _refuse_use(name: str, found: Sequence[Entry]) -> None:
+    for entry in found:
+        rest = entry.key[len(name) + 1 :]
+        if entry.owner is not None or _NEEDED.match(rest):
+            by = f"a session has {entry.key!r}" if entry.owner is not None else f"{entry.key!r} is still needed"
+            raise Conflict(
+                f"{name!r} is in use: {by}; forget it when that is gone, or remove all that is below it by delete_tree",
+                [Exists(entry.key)],
+            )
+
+
+async def _remove(store: Store, name: str, records: Sequence[Entry]) -> int:
+    for at in range(0, len(records), _TOGETHER):
+        some = records[at : at + _TOGETHER]
+        try:
+            await ask(store.commit, [At(entry) for entry in some], [Delete(entry.key) for entry in some])
+        except Conflict as error:
+            raise _written(name, error.failed) from error
+    return len(records)
+
+
+async def _forget_persistent(store: Store, name: str) -> int:
+    """Remove the record of a free persistent lock of this name."""
+    table = LockTable(store)
+    entry = await ask(table.store.get, table.lock_key(name))
+    if entry is None:
+        return 0
+    holder = (await state_of(table, name)).holder
+    if holder is not None:
+        raise Conflict(f"{name!r} is in use: {holder} holds the persistent lock", [Exists(entry.key)])
+    return await _remove(table.store, name, [entry])
