@@ -13,6 +13,7 @@ import pytest
 import latchwork
 from latchwork import Closed, Conflict, LockLost, NodeIdInUse, Put, SessionLost, Unavailable, WaitTimeout
 from latchwork.assignment import Balanced, Budgeted, plan_from_owners
+from latchwork.clock import SYSTEM_CLOCK
 from latchwork.jobs import FixedDelay, InvalidJob, Job, JobManager, Member, Threads, WorkPoolFailed, inspect
 from latchwork.jobs.node.registration import Registration
 from latchwork.jobs.stored import cluster_store, keys
@@ -76,6 +77,20 @@ def test_a_node_whose_session_was_lost_registers_anew_and_its_runs_go_on(store, 
     eventually(lambda: node.is_manager, 15)
     assert len(cluster.log.owners()) == 4
     assert set(cluster.log.count().values()) == {1}, "a run was interrupted"
+
+
+@pytest.mark.parametrize(("ended_s_ago", "are_stopped"), [(0.0, False), (0.7, True)])
+def test_runs_are_told_to_stop_when_half_the_grace_after_a_session_is_over_and_no_sooner(
+    memory, cluster, eventually, ended_s_ago, are_stopped
+):
+    node = cluster.node(memory, "n1", cluster.endless())
+    eventually(lambda: len(cluster.log.owners()) == 4)
+    renewer = node._membership.session._renewer
+    with renewer._lock:  # it has ended, and the thread that renews the locks without it has not looked yet
+        renewer._lease._counted = SYSTEM_CLOCK.now() - node._membership.session.ttl_s - ended_s_ago
+        renewer._lease._waiting.clear()
+    node._worker._guard.check()
+    assert [run.stopping for run in node._worker._runs()] == [are_stopped] * len(node._worker._runs())
 
 
 def test_a_second_node_with_the_same_id_is_refused_with_host_and_pid_of_the_first(store, cluster, eventually):

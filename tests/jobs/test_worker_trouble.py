@@ -82,7 +82,7 @@ def test_stop_listeners_that_found_no_thread_are_called_at_the_next_stop(eventua
     made.join(5)
 
 
-def make_run(work, remaining_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
+def make_run(work, spare_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa: B008 - frozen
     job = Job("report", work_pool=["a"], run=work, schedule=schedule)
     setup = RunSetup(
         job=job,
@@ -92,7 +92,7 @@ def make_run(work, remaining_s=lambda: 60.0, schedule=FixedDelay(0.02)):  # noqa
         may_run=lambda: True,
         on_end=lambda: None,
         clock=SYSTEM_CLOCK,
-        remaining_s=remaining_s,
+        spare_s=spare_s,
     )
     due = 0.0 if isinstance(schedule, Cron) else SYSTEM_CLOCK.now()
     return JobRun(1, ("a",), setup, Due(due, schedule, Instant(0.0, 0.0)))
@@ -142,10 +142,10 @@ def test_an_interrupted_cron_run_is_due_at_once(eventually):
 
 
 def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually):
-    runs = [make_run(lambda context: context.wait_stop(), remaining_s=lambda left=left: left) for left in (0.0, 60.0)]
+    runs = [make_run(lambda context: context.wait_stop(), spare_s=lambda spare=spare: spare) for spare in (0.0, 60.0)]
     for run in runs:
         run.start()
-    guard = RunGuard("n1", lambda: runs, margin_s=lambda: 0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunGuard("n1", lambda: runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: runs[0].ended)
     assert not runs[1].stopping
@@ -159,7 +159,7 @@ def test_the_guard_stops_the_run_whose_own_locks_run_out_and_no_other(eventually
 
 
 def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
-    run = make_run(lambda context: context.wait_stop(), remaining_s=lambda: 0.0)
+    run = make_run(lambda context: context.wait_stop(), spare_s=lambda: 0.0)
     run.start()
     answers = [RuntimeError("odd")]
 
@@ -168,7 +168,7 @@ def test_a_guard_that_fails_once_is_reported_and_goes_on(eventually, caplog):
             raise answers.pop()
         return [run]
 
-    guard = RunGuard("n1", runs, margin_s=lambda: 0.5, on_stop=lambda: None, clock=SYSTEM_CLOCK)
+    guard = RunGuard("n1", runs, on_stop=lambda: None, clock=SYSTEM_CLOCK)
     guard.thread.start()
     eventually(lambda: run.ended)
     assert "the guard of the runs failed" in caplog.text

@@ -46,6 +46,10 @@ class RunLocks:
         """Seconds all of them are ours for certain; 0 once one is lost."""
         return min((owner.remaining_s() for owner in self._owners), default=0.0)
 
+    def spare_s(self, margin_s: float) -> float:
+        """Return the seconds until the run must be told to stop, so long before a lock ends. 0 or less: now."""
+        return min((owner.spare_s(margin_s) for owner in self._owners), default=0.0)
+
     def fence(self, item: str) -> Fence:
         """Proof that the item is still held as it was when the run started.
 

@@ -119,7 +119,7 @@ class RunSetup:
             frozen wakes with its locks gone and its next run due.
         on_end: called in the run's thread when it has ended for good; must not block.
         wall_s: seconds since the epoch.
-        remaining_s: seconds the locks of the run surely last.
+        spare_s: seconds until the run must be told to stop, so that it ends before its locks. 0 or less: now.
         fire_times: makes the fire times of a share, for cron schedules; without it they are not written down.
         asked: makes what a share owes to requests for runs by hand; without it there are none.
         loop: runs ``async def`` functions; one for all jobs of the node.
@@ -133,7 +133,7 @@ class RunSetup:
     on_end: Callable[[], None]
     clock: Clock
     wall_s: Callable[[], float] = time.time
-    remaining_s: Callable[[], float] = lambda: math.inf
+    spare_s: Callable[[], float] = lambda: math.inf
     fire_times: Callable[[tuple[str, ...]], FireTimes] | None = None
     asked: Callable[[tuple[str, ...]], OwedRuns] | None = None
     observers: Observers[Observer] = NOBODY
@@ -226,9 +226,9 @@ class JobRun:
         """True when its stop listeners could not be called yet: call ``stop`` again."""
         return self._untold is not None
 
-    def remaining_s(self) -> float:
-        """Seconds its locks surely last."""
-        return self._setup.remaining_s()
+    def spare_s(self) -> float:
+        """Return the seconds until it must be told to stop, so that it ends before its locks. 0 or less: now."""
+        return self._setup.spare_s()
 
     @property
     def has_threads(self) -> bool:
@@ -416,7 +416,6 @@ class RunGuard:
     Args:
         node_id: for its thread's name and its log lines.
         runs: gives the live runs; called in the guard's thread.
-        margin_s: tells how much is left of their locks when runs are told to stop; may change.
         on_stop: called after runs were told to stop; must not block.
         clock: what it waits on.
     """
@@ -426,13 +425,11 @@ class RunGuard:
         node_id: str,
         runs: Callable[[], Iterable[JobRun]],
         *,
-        margin_s: Callable[[], float],
         on_stop: Callable[[], None],
         clock: Clock,
     ) -> None:
         self._node_id = node_id
         self._runs = runs
-        self._margin_s = margin_s
         self._on_stop = on_stop
         self._clock = clock
         self._wake = threading.Event()
@@ -463,19 +460,17 @@ class RunGuard:
 
     def check(self) -> float | None:
         """Stop runs that would outlive their locks; return the seconds until the next look, None without runs."""
-        left = [(run.remaining_s(), run) for run in self._runs() if not run.ended and not run.stopping]
-        margin_s = self._margin_s()
-        doomed = [(left_s, run) for left_s, run in left if left_s <= margin_s]
+        spare = [(run.spare_s(), run) for run in self._runs() if not run.ended and not run.stopping]
+        doomed = [run for spare_s, run in spare if spare_s <= 0.0]
         if doomed:
             log.error(
-                "node %s: the locks of %d runs last %.2f s more and could not be renewed: the runs are told to stop",
+                "node %s: the locks of %d runs could not be renewed in time: the runs are told to stop",
                 self._node_id,
                 len(doomed),
-                min(left_s for left_s, _ in doomed),
             )
-            for _, run in doomed:
+            for run in doomed:
                 run.stop()
             self._on_stop()
             return _LEAST_WAIT_S
-        nearest_s = min((left_s for left_s, _ in left), default=None)
-        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s - margin_s)
+        nearest_s = min((spare_s for spare_s, _ in spare), default=None)
+        return None if nearest_s is None else max(_LEAST_WAIT_S, nearest_s)

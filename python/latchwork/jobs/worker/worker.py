@@ -166,7 +166,7 @@ class JobWorker:
         self._close_by = math.inf
         self._closer: JobRun | None = None
         self._unreleased = False
-        self._guard = RunGuard(node_id, self._runs, margin_s=self._margin_s, on_stop=self._wake.set, clock=self._clock)
+        self._guard = RunGuard(node_id, self._runs, on_stop=self._wake.set, clock=self._clock)
         self._thread = threading.Thread(target=self._loop, name=f"latchwork-worker-{node_id}", daemon=True)
 
     def start(self) -> None:
@@ -462,11 +462,11 @@ class JobWorker:
                 fire_time_s=fire_time_s,
             ),
             outcomes=state.outcomes,
-            may_run=lambda: locks.remaining_s() > self._margin_s(),
+            may_run=lambda: locks.spare_s(self._margin_s()) > 0.0,
             on_end=self._wake.set,
             clock=self._clock,
             wall_s=time.time,
-            remaining_s=locks.remaining_s,
+            spare_s=lambda: locks.spare_s(self._margin_s()),
             options=lambda: self._settings.options(state.job.id),
             observers=self._observers,
             loop=self._loop_of_runs,

@@ -94,6 +94,18 @@ class LockOwner(Renewer):
             return left_s
         return max(0.0, min(left_s, session.ends_at + self._grace_s - self.clock.now()))
 
+    def spare_s(self, margin_s: float) -> float:
+        """Return the seconds until work must be told to stop, 0 or less if now.
+
+        Work is told so many seconds before the lease ends. The end of the session leaves a shorter time, the grace, in
+        which the owner is renewed without one: of that at most half is for the work to stop, half is for the renewal.
+        """
+        spare_s, session = super().remaining_s() - margin_s, self._session
+        if session is None:
+            return spare_s
+        stop_s = self._grace_s - min(margin_s, self._grace_s / 2)
+        return min(spare_s, session.ends_at + stop_s - self.clock.now())
+
     @property
     def is_signed(self) -> bool:
         """True while its sign is there, as far as is known here."""
