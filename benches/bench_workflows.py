@@ -46,9 +46,9 @@ import sqlalchemy as sa
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import attempt, shard, task
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
@@ -88,7 +88,7 @@ class Site:
         found = join_store(self.database, self.store, Keys())
         self.logs = open_logs(self.folder / "logs")
         self.logs.mark(found.id)
-        self.client = stack.enter_context(WorkflowClient.local(self.database, self.store, logs=self.logs))
+        self.client = stack.enter_context(WorkflowClient.local(self.home))
 
     def master(self):
         return Master(self.database, self.store)
@@ -115,12 +115,12 @@ class Site:
                 made.kill()
 
     def apply(self, name, tasks):
-        self.client.apply({"name": name, "tasks": tasks})
+        self.client.workflows.apply({"name": name, "tasks": tasks})
 
     def run(self, name, count=1):
         """Start it so often, and wait for all; seconds."""
         began = time.monotonic()
-        for run in [self.client.start(name) for _ in range(count)]:
+        for run in [self.client.runs.start(name) for _ in range(count)]:
             seen = run.wait(WAIT_S)
             assert seen.state.value == "success", seen
         return time.monotonic() - began
@@ -248,7 +248,7 @@ def latency(site, _chosen):
     with both(site):
         for kind, make in (("noop", noop), ("shell", lambda name, *after: shell(name, "true", *after))):
             site.apply(f"chain-{kind}", chain(CHAIN, make))
-            run = site.client.start(f"chain-{kind}")
+            run = site.client.runs.start(f"chain-{kind}")
             run.wait(WAIT_S)
             yield {"of": kind, **percentiles(site.gaps([run.id()]))}
 
@@ -260,7 +260,7 @@ def load(site, _chosen):
     with site.master(), site.process("worker"):
         runs, began = [], time.monotonic()
         while time.monotonic() < began + LOAD_S:
-            runs.append(site.client.start("load"))
+            runs.append(site.client.runs.start("load"))
             time.sleep(max(0.0, began + len(runs) * 10 / per_s - time.monotonic()))
         for run in runs:
             run.wait(WAIT_S)
@@ -280,7 +280,7 @@ def worker(site, chosen):
         name, journal = f"killed{time_}", site.folder / f"journal{time_}"
         site.apply(name, [shell("t", f"date +%s.%N >> {journal}; [ $(wc -l < {journal}) -gt 1 ] || sleep 600")])
         with site.master(), site.process("worker", slots=1) as process:
-            run = site.client.start(name)
+            run = site.client.runs.start(name)
             wait_for(journal.exists)
             with site.worker():
                 time.sleep(1.0)
@@ -306,7 +306,7 @@ def master_is_killed(site):
         made = [stack.enter_context(site.process("master")) for _ in range(2)]
         stack.enter_context(site.process("worker", slots=12))
         time.sleep(6.0)  # shards are shared out
-        ids = [site.client.start("sleeps").id() for _ in range(12)]
+        ids = [site.client.runs.start("sleeps").id() for _ in range(12)]
         wait_for(lambda: len(site.started(ids, 0.0)) == len(ids))
         time.sleep(2.0)
         at = time.time()
@@ -315,9 +315,9 @@ def master_is_killed(site):
         wait_for(lambda: len(site.started(ids, at + 2.0)) == len(ids))
         gaps = sorted(moment - at for moment in site.started(ids, at + 2.0).values())
         for each in ids:
-            site.client.stop(each)
+            site.client.runs.stop(each)
         for each in ids:
-            site.client.wait(each, WAIT_S)
+            site.client.runs.wait(each, WAIT_S)
         return gaps
 
 

@@ -14,7 +14,7 @@ import pytest
 import latchwork
 from latchwork import executor
 from latchwork.jobs import inspect
-from latchwork_workflows.direct import WorkflowClient
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
 from patience import eventually
 from test_docs import BLOCKS, REPOSITORY, environment, run_block
@@ -161,8 +161,8 @@ def test_the_cron_table_of_the_tutorial_becomes_a_workflow_with_a_backfill(tmp_p
     reader = Reader(tmp_path, {})
     try:
         reader.walk("tutorial-workflows.md")
-        with WorkflowClient.local(Home.of(tmp_path / "flows", environ={}).database) as client:
-            first = client.attempts(1)
+        with WorkflowClient.local(Home.of(tmp_path / "flows", environ={})) as client:
+            first = client.runs.attempts(1)
             ended = [(each.name, each.outcome) for each in first]
             assert len(ended) == 5
             assert [outcome for name, outcome in ended if name == "report"] == ["success", "failure"]

@@ -15,12 +15,11 @@ import sqlalchemy as sa
 from latchwork_testkit.postgres import PostgresServer, find_postgres
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.migrations import upgrade
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize
 from latchwork_workflows.secrets import Secrets
 from missing import found_or_skipped
 from workflows import working
-from workflows.hands import Stage
+from workflows.hands import Stage, client_of
 
 SECRETS = {
     "LATCHWORK_SECRET_WAREHOUSE": "hunter2!",
@@ -80,7 +79,7 @@ def database(database_url):
 @pytest.fixture
 def client(stage):
     """A client on the database of the stage."""
-    with WorkflowClient.local(stage.database, stage.store) as client:
+    with client_of(stage.database, stage.store) as client:
         yield client
 
 

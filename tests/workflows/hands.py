@@ -11,7 +11,10 @@ import sqlalchemy as sa
 import latchwork
 from latchwork.primitives import WorkQueue
 from latchwork.types import Absent, At, Create, Delete
+from latchwork_workflows.client import WorkflowClient
+from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database, consuming, definitions, runs
+from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import attempt, command, event, instance, shard
@@ -20,9 +23,17 @@ from latchwork_workflows.installation import initialize
 from latchwork_workflows.keys import Item, Keys, workflows_store
 from latchwork_workflows.master.shard import ShardRun, Tools
 from latchwork_workflows.model.validate import checked
+from latchwork_workflows.services import Parts
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes
 from patience import eventually
+
+
+def client_of(database, store=None, *, logs=None, types=None, by=None):
+    """A client of the API in this process, on what the test has opened."""
+    cluster = None if store is None else StoreCluster(store, Keys())
+    parts = Parts(database, DatabaseAccounts(database), types or TaskTypes(), logs, cluster)
+    return WorkflowClient.in_process(parts, by=by, close=(lambda: None) if cluster is None else cluster.close)
 
 
 def a_workflow(name="flow", *, tasks=None, **fields):

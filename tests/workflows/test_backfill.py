@@ -126,7 +126,7 @@ def test_a_backfill_that_stops_on_failure_is_held_until_the_failed_date_is_recov
         hand.end(take_days(hand, 1)["2025-10-12"], Outcome.FAILURE)
         assert client.wait_backfill(number, 60).state is BackfillState.HELD
         assert runs(stage, number) == ["failure", "submitted", "submitted"]
-        client.recover(client.backfill_runs(number)[0].id)
+        client.runs.recover(client.backfill_runs(number)[0].id)
         hand.end(take_days(hand, 1)["2025-10-12"])
         hand.end(take_days(hand, 1)["2025-10-13"])
         hand.end(take_days(hand, 1)["2025-10-14"])
@@ -139,13 +139,13 @@ def test_a_paused_date_keeps_its_place(stage, client, begun):
         number = begin()
         first = client.backfill_runs(number)[0].id
         claim = take_days(hand, 1)["2025-10-12"]
-        client.done(client.pause(first))
+        client.commands.wait(client.runs.pause(first))
         hand.release(claim)
         stage.until(first, "paused")
         assert hand.take() == {}
         with pytest.raises(WaitTimeout, match="is running after"):
             client.wait_backfill(number, 0.0)
-        client.resume(first)
+        client.runs.resume(first)
         take_days(hand, 1)
     assert runs(stage, number)[1:] == ["submitted"] * 2
 
@@ -155,14 +155,14 @@ def test_a_stopped_backfill_ends_what_runs_and_starts_no_more_and_a_date_may_sti
     with stage.master():
         number = begin()
         claim = take_days(hand, 1)["2025-10-12"]
-        client.done_row(client.stop_backfill(number))
+        client.commands.wait(client.stop_backfill(number))
         eventually(lambda: stage.is_cancelled(claim))
         hand.end(claim, Outcome.KILLED)
         assert client.wait_backfill(number, 60).counts == {"stopped": 3}
         with pytest.raises(WrongState, match="is stopped; only one that is running or held"):
             client.stop_backfill(number)
         last = client.backfill_runs(number)[-1].id
-        client.recover(last)
+        client.runs.recover(last)
         hand.end(take_days(hand, 1)["2025-10-14"])
         stage.until(last, "success")
         assert state(stage, number) == "stopped"
@@ -291,7 +291,7 @@ def test_a_client_is_told_what_is_wrong_with_its_dates(stage, client):
     ]:
         with pytest.raises(BadRequest, match=why):
             client.backfill("flow", **{"dates": OCTOBER, **wrong})
-    client.set_online("flow", online=False)
+    client.workflows.set_online("flow", online=False)
     with pytest.raises(WrongState, match="offline"):
         client.backfill("flow", OCTOBER)
     assert stage.commands_open() == []

@@ -20,33 +20,35 @@ DEEP = json.loads("[" * 100 + "]" * 100)
 def test_a_start_for_a_time_that_no_run_can_have_is_refused(stage, client, at):
     stage.apply(a_workflow())
     with pytest.raises(BadRequest, match="schedule_time"):
-        client.start("flow", schedule_time=at)
+        client.runs.start("flow", schedule_time=at)
     assert stage.commands_open() == []
 
 
 @pytest.mark.parametrize("value", ["\ud800", "a\0b", float("nan"), 10**400, DEEP, {1: 2}, datetime.now(UTC)])
 def test_a_parameter_that_cannot_be_stored_is_refused_by_starts_and_definitions(stage, client, value):
     plain = a_workflow(params={"day": ""}).definition.model_dump(mode="json", exclude_defaults=True)
-    client.apply(plain)
+    client.workflows.apply(plain)
     with pytest.raises(BadRequest, match=r"params\.day"):
-        client.start("flow", {"day": value})
+        client.runs.start("flow", {"day": value})
     for wrong in ({**plain, "params": {"day": value}}, {**plain, "tasks": [{**plain["tasks"][0], "map": [value]}]}):
         with pytest.raises(DefinitionInvalid, match=r"params\.day|tasks\[0\]\.map\[0\]"):
-            client.apply(wrong)
+            client.workflows.apply(wrong)
 
 
 def test_parameters_of_more_than_a_task_can_get_are_refused(stage, client):
     stage.apply(a_workflow(params={"day": ""}))
     with pytest.raises(BadRequest, match="900,000 bytes"):
-        client.start("flow", {"day": "x" * 900_000})
+        client.runs.start("flow", {"day": "x" * 900_000})
 
 
 def test_a_shift_out_of_the_calendar_is_refused_in_yaml_and_python(client):
     text = "{name: flow, tasks: [{name: a, type: shell, params: {script: x}, env: {D: '${time:%Y,-999999d}'}}]}"
-    (problem,) = client.validate(text)
+    (problem,) = client.workflows.validate(text)
     assert str(problem).startswith("tasks[0].env.D: '-999999d' moves a time too far")
     of_child = "{workflow: other, params: {day: '${time:%Y,-999999d}'}}"
-    (problem,) = client.validate(f"{{name: flow, tasks: [{{name: a, type: sub_process, params: {of_child}}}]}}")
+    (problem,) = client.workflows.validate(
+        f"{{name: flow, tasks: [{{name: a, type: sub_process, params: {of_child}}}]}}"
+    )
     assert str(problem).startswith("tasks[0].params.params.day: '-999999d' moves a time too far")
 
     with pytest.raises(DefinitionInvalid, match=r"params\.day: '\+999999w' moves a time too far"):
@@ -55,7 +57,7 @@ def test_a_shift_out_of_the_calendar_is_refused_in_yaml_and_python(client):
         def flow(day):
             shell("x")
 
-    assert client.validate(read(text.replace("-999999d", "-36525d"))) == []
+    assert client.workflows.validate(read(text.replace("-999999d", "-36525d"))) == []
 
 
 @pytest.mark.parametrize("field", ["start", "end"])
@@ -69,13 +71,13 @@ def test_a_schedule_that_begins_or_ends_out_of_reach_is_refused(client, field):
 
     schedule = {"cron": "0 3 * * *", field: far.isoformat()}
     tasks = [{"name": "a", "type": "noop"}]
-    (problem,) = client.validate({"name": "flow", "schedule": schedule, "tasks": tasks})
+    (problem,) = client.workflows.validate({"name": "flow", "schedule": schedule, "tasks": tasks})
     assert problem.path == f"schedule.{field}"
 
 
 def test_a_start_that_no_master_has_done_can_be_stopped_and_makes_no_run(stage, client):
     stage.apply(a_workflow())
-    withdrawn, wanted = client.start("flow"), client.start("flow")
+    withdrawn, wanted = client.runs.start("flow"), client.runs.start("flow")
     withdrawn.stop()
     hand = stage.hand()
     with stage.master():
@@ -103,9 +105,9 @@ def test_a_start_that_a_master_does_just_now_is_not_withdrawn(stage):
 
 def test_what_was_asked_before_its_workflow_was_set_offline_is_not_started(stage, client):
     stage.apply(a_workflow())
-    asked = client.start("flow")
+    asked = client.runs.start("flow")
     backfill = client.backfill("flow", [datetime(2026, 3, 1, tzinfo=UTC).date()])
-    client.set_online("flow", online=False)
+    client.workflows.set_online("flow", online=False)
     with stage.master():
         with pytest.raises(WrongState, match=r"default\.flow was set offline before it began"):
             asked.id()
@@ -122,9 +124,9 @@ def test_a_stop_reaches_a_run_that_was_asked_to_go_on_and_has_not_yet(stage, cli
         hand.end(hand.wait("a"))
         stage.until(made, "success")
     with pytest.raises(WrongState):
-        client.stop(made)
-    client.rerun(made)
-    client.stop(made)
+        client.runs.stop(made)
+    client.runs.rerun(made)
+    client.runs.stop(made)
     with stage.master():
         stage.until(made, "stopped")
     assert stage.known(made).run == 2

@@ -28,7 +28,7 @@ def test_a_failure_that_conditions_look_at_leads_to_its_branch_and_is_none_of_th
         made = stage.start(version)
         hand.end(hand.wait("a"), Outcome.FAILURE)
         bad = hand.wait("bad")
-        assert "no branch that leads to it was chosen" in client.why(made)["good"]
+        assert "no branch that leads to it was chosen" in client.runs.explain(made).tasks["good"]
         hand.end(bad)
         stage.until(made, "success")
     assert stage.states(made) == {"a": "failure", "check": "success", "good": "skipped", "bad": "success"}
@@ -161,10 +161,10 @@ def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(st
         made = stage.start(version)
         hand.end(hand.wait("a"), outputs={"rows": 11})
         stage.until_task(made, s="running")
-        client.pause(made)
+        client.runs.pause(made)
         stage.until(made, "paused")
         monkeypatch.setattr(parcels, "chosen", chosen)
-        client.resume(made)
+        client.runs.resume(made)
         hand.end(hand.wait("many"))
         stage.until(made, "success")
 
@@ -193,7 +193,7 @@ def test_a_map_is_a_task_for_each_item_whose_outputs_are_lists_in_the_order_of_t
         hand.end(behind)
         stage.until(made, "success")
         eventually(lambda: stage.left() == [])
-    assert list(client.instance(made).tasks) == ["list", "fan", "behind", "fan[0]", "fan[1]", "fan[2]"]
+    assert list(client.runs.get(made).tasks) == ["list", "fan", "behind", "fan[0]", "fan[1]", "fan[2]"]
 
 
 def test_a_map_goes_on_where_a_master_that_died_left_it_and_recovers_only_the_item_that_failed(stage, client):
@@ -208,7 +208,7 @@ def test_a_map_goes_on_where_a_master_that_died_left_it_and_recovers_only_the_it
         hand.end(found["fan[0]"], outputs={"rows": 1})
         hand.end(found["fan[1]"], Outcome.FAILURE)
         stage.until(made, "failure")
-        assert "1 of 2 items is done, 1 failed, 'fan[1]' first" in client.why(made)["fan"]
+        assert "1 of 2 items is done, 1 failed, 'fan[1]' first" in client.runs.explain(made).tasks["fan"]
         stage.send("recover", made)
         hand.end(hand.wait("fan[1]"), outputs={"rows": 2})
         behind = hand.wait("behind")

@@ -50,8 +50,8 @@ def test_a_task_whose_outputs_are_known_has_them_without_a_worker_and_says_of_wh
         hand.end(b)
         stage.until(made, "success")
         eventually(lambda: stage.left() == [])
-    assert f"without running: its outputs are from the cache, of run {before}" in client.why(made)["a"]
-    assert [(row.name, row.outcome, row.cached_from) for row in client.attempts(made)][::-1] == [
+    assert f"without running: its outputs are from the cache, of run {before}" in client.runs.explain(made).tasks["a"]
+    assert [(row.name, row.outcome, row.cached_from) for row in client.runs.attempts(made)][::-1] == [
         ("a", "success", before),
         ("b", "success", None),
     ]
@@ -82,11 +82,11 @@ def test_a_run_without_the_cache_runs_everything_and_renews_what_is_known(stage,
     with stage.master():
         first_run(stage, hand, flow)
         made = first_run(stage, hand, flow, no_cache=True)
-        client.done(client.rerun(made))
+        client.commands.wait(client.runs.rerun(made))
         hand.end(hand.wait("b"))
         stage.until(made, "success")
-        assert [row.cached_from for row in client.attempts(made) if row.run == 2 and row.name == "a"] == [made]
-        client.done(client.rerun(made, no_cache=True))
+        assert [row.cached_from for row in client.runs.attempts(made) if row.run == 2 and row.name == "a"] == [made]
+        client.commands.wait(client.runs.rerun(made, no_cache=True))
         hand.end(hand.wait("a"))
         hand.end(hand.wait("b"))
         stage.until(made, "success")
@@ -106,7 +106,7 @@ def test_what_somebody_starts_by_force_runs(stage, client, flow):
         stage.until_task(first, a="success")
         hand.release(its)
         eventually(lambda: stage.states(waiting)["a"] == "submitted")
-        client.done(client.force_start(stage.rows(waiting)["a"]))
+        client.commands.wait(client.tasks.force_start(stage.rows(waiting)["a"]))
         eventually(lambda: stage.known(waiting).tasks["a"].n == 2)
         assert stage.states(waiting)["a"] in {"submitted", "running"}
 
@@ -238,7 +238,7 @@ def test_a_backfill_takes_what_is_known_or_runs_it_all_also_for_those_that_follo
     stage.apply(a_workflow("after", tasks={"ready": behind, "b": ["ready"]}))
     hand, days = stage.hand(), [date(2025, 10, 1), date(2025, 10, 2)]
     with stage.master():
-        made = client.start("flow").id()
+        made = client.runs.start("flow").id()
         hand.end(hand.wait("a"))
         stage.until(made, "success")
         client.backfill("flow", days, no_cache=no_cache, dependents="direct").id()

@@ -13,7 +13,7 @@ import typer
 import latchwork
 from latchwork.cli.main import application
 from latchwork.words import counted
-from latchwork_workflows.direct import WorkflowClient
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.keys import Item, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
@@ -186,8 +186,8 @@ def test_workflows_schedules_and_workers_are_listed(flows, nightly):
     assert (row["cron"], row["online"]) == ("0 3 * * *", True)
     assert "default.nightly" in flows("list").out
     (schedule,) = flows("schedule", nightly, "--count", "3", "--json").json["schedules"]
-    assert len(schedule["next"]) == 3
-    assert flows("schedule", nightly, "--off", "--json").json["schedules"][0]["next"] == []
+    assert len(schedule["next_fires"]) == 3
+    assert flows("schedule", nightly, "--off", "--json").json["schedules"][0]["next_fires"] == []
     flows("schedule", nightly, "--on")
     (worker,) = flows("workers", "--json").json["workers"]
     assert (worker["slots"], worker["groups"], worker["running"]) == (4, ["default"], [])
@@ -222,7 +222,7 @@ def test_a_run_is_paused_resumed_stopped_recovered_and_rerun(flows, tmp_path):
     go.touch()
     assert flows("recover", number, "--wait", "--json").json["state"] == "success"
     assert flows("rerun", number, "--wait", "--json").json["state"] == "success"
-    assert flows("show", number, "--json").json["times_run"] == 2
+    assert flows("show", number, "--json").json["round"] == 2
 
 
 def test_a_run_that_fails_is_exit_code_1(flows, tmp_path):
@@ -353,10 +353,10 @@ def test_every_command_explains_itself(flows):
 
 
 def test_a_client_waits_follows_and_asks(served, nightly):
-    with WorkflowClient.local(served.home.database) as client:
-        done = client.start(nightly).wait(60)
+    with WorkflowClient.local(served.home) as client:
+        done = client.runs.start(nightly).wait(60)
         assert done.state.value == "success"
-        assert client.instances(nightly)[0].id >= done.id
+        assert client.runs.list(nightly)[0].id >= done.id
 
 
 def test_the_doctor_finds_what_is_wrong_and_has_it_mended(flows, served):
@@ -452,9 +452,9 @@ def evil(served, tmp_path_factory):
     )
     tasks = [{"name": "a", "type": "shell", "description": EVIL.replace("\r", ""), "params": {"script": script}}]
     given = {"name": "evil", "description": EVIL.replace("\r", ""), "params": {"text": EVIL}, "tasks": tasks}
-    with WorkflowClient.local(served.home.database) as client:
-        client.apply(given)
-        run = client.start("evil")
+    with WorkflowClient.local(served.home) as client:
+        client.workflows.apply(given)
+        run = client.runs.start("evil")
         run.wait(60.0)
         return run.id()
 

@@ -33,7 +33,7 @@ def test_a_run_that_is_missing_or_goes_on_is_waited_for_and_its_end_wakes_who_wa
     with stage.master():
         made = stage.start(version, schedule_time=DAY + 3600)
         stage.until_task(made, dep="running")
-        assert "no run of target (today) has succeeded yet" in client.why(made)["dep"]
+        assert "no run of target (today) has succeeded yet" in client.runs.explain(made).tasks["dep"]
         stage.start(target, schedule_time=2 * DAY)  # of another day
         hand.end(hand.wait("t"))
         stage.start(target, schedule_time=DAY)

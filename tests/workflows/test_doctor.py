@@ -200,7 +200,7 @@ def test_nobody_may_ask_for_a_mending_by_the_api(client, stage):
     with stage.master():
         run = stage.start(version)
         with pytest.raises(NotAllowed):
-            client.act(run, "mend")
+            client.runs.act(run, "mend")
     with stage.database.read() as connection:
         assert connection.execute(sa.select(command.c.id).where(command.c.type == "mend")).first() is None
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from latchwork_workflows.direct import WorkflowClient
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
-from latchwork_workflows.logs import open_logs
 from latchwork_workflows.model.forms import read
 from latchwork_workflows.model.moments import DateRange
 from latchwork_workflows.model.validate import checked
@@ -50,7 +49,7 @@ def no_thread_left_behind():
 
 @pytest.fixture
 def client(served):
-    with WorkflowClient.local(served.database, logs=open_logs(served.logs)) as client:
+    with WorkflowClient.local(served) as client:
         yield client
 
 
@@ -77,10 +76,10 @@ def test_files_that_are_there_twice_are_found_by_a_task_for_each_part(client, mo
     (files / "below").mkdir(parents=True)
     for name, text in {"a": "one", "below/b": "one", "c": "two", "d": "three", "e": "there"}.items():
         (files / name).write_text(text)
-    client.deploy(module_of("duplicates", monkeypatch))
+    client.workflows.deploy(module_of("duplicates", monkeypatch))
     report = tmp_path / "report.txt"
-    run = client.start("duplicates", {"folder": str(files), "report": str(report)}).wait(60.0)
-    assert run.state.value == "success", client.why(run.id)
+    run = client.runs.start("duplicates", {"folder": str(files), "report": str(report)}).wait(60.0)
+    assert run.state.value == "success", client.runs.explain(run.id).tasks
     assert report.read_text() == f"{files}/a = {files}/below/b\n"
     assert sum(each.startswith("compare[") for each in run.tasks) == 2
 
@@ -91,7 +90,7 @@ def test_a_backfill_of_the_warehouse_writes_each_day_once_and_leaves_out_what_wa
         shop.executescript("CREATE TABLE orders (id, day, product, amount); CREATE TABLE sales (day, product, amount)")
         rows = [(1, "2025-01-01", "tea", 3), (2, "2025-01-01", "tea", 4), (3, "2025-01-03", "coffee", 5)]
         shop.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
-    client.apply((FOLDER / "warehouse.yaml").read_text())
+    client.workflows.apply((FOLDER / "warehouse.yaml").read_text())
     dates = DateRange(dt.date(2025, 1, 2), dt.date(2025, 1, 4))  # each is about the day before it
     for _ in range(2):
         backfill = client.backfill("warehouse", dates, params={"database": str(path)}, parallel=2)
@@ -105,12 +104,12 @@ def test_a_backfill_of_the_warehouse_writes_each_day_once_and_leaves_out_what_wa
 def test_the_books_of_each_branch_are_closed_and_one_that_is_wrong_is_told(client, monkeypatch, tmp_path):
     (tmp_path / "north.txt").write_text("1 2 3")
     (tmp_path / "south.txt").write_text("4")
-    client.deploy(module_of("month_end", monkeypatch))
-    run = client.start("month_end", {"folder": str(tmp_path)}).wait(60.0)
-    assert run.state.value == "success", client.why(run.id)
+    client.workflows.deploy(module_of("month_end", monkeypatch))
+    run = client.runs.start("month_end", {"folder": str(tmp_path)}).wait(60.0)
+    assert run.state.value == "success", client.runs.explain(run.id).tasks
     assert (tmp_path / "north.closed").read_text() == "6\n"
     assert (tmp_path / "month.log").read_text() == "all closed\n"
     (tmp_path / "south.txt").write_text("four")
-    run = client.start("month_end", {"folder": str(tmp_path)}).wait(60.0)
+    run = client.runs.start("month_end", {"folder": str(tmp_path)}).wait(60.0)
     assert (tmp_path / "month.log").read_text() == "some are open\n"
     assert run.tasks["good"] == "skipped"

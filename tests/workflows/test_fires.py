@@ -156,39 +156,39 @@ def test_a_schedule_follows_its_time_zone_over_both_changes_of_the_clock():
 
 def test_what_is_offline_or_switched_off_does_not_fire_and_owes_nothing_afterwards(stage, client):
     scheduled(stage)
-    client.set_online("flow", online=False)
+    client.workflows.set_online("flow", online=False)
     with stage.master(now=lambda: NOON + 3600, poll_s=0.05) as run:
         eventually(lambda: run.turns > 3)
     assert times(stage) == []
-    client.set_online("flow", online=True)
-    client.set_schedule("flow", enabled=False)
-    client.set_schedule("flow", enabled=True)
+    client.workflows.set_online("flow", online=True)
+    client.schedules.set_enabled("flow", enabled=False)
+    client.schedules.set_enabled("flow", enabled=True)
     with stage.database.read() as connection:
         assert connection.execute(sa.select(schedule.c.cursor)).scalar() > NOON + 3600
 
 
 def applied(client, **fields):
     """A version more of what is scheduled."""
-    return client.apply(a_workflow(tasks={"a": []}, **fields).definition.to_json())
+    return client.workflows.apply(a_workflow(tasks={"a": []}, **fields).definition.to_json())
 
 
 def test_a_new_version_leaves_a_workflow_offline_and_its_schedule_switched_off(stage, client):
     scheduled(stage)
-    client.set_online("flow", online=False)
-    client.set_schedule("flow", enabled=False)
+    client.workflows.set_online("flow", online=False)
+    client.schedules.set_enabled("flow", enabled=False)
     cron = {"cron": "*/10 * * * *"}
-    assert not applied(client, schedule=cron, timeout_s=60).is_online
-    assert not applied(client, schedule={"cron": "0 * * * *"}).is_online
+    assert not applied(client, schedule=cron, timeout_s=60).online
+    assert not applied(client, schedule={"cron": "0 * * * *"}).online
     with stage.database.read() as connection:
         (found,) = schedules.rows(connection)
     assert (found.cron, found.online, found.enabled) == ("0 * * * *", False, False)
-    assert client.apply(a_workflow(tasks={"a": []}).definition.to_json(), online=True).is_online
+    assert client.workflows.apply(a_workflow(tasks={"a": []}).definition.to_json(), online=True).online
 
 
 def test_missed_fire_times_survive_a_version_with_the_same_schedule_and_no_other(stage, client):
     every = {"cron": "*/10 * * * *", "misfire": "all"}
     scheduled(stage, misfire="all")
-    assert applied(client, schedule=every, timeout_s=60).number == 2
+    assert applied(client, schedule=every, timeout_s=60).version == 2
     with stage.master(now=lambda: NOON + 1210, poll_s=0.05):
         eventually(lambda: times(stage) == [10, 20])
     applied(client, schedule={**every, "cron": "*/5 * * * *"})

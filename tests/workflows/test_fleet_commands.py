@@ -65,7 +65,7 @@ def test_pages_alone_start_runs_that_masters_and_workers_elsewhere_do(start, tmp
         number = asked(f"{address}/api/v1/workflows/default/flow:start", token, {})["command"]
         rows = f"{address}/api/v1/runs"
         eventually(lambda: [each["state"] for each in asked(rows, token)] == ["success"], 60.0)
-        run = asked(f"{address}/api/v1/commands/{number}", token)["instance"]
+        run = asked(f"{address}/api/v1/commands/{number}", token)["run"]
         assert asked(f"{address}/api/v1/runs/{run}", token)["state"] == "success"
         assert [each["slots"] for each in asked(f"{address}/api/v1/workers", token)] == [1]
 

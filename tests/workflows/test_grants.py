@@ -10,13 +10,12 @@ from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import of_people
 from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.policies.grants import Grant
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.maintenance import document_of, import_document
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.web import Role
 from patience import eventually
-from workflows.hands import Stage, a_workflow
+from workflows.hands import Stage, a_workflow, client_of
 
 PAYROLL = a_workflow("payroll", project="a", tasks={"out": []}, params={"who": "nobody"})
 
@@ -32,7 +31,7 @@ def stage(tmp_path, empty_database):
 
 @pytest.fixture
 def client(stage):
-    with WorkflowClient.local(stage.database, stage.store, by="ann") as client:
+    with client_of(stage.database, stage.store, by="ann") as client:
         yield client
 
 
@@ -73,7 +72,7 @@ def test_a_definition_that_names_another_project_is_refused_in_the_same_words_wh
         stage.apply(PAYROLL)
     plain = made.definition.model_dump(mode="json")
     with pytest.raises(DefinitionInvalid) as refused:
-        client.apply(plain)
+        client.workflows.apply(plain)
     ((path, why),) = refused.value.problems
     role = "operator" if path == "tasks[0].params.workflow" else "viewer"
     does = "start its workflows" if role == "operator" else "wait for its workflows"
@@ -82,29 +81,29 @@ def test_a_definition_that_names_another_project_is_refused_in_the_same_words_wh
         f"project 'a' does not let project 'b' {does}; an administrator of it allows that with "
         f"`latchwork workflows grants set a b {role}`"
     )
-    assert client.validate(plain) == refused.value.problems
+    assert client.workflows.validate(plain) == refused.value.problems
 
 
 def test_a_project_that_is_listed_may_name_what_its_role_allows(stage, client):
     client.set_grant("a", "b", "viewer")
-    client.apply(waits().definition)
+    client.workflows.apply(waits().definition)
     with pytest.raises(DefinitionInvalid, match="does not let project 'b' start"):
-        client.apply(starts().definition)
+        client.workflows.apply(starts().definition)
     client.set_grant("a", "b", "operator")
-    client.apply(starts().definition)
-    client.apply(waits().definition)
+    client.workflows.apply(starts().definition)
+    client.workflows.apply(waits().definition)
 
 
 def test_a_project_that_lets_all_use_it_is_used_by_each(client):
     client.set_grant("a", "", "operator")
     for project in ("b", "c"):
-        client.apply(starts(project=project).definition)
+        client.workflows.apply(starts(project=project).definition)
 
 
 def test_a_name_without_a_project_means_one_of_the_project_default_and_needs_its_grant(client):
     with pytest.raises(DefinitionInvalid, match="project 'default' does not let project 'b' start"):
-        client.apply(starts("payroll").definition)
-    client.apply(starts("payroll", project="default").definition)
+        client.workflows.apply(starts("payroll").definition)
+    client.workflows.apply(starts("payroll", project="default").definition)
 
 
 # When it runs
@@ -142,12 +141,12 @@ def test_a_grant_that_ends_ends_the_recovery_of_runs_that_it_allowed(stage):
 def test_the_audit_of_a_project_names_the_person_who_had_a_workflow_of_it_started_from_another(stage, client):
     let(stage, Role.OPERATOR)
     stage.apply(PAYROLL)
-    version = client.apply(starts().definition)
+    version = client.workflows.apply(starts().definition)
     with stage.master():
-        made = client.start("b.thief").id(30)
+        made = client.runs.start("b.thief").id(30)
         eventually(lambda: stage.instances() == 2)
     (used,) = [each for each in told(stage, "a") if each.kind == "start"]
-    assert (used.by, used.instance, version.number) == ("ann", made + 1, 1)
+    assert (used.by, used.instance, version.version) == ("ann", made + 1, 1)
     assert used.details == {"workflow": "a.payroll", "from": "b.thief", "task": "call", "from_run": made}
 
 
@@ -202,10 +201,10 @@ def test_nobody_is_told_of_runs_that_a_dependent_may_not_see(stage, client):
         run = stage.start(target, schedule_time=1.0)
         hand.end(hand.wait("out"))
         stage.until(run, "success")
-    assert "a.payroll" not in client.why(made)["look"]
+    assert "a.payroll" not in client.runs.explain(made).tasks["look"]
     with stage.database.write() as connection:
         grants.remove(connection, "a", "b")
-    assert "a.payroll" in client.why(made)["look"]
+    assert "a.payroll" in client.runs.explain(made).tasks["look"]
 
 
 # Who says so
@@ -225,7 +224,7 @@ def test_grants_are_listed_removed_and_told(stage, client):
 
 def test_grants_are_carried_to_another_database_and_an_import_needs_them(stage, client):
     client.set_grant("a", "b", "operator")
-    client.apply(starts().definition)
+    client.workflows.apply(starts().definition)
     document = document_of(stage.database)
     assert document["grants"] == [{"project": "a", "grantee": "b", "role": "operator"}]
     client.remove_grant("a", "b")

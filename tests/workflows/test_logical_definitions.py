@@ -138,34 +138,34 @@ def a_sub(name, of):
 
 
 def test_a_workflow_that_would_start_itself_through_others_is_refused_with_the_way(stage, client):
-    client.apply(a_sub("one", "two"))
-    client.apply(a_sub("two", "three"))
+    client.workflows.apply(a_sub("one", "two"))
+    client.workflows.apply(a_sub("two", "three"))
     with pytest.raises(DefinitionInvalid) as refused:
-        client.apply(a_sub("three", "default.one"))
+        client.workflows.apply(a_sub("three", "default.one"))
     (problem,) = refused.value.problems
     assert problem.path == "tasks[0].params.workflow"
     assert "default.three -> default.one -> default.two -> default.three" in problem.message
-    client.apply(a_sub("three", "four"))
+    client.workflows.apply(a_sub("three", "four"))
 
 
 def test_why_says_which_run_a_sub_process_waits_for_and_a_child_is_mended_by_its_parent(stage, client):
-    client.apply({"name": "child", "tasks": [{"name": "a", "type": "noop"}]})
-    client.apply(a_sub("parent", "child"))
+    client.workflows.apply({"name": "child", "tasks": [{"name": "a", "type": "noop"}]})
+    client.workflows.apply(a_sub("parent", "child"))
     with stage.master():
-        client.start("parent")
+        client.runs.start("parent")
         made = eventually(lambda: begun(client))
-        child = eventually(lambda: [each.id for each in client.instances("child")])[0]
-        assert client.why(made)["sub"] == f"It waits for its run {child}, which is running."
-        client.pause(child)
+        child = eventually(lambda: [each.id for each in client.runs.list("child")])[0]
+        assert client.runs.explain(made).tasks["sub"] == f"It waits for its run {child}, which is running."
+        client.runs.pause(child)
         stage.until(child, "paused")
-        assert client.why(made)["sub"].endswith("which is paused; resume it, or stop this run.")
-        client.stop(made)
+        assert client.runs.explain(made).tasks["sub"].endswith("which is paused; resume it, or stop this run.")
+        client.runs.stop(made)
         stage.until(made, "stopped")
-        assert f"Its run {child} is stopped: recover this run" in client.why(made)["sub"]
+        assert f"Its run {child} is stopped: recover this run" in client.runs.explain(made).tasks["sub"]
         with pytest.raises(WrongState, match=f"run {child} is a part of run {made}; recover that one"):
-            client.recover(child)
+            client.runs.recover(child)
 
 
 def begun(client):
-    found = client.instances("parent")
+    found = client.runs.list("parent")
     return found[0].id if found else None

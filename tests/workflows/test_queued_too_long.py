@@ -28,16 +28,16 @@ def test_what_no_worker_takes_in_time_has_failed_counts_as_a_try_and_says_so(sta
     with stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
-        assert "If none does in" in client.why(made)["a"]
+        assert "If none does in" in client.runs.explain(made).tasks["a"]
         later(stage, clock, 61)
         stage.until_task(made, a="retry_wait")
-        assert "No worker took attempt 1 in time; the next one starts" in client.why(made)["a"]
+        assert "No worker took attempt 1 in time; the next one starts" in client.runs.explain(made).tasks["a"]
         later(stage, clock, 6)
         stage.until_task(made, a="submitted")
         later(stage, clock, 61)
         stage.until(made, "failure")
         eventually(lambda: stage.left() == [])
-    assert "2 attempts of 2; no worker took the last one in time" in client.why(made)["a"]
+    assert "2 attempts of 2; no worker took the last one in time" in client.runs.explain(made).tasks["a"]
     assert [(n, outcome, why) for n, _, outcome, _, why in stage.attempts()] == [
         (1, "not_taken", "no worker took it within 60 s"),
         (2, "not_taken", "no worker took it within 60 s"),
@@ -121,4 +121,4 @@ def test_a_time_that_is_none_is_refused_by_its_place(given):
 def test_a_task_that_no_worker_gets_has_no_such_time(client):
     tasks = [{"name": "sub", "type": "sub_process", "params": {"workflow": "x"}, "max_queued_s": 5}]
     with pytest.raises(DefinitionInvalid, match="this is for tasks of workers"):
-        client.apply({"name": "flow", "tasks": tasks})
+        client.workflows.apply({"name": "flow", "tasks": tasks})

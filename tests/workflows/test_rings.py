@@ -6,10 +6,9 @@ from contextlib import suppress
 import pytest
 
 from latchwork_workflows.db import definitions
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.maintenance import document_of, import_document
-from workflows.hands import a_workflow, stage_in_memory
+from workflows.hands import a_workflow, client_of, stage_in_memory
 
 
 @pytest.fixture
@@ -30,33 +29,33 @@ def plain(name, *others, **fields):
 
 
 def test_the_second_of_two_that_start_each_other_is_refused_with_the_way(stage, client):
-    client.apply(plain("a", "b"))
+    client.workflows.apply(plain("a", "b"))
     with pytest.raises(DefinitionInvalid) as refused:
-        client.apply(plain("b", "x", "a"))
+        client.workflows.apply(plain("b", "x", "a"))
     ((path, why),) = refused.value.problems
     assert path == "tasks[1].params.workflow"
     assert "again and again: default.b -> default.a -> default.b" in why
-    client.apply(plain("b", "x"))
-    client.apply(plain("a"))
-    client.apply(plain("b", "a"))
+    client.workflows.apply(plain("b", "x"))
+    client.workflows.apply(plain("a"))
+    client.workflows.apply(plain("b", "a"))
 
 
 @on_file
 def test_a_ring_is_found_through_others_through_dots_in_names_and_in_other_projects(client):
     client.set_grant("etl", "default", "operator")
     client.set_grant("default", "etl", "operator")
-    client.apply(plain("first.step", "etl.second"))
-    client.apply(plain("second", "third", project="etl"))
+    client.workflows.apply(plain("first.step", "etl.second"))
+    client.workflows.apply(plain("second", "third", project="etl"))
     with pytest.raises(DefinitionInvalid, match=r"third -> default.first.step -> etl.second -> default.third"):
-        client.apply(plain("third", "first.step"))
+        client.workflows.apply(plain("third", "first.step"))
 
 
 @on_file
 def test_a_workflow_of_the_same_name_in_another_project_closes_no_ring(client):
     client.set_grant("etl", "default", "operator")
-    client.apply(plain("a", "etl.b"))
-    client.apply(plain("b", "a"))
-    client.apply(plain("b", project="etl"))
+    client.workflows.apply(plain("a", "etl.b"))
+    client.workflows.apply(plain("b", "a"))
+    client.workflows.apply(plain("b", project="etl"))
 
 
 def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(stage, monkeypatch):
@@ -72,9 +71,9 @@ def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(sta
     ends = []
 
     def work(name, other):
-        with WorkflowClient.local(stage.database, stage.store) as client:
+        with client_of(stage.database, stage.store) as client:
             try:
-                ends.append(client.apply(plain(name, other)).number)
+                ends.append(client.workflows.apply(plain(name, other)).version)
             except DefinitionInvalid as error:
                 ends.append(str(error))
 
@@ -89,7 +88,7 @@ def test_of_two_that_are_written_at_once_and_start_each_other_one_is_refused(sta
 
 @on_file
 def test_a_document_with_a_ring_is_refused_whole(stage, client):
-    client.apply(plain("a", "b"))
+    client.workflows.apply(plain("a", "b"))
     document = document_of(stage.database)
     ring = {"definition": plain("b", "a"), "online": True, "scheduled": True}
     for dry_run in (True, False):

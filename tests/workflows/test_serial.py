@@ -37,9 +37,9 @@ def test_starts_come_one_after_the_other_each_when_the_one_before_has_ended(stag
     of("wait")
     hand = stage.hand()
     with stage.master():
-        runs = [client.start("flow").id() for _ in range(3)]
+        runs = [client.runs.start("flow").id() for _ in range(3)]
         assert [stage.state(each) for each in runs] == ["running", "serial_wait", "serial_wait"]
-        assert "waits for its turn" in client.why(runs[1])["a"]
+        assert "waits for its turn" in client.runs.explain(runs[1]).tasks["a"]
         hand.end(hand.wait("a"), Outcome.FAILURE)
         stage.until(runs[0], "failure")
         finish(stage, hand, runs[1])
@@ -51,15 +51,15 @@ def test_a_run_that_waits_keeps_what_its_start_said_and_starts_counting_when_it_
     of("wait", timeout_s=3600)
     hand = stage.hand()
     with stage.master():
-        first = client.start("flow").id()
-        second = client.start("flow", start_from=["b"], scope="only").id()
+        first = client.runs.start("flow").id()
+        second = client.runs.start("flow", start_from=["b"], scope="only").id()
         assert stage.known(second).warn_at is None
-        assert client.instance(second).started_at is None
-        client.stop(first)
+        assert client.runs.get(second).started_at is None
+        client.runs.stop(first)
         stage.until(first, "stopped")
         hand.end(hand.wait("b"))
         stage.until(second, "success")
-    assert client.instance(second).started_at is not None
+    assert client.runs.get(second).started_at is not None
 
 
 def test_the_highest_priority_that_waits_comes_next_and_one_that_is_stopped_never(stage, client, of):
@@ -67,9 +67,9 @@ def test_the_highest_priority_that_waits_comes_next_and_one_that_is_stopped_neve
     hand = stage.hand()
     with stage.master():
         first, low, high, gone = (
-            client.start("flow", priority=each).id() for each in ("medium", "low", "high", "highest")
+            client.runs.start("flow", priority=each).id() for each in ("medium", "low", "high", "highest")
         )
-        client.done(client.stop(gone))
+        client.commands.wait(client.runs.stop(gone))
         assert stage.state(gone) == "stopped"
         finish(stage, hand, first)
         stage.until(high, "running")
@@ -79,16 +79,16 @@ def test_the_highest_priority_that_waits_comes_next_and_one_that_is_stopped_neve
 def test_a_start_is_discarded_while_another_run_goes_on_or_is_paused(stage, client, of):
     of("discard")
     with stage.master():
-        first = client.start("flow").id()
+        first = client.runs.start("flow").id()
         with pytest.raises(WrongState, match=f"run {first} of default.flow is running, and default.flow discards"):
-            client.start("flow").id()
-        client.done(client.pause(first))
+            client.runs.start("flow").id()
+        client.commands.wait(client.runs.pause(first))
         stage.until(first, "paused")
         with pytest.raises(WrongState, match="is paused"):
-            client.start("flow").id()
-        client.stop(first)
+            client.runs.start("flow").id()
+        client.runs.stop(first)
         stage.until(first, "stopped")
-        assert stage.state(client.start("flow").id()) == "running"
+        assert stage.state(client.runs.start("flow").id()) == "running"
     assert stage.instances() == 2
     assert stage.events(first).count("discarded") == 2
 
@@ -97,11 +97,11 @@ def test_a_start_with_priority_ends_the_others_and_begins_when_they_have_ended(s
     of("priority")
     hand = stage.hand()
     with stage.master():
-        first = client.start("flow").id()
+        first = client.runs.start("flow").id()
         claim = hand.wait("a")
         stage.until_task(first, a="running")
-        second = client.start("flow").id()
-        third = client.start("flow").id()
+        second = client.runs.start("flow").id()
+        third = client.runs.start("flow").id()
         eventually(lambda: stage.is_cancelled(claim))
         assert stage.state(third) == "serial_wait"
         hand.end(claim, Outcome.KILLED)
@@ -114,15 +114,15 @@ def test_a_run_is_not_recovered_or_run_again_beside_another(stage, client, of):
     of("wait")
     hand = stage.hand()
     with stage.master():
-        first = client.start("flow").id()
+        first = client.runs.start("flow").id()
         hand.end(hand.wait("a"), Outcome.FAILURE)
         stage.until(first, "failure")
-        second = client.start("flow").id()
-        for ask in (client.recover, client.rerun):
+        second = client.runs.start("flow").id()
+        for ask in (client.runs.recover, client.runs.rerun):
             with pytest.raises(WrongState, match=f"run {second} of default.flow is running"):
-                client.done(ask(first))
+                client.commands.wait(ask(first))
         finish(stage, hand, second)
-        client.done(client.recover(first))
+        client.commands.wait(client.runs.recover(first))
         finish(stage, hand, first)
 
 
@@ -142,14 +142,14 @@ def test_each_date_of_a_backfill_runs_one_after_the_other_whatever_the_policy(st
 def test_a_dry_run_takes_no_turn(stage, client, of):
     of("wait")
     with stage.master():
-        client.start("flow").id()
-        assert client.start("flow", dry_run=True).wait(60).state is InstanceState.SUCCESS
+        client.runs.start("flow").id()
+        assert client.runs.start("flow", dry_run=True).wait(60).state is InstanceState.SUCCESS
 
 
 def test_masters_that_hear_nothing_of_their_writes_let_one_run_go_at_a_time(stage, client, of, monkeypatch):
     of("wait")
     hand = stage.hand()
-    asked = [client.start("flow") for _ in range(5)]
+    asked = [client.runs.start("flow") for _ in range(5)]
     stage.lose_answers(monkeypatch, every=5)
     with stage.master(poll_s=0.5):
 
@@ -169,7 +169,7 @@ def test_a_turn_that_nobody_told_of_is_found(stage, client, of):
     """A run that begins to wait while the other one ends, in another shard, is not seen by that one."""
     of("wait")
     with stage.master(poll_s=0.2):
-        first, second = (client.start("flow").id() for _ in range(2))
+        first, second = (client.runs.start("flow").id() for _ in range(2))
         with stage.database.write() as connection:
             gone = sa.update(instance).where(instance.c.id == first)
             connection.execute(gone.values(state="stopped", active=False))
@@ -179,7 +179,7 @@ def test_a_turn_that_nobody_told_of_is_found(stage, client, of):
 def test_a_run_that_waits_and_that_no_version_can_start_fails_and_not_its_shard(stage, client, of, monkeypatch):
     of("wait")
     with stage.master():
-        first, second = (client.start("flow").id() for _ in range(2))
+        first, second = (client.runs.start("flow").id() for _ in range(2))
         assert stage.state(second) == "serial_wait"
     with stage.database.write() as connection:
         gone = sa.update(instance).where(instance.c.id == first)

@@ -27,7 +27,7 @@ def test_a_child_waits_for_its_turn_and_its_parent_says_so(stage, client, child,
         made = stage.start(parent)
         inner = the_child(stage, made)
         assert (stage.state(inner), stage.states(made)["sub"]) == ("serial_wait", "running")
-        assert f"waits for its run {inner}, which waits for its turn" in client.why(made)["sub"]
+        assert f"waits for its run {inner}, which waits for its turn" in client.runs.explain(made).tasks["sub"]
         for name in ("a", "b"):
             hand.end(hand.wait(name))
         stage.until(other, "success")
@@ -79,7 +79,7 @@ def test_a_child_does_not_begin_while_its_parent_is_paused(stage, client, child,
         other = stage.start(version)
         made = stage.start(parent)
         inner = the_child(stage, made)
-        client.done(client.pause(made))
+        client.commands.wait(client.runs.pause(made))
         stage.until(made, "paused")
         assert stage.state(inner) == "serial_wait"
         behind = stage.start(version)
@@ -88,7 +88,7 @@ def test_a_child_does_not_begin_while_its_parent_is_paused(stage, client, child,
                 hand.end(hand.wait(name))
             stage.until(run, "success")
         assert stage.state(inner) == "serial_wait"
-        client.done(client.resume(made))
+        client.commands.wait(client.runs.resume(made))
         stage.until(inner, "running")
 
 
@@ -101,7 +101,7 @@ def test_a_child_that_is_recovered_waits_for_its_turn_and_keeps_what_succeeded(s
         hand.end(hand.wait("b"), Outcome.FAILURE)
         stage.until(made, "failure")
         other = stage.start(version)
-        client.done(client.recover(made))
+        client.commands.wait(client.runs.recover(made))
         inner = the_child(stage, made)
         assert (stage.state(inner), stage.states(inner)["a"]) == ("serial_wait", "success")
         for name in ("a", "b"):
@@ -116,7 +116,7 @@ def test_a_stop_of_the_parent_ends_a_child_that_waits(stage, client, child, pare
     with stage.master():
         stage.start(child("wait"))
         made = stage.start(parent)
-        client.stop(made)
+        client.runs.stop(made)
         stage.until(made, "stopped")
         assert stage.state(the_child(stage, made)) == "stopped"
 

@@ -14,7 +14,7 @@ import pytest
 import latchwork
 from latchwork.errors import LatchworkError
 from latchwork_workflows import Serve, ServeOptions
-from latchwork_workflows.direct import WorkflowClient
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
@@ -62,11 +62,11 @@ def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start,
     eventually(lambda: "sign in" in (tmp_path / "out-0").read_text(), 60.0)
     with suppress(PermissionError):  # only root may look
         assert "LATCHWORK_WORKFLOWS_HOME" not in Path(f"/proc/{server.pid}/environ").read_text()
-    with WorkflowClient.local(home.database) as client:
-        client.apply(definition(notes, go))
-        number = client.start("flow").id(60)
+    with WorkflowClient.local(home) as client:
+        client.workflows.apply(definition(notes, go))
+        number = client.runs.start("flow").id(60)
         eventually(lambda: len(notes_of(notes)) == 1, 30.0)
-        eventually(lambda: client.attempts(number), 30.0, "the master has seen that the attempt was claimed")
+        eventually(lambda: client.runs.attempts(number), 30.0, "the master has seen that the attempt was claimed")
         server.send_signal(signal.SIGKILL)
         server.wait()
         child = int(notes_of(notes)[0].split()[1])
@@ -74,9 +74,9 @@ def test_a_server_that_was_killed_goes_on_where_it_was_when_it_comes_back(start,
         start("serve", "--port", "0", "--session-ttl-s", "5", "--slots", "2")
         eventually(lambda: len(notes_of(notes)) == 2, 90.0)
         go.touch()
-        done = client.wait(number, 60)
+        done = client.runs.wait(number, 60)
         assert done.state.value == "success"
-        kinds = [(each.name, each.kind, each.outcome) for each in reversed(client.attempts(number))]
+        kinds = [(each.name, each.kind, each.outcome) for each in reversed(client.runs.attempts(number))]
     begun = [line.split() for line in notes_of(notes)]
     assert [word for word, _ in begun] == ["begin", "begin", "end"]
     assert kinds == [("holds", "first", "lost"), ("holds", "failover", "success"), ("after", "first", "success")]
@@ -104,14 +104,14 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
     home = Home.of(tmp_path / "home", environ={})
     home.make()
     keys = Keys()
-    with WorkflowClient.local(home.database) as client, latchwork.connect(home.store) as store:
+    with WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
         database = client._parts.database
         initialize(database, shards=2)
         join_store(database, store, keys)
-        client.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
+        client.workflows.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
         hand = Hand(store, keys)
         first = start("master", "--node-id", "m1", "--lock-ttl-s", "3")
-        runs = [client.start("flow").id(60) for _ in range(4)]
+        runs = [client.runs.start("flow").id(60) for _ in range(4)]
         claims = {}
         eventually(lambda: claims.update(hand.take_all()) or len(claims) == 4, 30.0)
         second = start("master", "--node-id", "m2", "--lock-ttl-s", "3")
@@ -125,11 +125,11 @@ def test_when_a_master_is_killed_another_resumes_its_instances(start, tmp_path):
         print(f"dispatched again {time.monotonic() - killed:.1f} s after the kill")
         for claim in after.values():
             hand.end(claim)
-        states = {client.wait(each, 60).state.value for each in runs}
+        states = {client.runs.wait(each, 60).state.value for each in runs}
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0
         assert states == {"success"}
-        assert all(len(client.attempts(each)) == 2 for each in runs)
+        assert all(len(client.runs.attempts(each)) == 2 for each in runs)
         hand.die()
 
 
@@ -137,14 +137,14 @@ def test_a_master_that_stood_still_longer_than_its_shards_were_its_own_recovers_
     """DolphinScheduler #18570: a master that was overloaded lost its registration, and never recovered."""
     home = Home.of(tmp_path / "home", environ={})
     home.make()
-    with WorkflowClient.local(home.database) as client, latchwork.connect(home.store) as store:
+    with WorkflowClient.local(home) as client, latchwork.connect(home.store) as store:
         database = client._parts.database
         initialize(database, shards=2)
         join_store(database, store, Keys())
-        client.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
+        client.workflows.apply(a_workflow(tasks={"a": [], "b": ["a"]}).definition)
         hand = Hand(store)
         alone = start("master", "--node-id", "m1", "--lock-ttl-s", "2")
-        number = client.start("flow").id(60)
+        number = client.runs.start("flow").id(60)
         (claim,) = eventually(hand.take_all, 30.0).values()
         alone.send_signal(signal.SIGSTOP)
         time.sleep(6.0)  # its session has ended, and so have the locks of its shards
@@ -152,7 +152,7 @@ def test_a_master_that_stood_still_longer_than_its_shards_were_its_own_recovers_
         alone.send_signal(signal.SIGCONT)
         (claim,) = eventually(hand.take_all, 60.0).values()
         hand.end(claim)
-        assert client.wait(number, 60).state.value == "success"
-        assert len(client.attempts(number)) == 2
+        assert client.runs.wait(number, 60).state.value == "success"
+        assert len(client.runs.attempts(number)) == 2
         assert alone.poll() is None
         hand.die()

@@ -10,7 +10,6 @@ from alembic.config import Config
 from latchwork_workflows.db import Database, settings
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import attempt, event, task
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow, WrongState
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.maintenance import Doctor, import_document
@@ -22,7 +21,7 @@ from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
 from latchwork_workflows.worker.preparing import with_password
 from workflows import working
-from workflows.hands import stage_in_memory
+from workflows.hands import client_of, stage_in_memory
 
 from .working import log_of
 
@@ -41,7 +40,7 @@ def stage(database_url):
 
 @pytest.fixture
 def client(stage):
-    with WorkflowClient.local(stage.database, stage.store) as client:
+    with client_of(stage.database, stage.store) as client:
         yield client
 
 
@@ -70,9 +69,9 @@ def flow(tasks, **fields):
 
 def run(client, stage, tasks, **fields):
     """Apply it, run it to its end; its attempts by task."""
-    client.apply(flow(tasks, **fields))
+    client.workflows.apply(flow(tasks, **fields))
     with stage.master():
-        found = client.start(f"{fields.get('project', 'default')}.flow").wait(60)
+        found = client.runs.start(f"{fields.get('project', 'default')}.flow").wait(60)
     with stage.database.read() as connection:
         chosen = sa.select(task.c.name, task.c.outputs, attempt).join(attempt, attempt.c.task == task.c.id)
         mine = chosen.where(task.c.instance == found.id).order_by(attempt.c.n)
@@ -143,10 +142,10 @@ def test_sql_procedure_and_script_get_into_postgresql_by_the_secret_of_the_worke
 def test_a_connection_that_is_removed_later_ends_its_attempt_with_one_clear_error(client, stage, logs, worker):
     client.set_connection("shop", "sqlite://")
     tasks = {"a": of("sql", connection="shop", statement="SELECT 1", retries=3)}
-    client.apply(flow(tasks))
+    client.workflows.apply(flow(tasks))
     assert client.remove_setting("connection", "shop") == ["default.flow"]
     with stage.master():
-        client.start("flow").wait(60)
+        client.runs.start("flow").wait(60)
     (row,) = stage.attempts()
     assert (row[0], row[2], row[4]) == (
         1,
@@ -172,11 +171,11 @@ def test_a_worker_tries_a_connection_and_says_how_it_went(client, stage, logs, w
     client.set_connection("good", "sqlite://")
     client.set_connection("bad", "sqlite:////nowhere/at/all/x.db", project="billing")
     with stage.master():
-        good = client.wait(client.done(client.ask_to_try("good")), 60)
-        bad = client.wait(client.done(client.ask_to_try("bad", project="billing")), 60)
+        good = client.runs.wait(client.commands.wait(client.ask_to_try("good")).run, 60)
+        bad = client.runs.wait(client.commands.wait(client.ask_to_try("bad", project="billing")).run, 60)
     assert (good.workflow, good.state.value) == ("default._connection.good", "success")
     assert (bad.workflow, bad.state.value) == ("billing._connection.bad", "failure")
-    assert "unable to open database file" in client.attempts(bad.id)[0].error
+    assert "unable to open database file" in client.runs.attempts(bad.id)[0].error
     with pytest.raises(UnknownWorkflow, match="no connection bad of all projects"):
         client.ask_to_try("bad")
 
@@ -225,7 +224,7 @@ def test_a_task_reads_what_is_stored_when_it_is_put_and_keeps_it(client, stage):
         "b": of("shell", script="true", environment="own", after=["a"]),
     }
     tasks["a"]["retry_interval_s"] = 0
-    version = client.apply(flow(tasks, environment="prod", params={"day": "start", "x": "${bucket}"}))
+    version = client.workflows.apply(flow(tasks, environment="prod", params={"day": "start", "x": "${bucket}"}))
     with stage.master():
         made = stage.start(version)
         first = hand.wait("a")
@@ -249,7 +248,7 @@ def test_a_connection_that_only_an_environment_names_reaches_the_task(client, st
     hand = stage.hand()
     client.set_connection("shop", "sqlite:///shop.db")
     client.set_environment("prod", {"DB": "${connection:shop}"})
-    version = client.apply(flow({"a": of("shell", script="true")}, environment="prod"))
+    version = client.workflows.apply(flow({"a": of("shell", script="true")}, environment="prod"))
     with stage.master():
         stage.start(version)
         claim = hand.wait("a")
@@ -259,7 +258,7 @@ def test_a_connection_that_only_an_environment_names_reaches_the_task(client, st
 @FILE
 def test_an_environment_that_is_removed_later_ends_the_attempt(client, stage):
     client.set_environment("prod", {"A": "b"})
-    version = client.apply(flow({"a": of("shell", script="true")}, environment="prod"))
+    version = client.workflows.apply(flow({"a": of("shell", script="true")}, environment="prod"))
     assert client.remove_setting("environment", "prod") == ["default.flow"]
     with stage.master():
         made = stage.start(version)
@@ -347,7 +346,7 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
     }
     given = flow(tasks, environment="prod")
     with pytest.raises(DefinitionInvalid) as refused:
-        client.apply(given)
+        client.workflows.apply(given)
     told = [str(each) for each in refused.value.problems]
     assert [each.partition(", ")[0] for each in told] == [
         "tasks[1].env.X: '${REGION}' is no parameter",
@@ -356,10 +355,10 @@ def test_what_is_named_and_not_stored_is_refused_by_its_place(client):
         "tasks[1].environment: there is no environment 'nix' of project default or of all",
         "tasks[2]: there is no connection 'no' of project default or of all",
     ]
-    assert client.validate(given) == refused.value.problems
-    assert [each.path for each in client.validate({**given, "project": "billing"}) if "shop" in each.message] == [
-        "tasks[2]"
-    ]
+    assert client.workflows.validate(given) == refused.value.problems
+    assert [
+        each.path for each in client.workflows.validate({**given, "project": "billing"}) if "shop" in each.message
+    ] == ["tasks[2]"]
 
 
 @FILE
@@ -374,7 +373,7 @@ def test_what_was_removed_between_the_check_and_the_write_is_refused_too(client,
 
     monkeypatch.setattr(workflows, "check", checked)
     with pytest.raises(DefinitionInvalid, match="no connection 'shop'"):
-        client.apply(flow({"a": of("sql", connection="shop", statement="SELECT 1")}))
+        client.workflows.apply(flow({"a": of("sql", connection="shop", statement="SELECT 1")}))
 
 
 @FILE
@@ -385,8 +384,8 @@ def test_doctor_names_workflows_that_name_what_is_not_there(client, stage):
         "a": of("sql", connection="shop", statement="SELECT 1"),
         "b": of("shell", script="true", environment="prod"),
     }
-    client.apply(flow(tasks))
-    client.apply({**flow({"a": of("shell", script="true")}, environment="prod"), "name": "off"}, online=False)
+    client.workflows.apply(flow(tasks))
+    client.workflows.apply({**flow({"a": of("shell", script="true")}, environment="prod"), "name": "off"}, online=False)
     client.remove_setting("connection", "shop")
     client.remove_setting("environment", "prod")
     found = Doctor(stage.database, stage.store, wait=lambda _: None).look()

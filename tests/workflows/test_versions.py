@@ -42,11 +42,11 @@ def test_a_rerun_and_a_recovery_keep_the_version_too(stage):
 
 
 def test_only_what_is_online_is_started(client, stage):
-    client.apply(a_workflow().definition.to_json(), online=False)
+    client.workflows.apply(a_workflow().definition.to_json(), online=False)
     with pytest.raises(WrongState, match="offline"):
-        client.start("flow")
-    client.set_online("flow", online=True)
-    client.start("flow")
+        client.runs.start("flow")
+    client.workflows.set_online("flow", online=True)
+    client.runs.start("flow")
 
 
 def test_tasks_start_in_topological_order(stage):

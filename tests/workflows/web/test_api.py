@@ -44,7 +44,7 @@ def test_a_repeated_key_starts_nothing_more_also_after_the_run(ask, seeds):
     with seeds.database.write() as connection:
         connection.execute(sa.update(command).where(command.c.id == first["command"]).values(done_at=1.0, instance=1))
     again = ask("admin").post(START, headers=key).json()
-    assert (first["is_new"], again["is_new"], again["command"], again["instance"]) == (True, False, first["command"], 1)
+    assert (first["is_new"], again["is_new"], again["command"], again["run"]) == (True, False, first["command"], 1)
     other = ask("admin").post(START, headers=key, json={"params": {"region": "us"}})
     assert other.status_code == 409
     assert "was used for command" in other.json()["detail"]
@@ -139,7 +139,7 @@ def test_a_schedule_that_is_switched_on_again_owes_nothing_of_the_time_in_betwee
     assert ask("admin").put(path, json={"enabled": False}).status_code == 204
     with seeds.database.write() as connection:
         connection.execute(sa.update(schedule).where(mine).values(cursor=5.0))
-    assert ask("admin").get("/api/v1/schedules").json()[0]["next_at"] is None
+    assert ask("admin").get("/api/v1/schedules").json()[0]["next_fires"] == []
     assert ask("admin").put(path, json={"enabled": True}).status_code == 204
     assert rows(seeds, sa.select(schedule.c.cursor).where(mine))[0].cursor > 1e9
     assert ask("admin").put("/api/v1/workflows/billing/close/schedule", json={"enabled": True}).status_code == 404

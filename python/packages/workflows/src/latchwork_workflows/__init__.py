@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from latchwork.spi import late
 
 if TYPE_CHECKING:
+    from latchwork_workflows.client import RunRef, WorkflowClient
     from latchwork_workflows.db.settings import SettingKind
-    from latchwork_workflows.direct import RunRef, WorkflowClient
     from latchwork_workflows.errors import (
         DefinitionInvalid,
         NotAllowed,
@@ -48,7 +48,7 @@ else:
     __getattr__ = late(
         __name__,
         {
-            "latchwork_workflows.direct": ("RunRef", "WorkflowClient"),
+            "latchwork_workflows.client": ("RunRef", "WorkflowClient"),
             "latchwork_workflows.model.branching": ("On", "conditions", "dependent", "sub_process", "switch"),
             "latchwork_workflows.model.builder": (
                 "Alerts",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from latchwork.errors import LatchworkError, WaitTimeout
 from latchwork.store import Store
+from latchwork_workflows.client.transport import request_of
 from latchwork_workflows.cluster import StoreCluster
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.definitions import Version
 from latchwork_workflows.deploying import bundled, packed, workflows_of
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.errors import Problem as Wrong
@@ -26,7 +26,9 @@ from latchwork_workflows.logs import LogStore
 from latchwork_workflows.looking import LOOK_S, RunSeen, split, told
 from latchwork_workflows.model.builder import Workflow
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.services import Parts, workflows
+from latchwork_workflows.schemas.runs import StartRequest
+from latchwork_workflows.schemas.workflows import AppliedVersion
+from latchwork_workflows.services import Parts, commands, schedules, tasks, workflows
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.alerts.part import Alerts
 from latchwork_workflows.services.grants import Granting
@@ -50,7 +52,7 @@ class RunRef:
         command: the number of the command that asks for it.
     """
 
-    def __init__(self, client: WorkflowClient, command: int) -> None:
+    def __init__(self, client: DirectClient, command: int) -> None:
         self._client = client
         self.command = command
 
@@ -73,14 +75,14 @@ class RunRef:
             WrongState: it was refused, or has ended.
         """
         with told():
-            runs_desk.stop_command(self._client._parts, self._client._who, self.command)  # noqa: SLF001 - its own
+            commands.stop(self._client._parts, self._client._who, self.command)  # noqa: SLF001 - its own
 
     def wait(self, timeout_s: float | None = None) -> RunSeen:
         """The run, once it is over. Errors as for ``id``."""
         return self._client.wait(self.id(timeout_s), timeout_s)
 
 
-class WorkflowClient(Alerts, StoredSettings, Granting):
+class DirectClient(Alerts, StoredSettings, Granting):
     """Workflows, for programs: ``WorkflowClient.local("sqlite:///flows.db", store)``. Safe to share between threads.
 
     Args:
@@ -103,7 +105,7 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
         types: TaskTypes | None = None,
         by: str | None = None,
         name: str = "default",
-    ) -> WorkflowClient:
+    ) -> DirectClient:
         """A client on the database itself, without a server: who can open that may do everything.
 
         Args:
@@ -144,7 +146,7 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
             return error.problems
         return []
 
-    def apply(self, given: Given, *, online: bool | None = None) -> Version:
+    def apply(self, given: Given, *, online: bool | None = None) -> AppliedVersion:
         """Write a definition: a new version if it differs from the newest of its name.
 
         Args:
@@ -154,11 +156,11 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
             DefinitionInvalid: with every problem.
         """
         with told():
-            return workflows.apply(self._parts, self._who, _plain(given), online=online)[0]
+            return workflows.apply(self._parts, self._who, _plain(given), online=online)
 
     def deploy(
         self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
-    ) -> list[tuple[Workflow, Version]]:
+    ) -> list[tuple[Workflow, AppliedVersion]]:
         """Write all workflows of a module, with its code; none is written unless all can be run.
 
         Args:
@@ -189,7 +191,7 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
     def set_schedule(self, name: str, *, enabled: bool) -> None:
         """Whether its schedule starts it. Switched on again, it owes nothing of the time in between."""
         with told():
-            workflows.set_schedule(self._parts, self._who, *split(name), enabled=enabled)
+            schedules.set_enabled(self._parts, self._who, *split(name), enabled=enabled)
 
     # Runs
 
@@ -223,18 +225,19 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
             WrongState: it is offline.
             BadRequest: it has no such parameter or task.
         """
-        given = runs_desk.Start(
-            params or {},
-            priority,
-            tuple(start_from),
-            Scope(scope),
+        given = request_of(
+            StartRequest,
+            params=dict(params or {}),
+            priority=priority,
+            start_from=list(start_from),
+            scope=scope,
             dry=dry_run,
             no_cache=no_cache,
             schedule_time=schedule_time,
         )
         with told():
             asked = runs_desk.start(self._parts, self._who, *split(name), given, unique_key=unique_key)
-        return RunRef(self, asked.id)
+        return RunRef(self, asked.command)
 
     def act(
         self,
@@ -267,7 +270,7 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
                 start_from=start_from,
                 no_cache=no_cache,
                 unique_key=unique_key,
-            ).id
+            ).command
 
     def pause(self, run_id: int) -> int:
         """Let running tasks end, and start none; errors as for ``act``."""
@@ -292,12 +295,12 @@ class WorkflowClient(Alerts, StoredSettings, Granting):
     def force_success(self, task_id: int) -> int:
         """A task that failed counts as success; errors as for ``act``."""
         with told():
-            return runs_desk.force(self._parts, self._who, task_id, "force-success").id
+            return tasks.force(self._parts, self._who, task_id, "force-success").command
 
     def force_start(self, task_id: int) -> int:
         """A queued task is taken without waiting for a slot of its pool; errors as for ``act``."""
         with told():
-            return runs_desk.force(self._parts, self._who, task_id, "force-start").id
+            return tasks.force(self._parts, self._who, task_id, "force-start").command
 
     def done(self, command: int, timeout_s: float | None = 30.0) -> int:
         """Wait until a master has done a command; the instance that it is about.

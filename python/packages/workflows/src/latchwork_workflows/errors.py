@@ -45,6 +45,14 @@ class WrongState(LatchworkError):
     """The instance, or the task, is in a state that does not take this command; the message says which state would."""
 
 
+class KeyReused(WrongState):
+    """A unique key was given before, for another command."""
+
+
+class BadRequest(LatchworkError, ValueError):
+    """A value of the request is not valid; the message names it."""
+
+
 class NotAllowed(LatchworkError, PermissionError):
     """The user, or the caller, may not do this."""
 

@@ -88,6 +88,16 @@ class Home:
         """
         return self.is_told_logs or self.is_local
 
+    def missing_database(self) -> str:
+        """Return what to do about a database file that does not exist. Empty: it exists, or is on a server."""
+        path = self.database.removeprefix("sqlite:///")
+        if path == self.database or Path(path).exists():
+            return ""
+        return (
+            f"there is no database {path}; start `latchwork workflows serve` once, or make one with `init`; or give "
+            "--home or --database"
+        )
+
     def make(self) -> None:
         """Make the folder, for nobody but its user."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

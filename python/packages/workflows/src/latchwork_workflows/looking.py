@@ -11,16 +11,19 @@ from typing import Any, TypeAlias
 
 from latchwork.errors import LatchworkError, Unavailable, WaitTimeout
 from latchwork_workflows.db.views import catalog, instances
-from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
+from latchwork_workflows.errors import BadRequest, NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.explain import Cause
 from latchwork_workflows.logs import LogMissing, LogPart
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services import Parts, WorkerSeen, workflows
 from latchwork_workflows.services import attempts as attempts_desk
 from latchwork_workflows.services import causes as causes_desk
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.workers import at_work
-from latchwork_workflows.services.workflows import Shown
+from latchwork_workflows.schemas.workflows import WorkflowDetail
+from latchwork_workflows.services import Parts, WorkerSeen, schedules, workflows
+from latchwork_workflows.services import attempts as attempts_desk
+from latchwork_workflows.services import causes as causes_desk
+from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.web import Identity, Problem
@@ -28,10 +31,6 @@ from latchwork_workflows.web import Identity, Problem
 Row: TypeAlias = Any
 #: Seconds between two looks of somebody who waits.
 LOOK_S = 0.2
-
-
-class BadRequest(LatchworkError, ValueError):
-    """A start, or another command, says what cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +80,10 @@ class Looks:
         with self._parts.database.read() as connection:
             return catalog.listed(connection, contains=contains, most=most)
 
-    def workflow(self, name: str, version: int | None = None) -> Shown:
+    def workflow(self, name: str, version: int | None = None) -> WorkflowDetail:
         """A version of a workflow; None: the newest. ``name`` is ``project.name``, or a name of ``default``."""
         with told():
-            return workflows.show(self._parts, self._who, *split(name), version)
+            return workflows.get(self._parts, self._who, *split(name), version)
 
     def fires(self, cron: str, tz: str = "UTC", count: int = 5) -> list[float]:
         """The next moments at which a schedule fires, in seconds since the epoch.
@@ -93,11 +92,11 @@ class Looks:
             BadRequest: the expression or the time zone is wrong.
         """
         with told():
-            return workflows.fires(cron, tz, count)
+            return schedules.preview(cron, tz, count)
 
     def next_fires(self, row: Row, count: int = 5) -> list[float]:
         """The next moments at which a workflow of ``workflows`` is started by its schedule, within its window."""
-        return workflows.next_fires(row, time.time(), count)
+        return schedules.next_fires(row, time.time(), count)
 
     def last_fires(self, rows: Sequence[Row]) -> dict[int, Row]:
         """What became of the newest fire time of each of these workflows, by their codes: a run, or an error."""
@@ -111,7 +110,7 @@ class Looks:
             UnknownWorkflow: there is none.
         """
         with told():
-            row = runs_desk.find(self._parts, self._who, run_id)
+            row = runs_desk.row_of(self._parts, self._who, run_id)
         return _seen(row, self.tasks(run_id, row.run))
 
     def instances(
@@ -130,7 +129,7 @@ class Looks:
     def tasks(self, run_id: int, run: int | None = None) -> list[Row]:
         """The tasks of a run, in the order of the definition; of the newest if ``run`` is None."""
         with told():
-            number = run or runs_desk.find(self._parts, self._who, run_id).run
+            number = run or runs_desk.row_of(self._parts, self._who, run_id).run
         with self._parts.database.read() as connection:
             return instances.tasks(connection, run_id, number)
 
@@ -146,8 +145,8 @@ class Looks:
     def causes(self, run_id: int) -> tuple[list[Cause], dict[str, str]]:
         """Why a run does not go on, or why it failed; and why each of its tasks is where it is, by name."""
         with told():
-            row = runs_desk.find(self._parts, self._who, run_id)
-            body = workflows.show(self._parts, self._who, row.project, row.name, row.version).definition
+            row = runs_desk.row_of(self._parts, self._who, run_id)
+            body = workflows.get(self._parts, self._who, row.project, row.name, row.version).definition
             tasks = self.tasks(run_id, row.run)
             names = [each.name for each in tasks]
             found = causes_desk.reasons(self._parts, self._who, row, body, tasks, names)
@@ -156,13 +155,13 @@ class Looks:
     def log(self, attempt: str, offset: int = 0, limit: int = 65_536) -> LogPart:
         """A part of the log of an attempt, ``<task>.<n>.<claim>``; an empty one where there is none yet."""
         with told():
-            row = attempts_desk.find(self._parts, self._who, attempt).attempt
+            row = attempts_desk.find(self._parts, self._who, attempt)
         if self._parts.logs is None:
             raise LatchworkError("this client has no log store; give the one of the workers, by --logs in a shell")
         try:
             return self._parts.logs.read(row.log_ref, offset, limit)
         except LogMissing:
-            return LogPart(b"", offset, ended=row.ended_at is not None)
+            return LogPart(b"", offset, ended=row.attempt.ended_at is not None)
         except OSError as error:
             raise Unavailable(f"the log of attempt {attempt} cannot be read now: {error.strerror or error}") from error
 

@@ -9,15 +9,13 @@ Any number of processes may have one: nothing is kept in them that another would
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from typing import Any
 
 from fastapi import FastAPI
 
 from latchwork.errors import LatchworkError
-from latchwork_workflows.api import routers
-from latchwork_workflows.api.models import ProblemDocument
+from latchwork_workflows.api import make_api
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.views import instances, overview
@@ -25,7 +23,7 @@ from latchwork_workflows.logs import LogStore
 from latchwork_workflows.services import EXPECTED, Cluster, Parts, problem_of
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.ui import NAVIGATION, PAGES, ui_routers
-from latchwork_workflows.web import Hub, Role, Site, make_app
+from latchwork_workflows.web import Hub, Role, Site
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
@@ -61,14 +59,7 @@ def make_site(
         problem_of=problem_of,
         cookie=cookie,
     )
-    app = make_app(site, hosts=hosts, version=_version(), description=_DESCRIPTION)
-    app.state.parts = parts
-    problems: dict[int | str, dict[str, Any]] = {
-        status: {"model": ProblemDocument, "content": {"application/problem+json": {}}, "description": text}
-        for status, text in _PROBLEMS.items()
-    }
-    for router in routers:
-        app.include_router(router, responses=problems)
+    app = make_api(parts, site, hosts=hosts)
     for router in ui_routers:
         app.include_router(router, include_in_schema=False)
     return app
@@ -111,29 +102,6 @@ def _fingerprints(database: Database, topics: Iterable[str]) -> Mapping[str, Any
         for topic in topics:
             kind, _, key = topic.partition(":")
             found[topic] = (
-                instances.fingerprint(connection, int(key)) if kind == "instance" else overview.fingerprint(connection)
+                instances.fingerprint(connection, int(key)) if kind == "run" else overview.fingerprint(connection)
             )
     return found
-
-
-def _version() -> str:
-    try:
-        return version("latchwork")
-    except PackageNotFoundError:
-        return "0"
-
-
-_DESCRIPTION = (
-    "Workflows, their runs and logs. Moments are seconds since the epoch. Send a token as `Authorization: Bearer ...`; "
-    "errors are problem documents (RFC 9457). Lists go by key: ask for what is `before` the last id that you have."
-)
-_PROBLEMS = {
-    400: "malformed",
-    401: "nobody that we know",
-    403: "not allowed",
-    404: "not there",
-    409: "its state does not take this; `possible` names what it would take",
-    413: "too large",
-    422: "a field is wrong; `errors` names each",
-    503: "database, store or logs are out of reach; try again",
-}

@@ -1,5 +1,5 @@
-"""The REST API: documents in, documents out, errors as problems (RFC 9457). What it may do is the desk's to say."""
+"""The REST API: documents in, documents out, errors as problems (RFC 9457). ``services`` decides what is allowed."""
 
-from latchwork_workflows.api.routes import routers
+from latchwork_workflows.api.app import make_api
 
-__all__ = ["routers"]
+__all__ = ["make_api"]

@@ -14,6 +14,7 @@ from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.model.model import Priority
 from latchwork_workflows.model.moments import DateRange
 from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.schemas.commands import CommandSent
 from latchwork_workflows.services import backfills as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Problem, Who
@@ -77,7 +78,7 @@ def start(
     name: m.NamePath,
     given: BackfillRequest,
     key: m.UniqueKey = None,
-) -> m.AskedDocument:
+) -> CommandSent:
     """Ask for a run for each of these dates; the command names its backfill once there is one."""
     fields = given.model_dump(exclude={"first", "last", "dates"})
     wanted = desk.Backfill(_dates(given), **fields)
@@ -124,7 +125,7 @@ def list_runs(
 
 
 @router.post("/backfills/{backfill_id}:stop", status_code=202)
-def stop(*, request: Request, who: Who, backfill_id: m.Id, key: m.UniqueKey = None) -> m.AskedDocument:
+def stop(*, request: Request, who: Who, backfill_id: m.Id, key: m.UniqueKey = None) -> CommandSent:
     """Let none of its dates start any more, and stop those at work."""
     return _told(desk.stop(parts_of(request), who, backfill_id, unique_key=key))
 
@@ -141,8 +142,8 @@ def _dates(given: BackfillRequest) -> DateRange | list[date]:
         raise Problem(422, f"last: {error}", errors=[("last", str(error))]) from None
 
 
-def _told(asked: Asked) -> m.AskedDocument:
-    return m.AskedDocument(command=asked.id, is_new=asked.is_new)
+def _told(asked: Asked) -> CommandSent:
+    return CommandSent(command=asked.id, is_new=asked.is_new)
 
 
 def _fields(found: desk.Seen) -> dict[str, Any]:

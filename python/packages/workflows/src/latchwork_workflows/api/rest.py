@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
@@ -12,43 +12,19 @@ from starlette.responses import Response
 
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.views import overview
-from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.schemas.nodes import Worker, WorkerTask
 from latchwork_workflows.schemas.workers import ActiveTask
+from latchwork_workflows.services import runs
 from latchwork_workflows.services.parts import WorkerSeen, need_any, parts_of
-from latchwork_workflows.services.runs import find
 from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.web import Identity, Problem, Who, may_still
 
 router = APIRouter()
-_TOPIC = r"^(all|instance:[1-9][0-9]{0,17})$"
-
-
-class WorkerTask(Document):
-    """A task that a worker has now; ``since`` is null for the moment before its master has heard of it."""
-
-    task: int
-    name: str
-    workflow: str
-    run: int
-    since: float | None
-
-
-class WorkerRow(Document):
-    """A worker that lives, and what it runs: as far as one may see that."""
-
-    name: str
-    host: str
-    groups: list[str]
-    slots: int
-    busy: int
-    types: list[str]
-    version: str
-    state: str
-    running: list[WorkerTask]
+_TOPIC = r"^(all|run:[1-9][0-9]{0,17})$"
 
 
 @router.get("/api/v1/workers", tags=["workers"])
-def list_workers(request: Request, who: Who) -> list[WorkerRow]:
+def list_workers(request: Request, who: Who) -> list[Worker]:
     """The workers that live, and what they run. Needs a role in some project."""
     need_any(who)
     parts = parts_of(request)
@@ -57,14 +33,13 @@ def list_workers(request: Request, who: Who) -> list[WorkerRow]:
         raise Problem(503, "the store cannot be asked for workers now", headers={"Retry-After": "5"})
     with parts.database.read() as connection:
         running = at_work(connection, who, found)
-    return [WorkerRow(**_plain(each, running[each.name])) for each in found]
+    return [_worker(each, running[each.name]) for each in found]
 
 
-def _plain(seen: WorkerSeen, running: Sequence[ActiveTask]) -> dict[str, Any]:
-    row = {name: getattr(seen, name) for name in WorkerRow.model_fields if name != "running"}
-    fields = WorkerTask.model_fields
-    tasks = [WorkerTask(**{name: getattr(each, name) for name in fields}) for each in running if each.task]
-    return {**row, "groups": list(seen.groups), "types": list(seen.types), "running": tasks}
+def _worker(seen: WorkerSeen, running: Sequence[ActiveTask]) -> Worker:
+    tasks = [WorkerTask.of(each) for each in running if each.task]
+    fields = {"groups": list(seen.groups), "types": list(seen.types), "tenants": list(seen.tenants)}
+    return Worker.of(seen, **fields, running=tasks)
 
 
 @router.get("/api/v1/events", tags=["live"], response_class=StreamingResponse)
@@ -74,7 +49,7 @@ async def events(request: Request, who: Who, topic: Annotated[str, Query(pattern
 
     def look(now: Identity) -> None:
         if topic != "all":
-            find(parts, now, int(topic.partition(":")[2]))
+            runs.row_of(parts, now, int(topic.partition(":")[2]))
 
     await run_in_threadpool(look, who)
     stream = await live.opened(live.changes(topic), who.name, lambda: may_still(request, look))

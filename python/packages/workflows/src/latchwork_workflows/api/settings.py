@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, Field, StringConstraints
 
 from latchwork_workflows.api import models as m
-from latchwork_workflows.api.models import plain_json
 from latchwork_workflows.db.settings import SettingKind
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.schemas.values import plain_json
 from latchwork_workflows.services import settings as desk
 from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.web import Who
@@ -144,7 +144,7 @@ def try_connection(
     """Let a worker open it: a run of one task, whose state and log say how it went."""
     where = given or TryRequest()
     asked = desk.try_connection(parts_of(request), who, project, name, within=where.within, group=where.group)
-    return Tried(command=asked.id)
+    return Tried(command=asked.command)
 
 
 @router.get("/environments")

@@ -28,9 +28,10 @@ from latchwork.spi import (
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from latchwork_workflows import Home, Problem, Workflow, WorkflowClient
+    from latchwork_workflows import Home, Problem
+    from latchwork_workflows.schemas.schedules import LastFire, Schedule
+    from latchwork_workflows.schemas.workflows import AppliedVersion
+    from latchwork_workflows.schemas.workflows import Workflow as WorkflowRow
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="YAML or JSON; - for what comes by a pipe.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="project.name, or a name of the project default.")]
@@ -85,14 +86,11 @@ def apply(
     with client_of(where) as client:
         from latchwork_workflows.model import read
 
-        _refuse(client.validate(text))
+        _refuse(client.workflows.validate(text))
         plain = read(text)
-        version = client.apply(plain, online=False if offline else None)
-    name = f"{plain.get('project', 'default')}.{plain['name']}"
-    word = "is new" if version.is_new else "was there already"
-    document = {"workflow": name, "version": version.number, "is_new": version.is_new, "online": version.is_online}
-    state = "" if version.is_online else "; it is offline"
-    told(f"{name}: version {version.number} {word}{state}", document, as_json=as_json)
+        found = client.workflows.apply(plain, online=False if offline else None)
+    name = f"{found.project}.{found.name}"
+    told(f"{name}: version {found.version} {_applied(found)}", _document(found), as_json=as_json)
 
 
 @command("latchwork workflows deploy flows.py", "latchwork workflows deploy mypackage.flows --no-bundle")
@@ -126,26 +124,25 @@ def deploy(
     module = _module(target)
     with client_of(where) as client:
         try:
-            rows = client.deploy(module, bundle=not no_bundle, online=False if offline else None)
+            rows = client.workflows.deploy(module, bundle=not no_bundle, online=False if offline else None)
         except DefinitionInvalid as error:
             _refuse(error.problems)
             raise
     if as_json:
-        say_json({"workflows": [_deployed(each, version) for each, version in rows]})
+        say_json({"workflows": [_document(version) for _, version in rows]})
         return
     for each, version in rows:
-        word = "is new" if version.is_new else "was there already"
-        state = "" if version.is_online else "; it is offline"
-        say(f"{each.definition.key}: version {version.number} {word}, {counted(len(each.order), 'task')}{state}")
+        tasks = counted(len(each.order), "task")
+        say(f"{each.definition.key}: version {version.version} {_applied(version, f', {tasks}')}")
 
 
-def _deployed(workflow: Workflow, version: Any) -> dict[str, Any]:
-    return {
-        "workflow": workflow.definition.key,
-        "version": version.number,
-        "is_new": version.is_new,
-        "online": version.is_online,
-    }
+def _applied(found: AppliedVersion, tasks: str = "") -> str:
+    return f"{'is new' if found.is_new else 'was there already'}{tasks}{'' if found.online else '; it is offline'}"
+
+
+def _document(found: AppliedVersion) -> dict[str, Any]:
+    name = f"{found.project}.{found.name}"
+    return {"workflow": name, "version": found.version, "is_new": found.is_new, "online": found.online}
 
 
 def _module(target: str) -> ModuleType:
@@ -170,27 +167,20 @@ def list_(
 ) -> None:
     """List the workflows, with their newest versions, schedules, and whether they may be started."""
     with client_of(home_of(home, database)) as client:
-        rows = client.workflows(contains)
+        rows = client.workflows.list(contains)
     empty = "no workflows; write one with `latchwork workflows apply`, or `deploy`"
     listed("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
 
 
-def _row(row: Any) -> dict[str, Any]:
-    return {
-        "workflow": f"{row.project}.{row.name}",
-        "version": row.version,
-        "online": bool(row.online),
-        "cron": row.cron,
-        "tz": row.tz,
-        "scheduled": bool(row.scheduled) if row.cron else False,
-        "changed_at": row.changed_at,
-    }
+def _row(row: WorkflowRow) -> dict[str, Any]:
+    names = ("version", "online", "cron", "tz", "scheduled", "next_at", "changed_at")
+    return {"workflow": row.key, **{name: getattr(row, name) for name in names}}
 
 
-def _shown(row: Any) -> dict[str, str]:
+def _shown(row: WorkflowRow) -> dict[str, str]:
     schedule = f"{row.cron} {row.tz}" + ("" if row.scheduled else " (off)") if row.cron else "-"
     return {
-        "workflow": f"{row.project}.{row.name}",
+        "workflow": row.key,
         "version": str(row.version),
         "state": "online" if row.online else "offline",
         "schedule": schedule,
@@ -223,27 +213,26 @@ def schedule(
         raise UsageError("name the workflow whose schedule is to be switched")
     with client_of(home_of(home, database, store)) as client:
         if on is not None and name is not None:
-            client.set_schedule(name, enabled=on)
-        if name is not None:
-            client.workflow(name)  # says whether there is one
-        rows = [each for each in client.workflows() if each.cron]
-        wanted = None if name is None else name if "." in name else f"default.{name}"
-        rows = [each for each in rows if wanted in {None, f"{each.project}.{each.name}"}]
-        last = client.last_fires(rows)
-        found = [
-            {**_row(each), "next": _next(client, each, count), "last": _last(last.get(each.code))} for each in rows
-        ]
+            client.schedules.set_enabled(name, enabled=on)
+        if name is None:
+            found = client.schedules.list(count=count)
+        else:
+            found = [each for each in [client.schedules.find(name, count=count)] if each is not None]
     if as_json:
-        say_json({"schedules": found})
+        say_json({"schedules": [_schedule(each) for each in found]})
     elif not found:
         say("no schedules")
     for each in found if not as_json else ():
-        state = "" if each["scheduled"] and each["online"] else " (off)" if each["online"] else " (offline)"
-        show(Line(f"{each['workflow']}: {each['cron']} {each['tz']}{state}", "bold"))
-        for at in each["next"]:
+        state = "" if each.enabled and each.online else " (off)" if each.online else " (offline)"
+        show(Line(f"{each.key}: {each.cron} {each.tz}{state}", "bold"))
+        for at in each.next_fires:
             say(f"  {utc_text(at)}")
-        if each["last"] is not None:
-            _say_last(each["last"])
+        if each.last is not None:
+            _say_last(each.last)
+
+
+def _schedule(found: Schedule) -> dict[str, Any]:
+    return {"workflow": found.key, **found.model_dump(mode="json", exclude={"project", "name"})}
 
 
 @command("latchwork workflows online nightly")
@@ -264,26 +253,16 @@ def offline(
 
 def _set_online(name: str, where: Home, *, as_json: bool, is_online: bool) -> None:
     with client_of(where) as client:
-        client.set_online(name, online=is_online)
+        client.workflows.set_online(name, online=is_online)
     told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
 
 
-def _next(client: WorkflowClient, row: Any, count: int) -> list[float]:
-    return client.next_fires(row, count) if row.scheduled and row.online else []
-
-
-def _last(row: Any) -> dict[str, Any] | None:
-    if row is None:
-        return None
-    return {"at": row.fire_time, "run": row.instance, "state": row.state, "error": row.error}
-
-
-def _say_last(last: Mapping[str, Any]) -> None:
-    at = f"  last: {utc_text(last['at'])}"
-    if last["error"]:
-        show(Line(f"{at}, not started: {last['error']}", "red"))
-    elif last["run"] is not None:
-        say(f"{at}, run {last['run']}" + (f": {last['state']}" if last["state"] else ""))
+def _say_last(last: LastFire) -> None:
+    at = f"  last: {utc_text(last.fire_time)}"
+    if last.error:
+        show(Line(f"{at}, not started: {last.error}", "red"))
+    elif last.run is not None:
+        say(f"{at}, run {last.run}" + (f": {last.state.value}" if last.state else ""))
     else:
         say(at)
 
@@ -291,7 +270,7 @@ def _say_last(last: Mapping[str, Any]) -> None:
 def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
     """A workflow as it is written, or drawn."""
     with client_of(home) as client:
-        found = client.workflow(name)
+        found = client.workflows.get(name)
     if svg:
         from latchwork.drawing import Edge, Graph, Node, to_svg
 
@@ -301,12 +280,12 @@ def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
         return
     if as_json:
         plain = found.definition.model_dump(mode="json", exclude_defaults=True)
-        say_json({"version": found.number, "online": bool(found.row.online), "definition": plain})
+        say_json({"version": found.shown_version, "online": found.online, "definition": plain})
         return
     from latchwork_workflows.model import write
 
-    state = "online" if found.row.online else "offline"
-    show(Line(f"# {found.definition.key}, version {found.number}, {state}", "bold"))
+    state = "online" if found.online else "offline"
+    show(Line(f"# {found.definition.key}, version {found.shown_version}, {state}", "bold"))
     for line in write(found.definition).splitlines():
         say(line)
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,12 +94,8 @@ def opened_database(home: Home) -> Iterator[Database]:
     """
     from latchwork_workflows.db import Database
 
-    path = home.database.removeprefix("sqlite:///")
-    if path != home.database and not Path(path).exists():
-        raise UsageError(
-            f"there is no database {path}; start `latchwork workflows serve` once, or make one with `init`; or give "
-            "--home or --database"
-        )
+    if why := home.missing_database():
+        raise UsageError(why)
     database = Database(home.database)
     try:
         yield database
@@ -116,32 +112,13 @@ def opened_store(home: Home) -> Iterator[Store]:
 
 @contextmanager
 def client_of(home: Home) -> Iterator[WorkflowClient]:
-    """A client on the database; of the store, and of the logs, as far as they can be opened."""
-    from latchwork_workflows import WorkflowClient, installation_of
-    from latchwork_workflows.logs import open_logs
+    """A client of a local home."""
+    from latchwork_workflows import WorkflowClient
 
-    with ExitStack() as stack:
-        database = stack.enter_context(opened_database(home))
-        found = installation_of(database)
-        try:
-            store = stack.enter_context(opened_store(home)) if home.may_have_store else None
-            if store is not None and not _is_of(store, found.id, home):
-                store = None
-        except LatchworkError:
-            store = None  # masters find what is asked all the same, some seconds later
-        logs = open_logs(home.logs) if home.has_logs else None
-        client = WorkflowClient.local(database, store, logs=logs)
-        yield stack.enter_context(client)
-
-
-def _is_of(store: Store, owner: str, home: Home) -> bool:
-    """Whether a store is the one of the database: what nobody named may be that of other workflows on this machine."""
-    if home.is_told_store or home.is_local:
-        return True
-    from latchwork_workflows import Keys
-
-    there = store.get(f"@workflows/{Keys().id}")
-    return there is not None and there.value == owner.encode()
+    if why := home.missing_database():
+        raise UsageError(why)
+    with WorkflowClient.local(home) as client:
+        yield client
 
 
 def log_to_stderr() -> None:

@@ -16,10 +16,11 @@ import typer
 from latchwork.errors import BadRecord
 from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
-from latchwork_workflows.cli.watch import STYLES, Run, check_task, plain
+from latchwork_workflows.cli.watch import STYLES, RunId, check_task, plain
 
 if TYPE_CHECKING:
-    from latchwork_workflows import RunSeen, WorkflowClient
+    from latchwork_workflows import WorkflowClient
+    from latchwork_workflows.schemas.runs import Run, RunDetail
 
 StartFrom = Annotated[
     list[str] | None,
@@ -95,7 +96,7 @@ def start(
     if scope not in {"only", "downstream", "upstream"}:
         raise UsageError(f"--scope is only, downstream or upstream, not {scope!r}")
     with client_of(home_of(home, database, store, logs)) as client:
-        asked = client.start(
+        asked = client.runs.start(
             name,
             params,
             priority=priority,
@@ -111,20 +112,20 @@ def start(
             return
         if not as_json:
             say(f"run {number} of {name} is started")
-        found = _followed(client, number) if follow and not as_json else client.wait(number)
+        found = _followed(client, number) if follow and not as_json else client.runs.wait(number)
         cause = _cause(client, found)
     _end(found, cause, as_json=as_json)
 
 
-def _cause(client: WorkflowClient, found: RunSeen) -> list[dict[str, str]]:
+def _cause(client: WorkflowClient, found: Run) -> list[dict[str, str]]:
     """Why a run that is over did not succeed: the tasks, what each says, and which attempt has the log."""
     if found.state.value == "success":
         return []
-    mine = [each for each in client.attempts(found.id) if each.run == found.run]
-    newest = {each.name: f"{each.task}.{each.n}.{each.claim}" for each in reversed(mine)}
+    mine = [each for each in client.runs.attempts(found.id) if each.round == found.round]
+    newest = {each.name: each.id for each in reversed(mine)}
     return [
-        {"task": each.task, "why": each.text, "attempt": newest.get(each.task, "")}
-        for each in client.causes(found.id)[0]
+        {"task": each.task, "why": each.why, "attempt": newest.get(each.task, "")}
+        for each in client.runs.explain(found.id).cause
     ]
 
 
@@ -135,7 +136,7 @@ def _say_cause(cause: list[dict[str, str]]) -> None:
             say(f"  its log: `latchwork workflows logs {each['attempt']}`")
 
 
-def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
+def _end(found: RunDetail, cause: list[dict[str, str]], *, as_json: bool) -> None:
     if as_json:
         say_json({**plain(found), "cause": cause})
     else:
@@ -145,15 +146,14 @@ def _end(found: RunSeen, cause: list[dict[str, str]], *, as_json: bool) -> None:
         raise typer.Exit(FAILURE)
 
 
-def _followed(client: WorkflowClient, number: int) -> RunSeen:
+def _followed(client: WorkflowClient, number: int) -> RunDetail:
     """Show the logs of all attempts as they come, each line behind the name of its task, to the last of them."""
     tails: dict[str, _Tail] = {}
     while True:
-        found = client.instance(number)
-        for row in reversed(client.attempts(number)):
-            attempt = f"{row.task}.{row.n}.{row.claim}"
-            tails.setdefault(attempt, _Tail(row.name, attempt)).show(client, all_of_it=found.is_over)
-        if found.is_over:
+        found = client.runs.get(number)
+        for each in reversed(client.runs.attempts(number)):
+            tails.setdefault(each.id, _Tail(each.name, each.id)).show(client, all_of_it=found.has_ended)
+        if found.has_ended:
             return found
         time.sleep(0.3)
 
@@ -180,7 +180,7 @@ class _Tail:
         """Show what has come; of one that is written faster than shown so much that others have their turn."""
         parts = 0
         while not self.ended and (all_of_it or parts < _PARTS):
-            part = client.log(self.attempt, self.next)
+            part = client.attempts.log(self.attempt, self.next)
             self.next, self.ended = part.next, part.ended
             *lines, self.rest = (self.rest + part.data).split(b"\n")
             if self.ended or len(self.rest) > _LINE or (all_of_it and not part.data):
@@ -211,7 +211,7 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
     """
 
     def ask(
-        run: Run,
+        run: RunId,
         *,
         wait: Wait = False,
         home: HomeDir = None,
@@ -221,8 +221,9 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
         **more: Any,
     ) -> None:
         with client_of(home_of(home, database, store)) as client:
-            client.done(number := client.act(run, action, **{name: each for name, each in more.items() if each}))
-            found = client.wait(run) if wait else client.instance(run)
+            number = client.runs.act(run, action, **{name: each for name, each in more.items() if each})
+            client.commands.wait(number)
+            found = client.runs.wait(run) if wait else client.runs.get(run)
             cause = _cause(client, found) if wait else []
         document = {"run": run, "command": number, "state": found.state.value, **({"cause": cause} if wait else {})}
         told(f"run {run}: {action} is done; it is {found.state.value}", document, as_json=as_json)
@@ -265,7 +266,7 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
     """A command that asks something of a task: its word, what is said of the task then, its help, its examples."""
 
     def force(
-        run: Run,
+        run: RunId,
         task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
         *,
         home: HomeDir = None,
@@ -274,13 +275,13 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
         as_json: Json = False,
     ) -> None:
         with client_of(home_of(home, database, store)) as client:
-            found = {each.name: each.id for each in client.tasks(run)}
+            found = {each.name: each.id for each in client.runs.tasks(run)}
             check_task(run, task, found)
-            ask = client.force_success if action == "force-success" else client.force_start
-            client.done(number := ask(found[task]))
-            after = client.instance(run)
+            ask = client.tasks.force_success if action == "force-success" else client.tasks.force_start
+            client.commands.wait(number := ask(found[task]))
+            after = client.runs.get(run)
         document = {"run": run, "command": number, "state": after.state.value, "task": task}
-        document["task_state"] = after.tasks.get(task, "")
+        document["task_state"] = after.task_states.get(task, "")
         hint = "; recover it, and what follows goes on" if after.state.value in {"failure", "stopped"} else ""
         told(f"run {run}: task {task} {outcome}; the run is {after.state.value}{hint}", document, as_json=as_json)
 

@@ -106,7 +106,9 @@ def try_connection(
         except WaitTimeout:
             what = f"no worker of group {worker_group!r} has tried it in {_WAIT_S:.0f} s"
             raise WaitTimeout(f"{what}; see `latchwork workflows why {run}`") from None
-        why = "" if state == "success" else next((each.error for each in client.attempts(run) if each.error), state)
+        why = (
+            "" if state == "success" else next((each.error for each in client.runs.attempts(run) if each.error), state)
+        )
     told_ = {"connection": name, "project": project, "run": run, "ok": state == "success", "error": why}
     line = f"connection {name}: {'a worker has opened it' if not why else printable(why)} (run {run})"
     if as_json:

@@ -26,12 +26,14 @@ from latchwork_workflows.cli.define import show_definition
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from latchwork_workflows import ActiveTask, RunSeen, WorkflowClient
-    from latchwork_workflows.services import WorkerSeen
+    from latchwork_workflows import WorkflowClient
+    from latchwork_workflows.schemas.nodes import Worker
+    from latchwork_workflows.schemas.runs import Run, RunDetail
+    from latchwork_workflows.schemas.tasks import Attempt, Task
 
-Run = Annotated[
+RunId = Annotated[
     int, typer.Argument(metavar="RUN", min=1, max=MOST_WHOLE, help="The number of a run, as start and runs print it.")
 ]
 #: So many tasks of a worker are named.
@@ -55,30 +57,23 @@ def runs(
 ) -> None:
     """List runs, the newest first."""
     with client_of(home_of(home, database)) as client:
-        rows = client.instances(name, state=state, most=limit)
+        rows = client.runs.list(name, state=state, limit=limit)
     right = ("run", "version", "took_s")
     listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
 
 
-def _run_json(row: Any) -> dict[str, Any]:
-    return {
-        "run": row.id,
-        "workflow": f"{row.project}.{row.name}",
-        "version": row.version,
-        "state": row.state,
-        "schedule_time": row.schedule_time,
-        "started_at": row.started_at,
-        "ended_at": row.ended_at,
-        "by": row.by,
-    }
+def _run_json(run: Run) -> dict[str, Any]:
+    """A run for programs."""
+    names = ("version", "state", "round", "schedule_time", "started_at", "ended_at", "by")
+    return {"run": run.id, "workflow": run.workflow, **{name: getattr(run, name) for name in names}}
 
 
-def _run_row(row: Any) -> dict[str, str]:
+def _run_row(row: Run) -> dict[str, str]:
     return {
         "run": str(row.id),
-        "workflow": f"{row.project}.{row.name}",
+        "workflow": row.workflow,
         "version": str(row.version),
-        "state": row.state,
+        "state": row.state.value,
         "for": utc_text(row.schedule_time),
         "started": "-" if row.started_at is None else utc_text(row.started_at),
         "took_s": _took(row.started_at, row.ended_at),
@@ -110,8 +105,8 @@ def show_(
         return
     number = _number(what)
     with client_of(where) as client:
-        found = client.instance(number)
-        tasks, attempts = client.tasks(found.id, found.run), client.attempts(found.id)
+        found = client.runs.get(number)
+        attempts = client.runs.attempts(found.id)
     if as_json:
         say_json({**plain(found), "attempts": [_attempt_json(each) for each in attempts]})
         return
@@ -120,14 +115,14 @@ def show_(
     show(Line(line, style))
     say(f"for {utc_text(found.schedule_time)}, took {_took(found.started_at, found.ended_at)} s")
     newest = {each.task: each for each in reversed(attempts)}
-    show(Grid([_task_row(each, newest.get(each.id)) for each in tasks], right=("attempt", "took_s", "exit")))
+    show(Grid([_task_row(each, newest.get(each.id)) for each in found.tasks], right=("attempt", "took_s", "exit")))
     for each in attempts:
-        if each.error and each.run == found.run:
+        if each.error and each.round == found.round:
             show(Line(f"{each.name}, attempt {each.n}: {each.error.splitlines()[0]}", "red"))
 
 
-def _task_row(task: Any, attempt: Any) -> dict[str, str]:
-    row = {"task": task.name, "state": task.state, "attempt": str(task.n or "-")}
+def _task_row(task: Task, attempt: Attempt | None) -> dict[str, str]:
+    row = {"task": task.name, "state": task.state.value, "attempt": str(task.n or "-")}
     if attempt is None:
         return {**row, "worker": "", "started": "", "took_s": "", "exit": "", "log": ""}
     return {
@@ -136,26 +131,13 @@ def _task_row(task: Any, attempt: Any) -> dict[str, str]:
         "started": utc_text(attempt.started_at),
         "took_s": _took(attempt.started_at, attempt.ended_at),
         "exit": "" if attempt.exit_code is None else str(attempt.exit_code),
-        "log": f"{attempt.task}.{attempt.n}.{attempt.claim}",
+        "log": attempt.id,
     }
 
 
-def _attempt_json(row: Any) -> dict[str, Any]:
-    return {
-        "attempt": f"{row.task}.{row.n}.{row.claim}",
-        "task": row.name,
-        "run": row.run,
-        "n": row.n,
-        "kind": row.kind,
-        "worker": row.worker,
-        "host": row.host,
-        "started_at": row.started_at,
-        "ended_at": row.ended_at,
-        "outcome": row.outcome,
-        "exit_code": row.exit_code,
-        "error": row.error,
-        "cached_from": row.cached_from,
-    }
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    found = attempt.model_dump(mode="json", exclude={"id", "task", "name", "pid", "has_log"})
+    return {"attempt": attempt.id, "task": attempt.name, **found}
 
 
 @command(
@@ -178,12 +160,12 @@ def logs(
     with client_of(home_of(home, database, None, logs)) as client:
         attempt = _attempt_of(client, run, task)
         if follow:
-            for data in client.follow(attempt):
+            for data in client.attempts.follow(attempt):
                 _write(data)
             return
         offset = 0
         while True:
-            part = client.log(attempt, offset)
+            part = client.attempts.log(attempt, offset)
             if not part.data:
                 return
             _write(part.data)
@@ -197,10 +179,10 @@ def _attempt_of(client: WorkflowClient, run: str, task: str | None) -> str:
         raise UsageError("give a run and a task, such as `logs 12 load`, or an attempt, as `show` has it")
     if not run.isdecimal():
         raise UsageError(f"{run!r} is no number of a run; `latchwork workflows runs` has them")
-    found = [each for each in client.attempts(_number(run)) if each.name == task]
+    found = [each for each in client.runs.attempts(_number(run)) if each.name == task]
     if not found:
         raise UsageError(f"run {run} has no attempt of a task {task!r} yet; `latchwork workflows show {run}` has all")
-    return f"{found[0].task}.{found[0].n}.{found[0].claim}"
+    return found[0].id
 
 
 def check_task(run: int, task: str, there: Iterable[str]) -> None:
@@ -232,7 +214,7 @@ def _write(data: bytes) -> None:
 
 @command("latchwork workflows why 12", "latchwork workflows why 12 load --json")
 def why(
-    run: Run,
+    run: RunId,
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run.  [unless given: all]")
     ] = None,
@@ -244,16 +226,17 @@ def why(
 ) -> None:
     """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
     with client_of(home_of(home, database, store)) as client:
-        cause, reasons = client.causes(run)
+        explained = client.runs.explain(run)
+    cause, reasons = explained.cause, explained.tasks
     if task is not None:
         check_task(run, task, reasons)
     found = {name: each for name, each in reasons.items() if task in {None, name}}
     if as_json:
-        say_json({"run": run, "cause": [{"task": each.task, "why": each.text} for each in cause], "tasks": found})
+        say_json({"run": run, "cause": [each.model_dump() for each in cause], "tasks": found})
         return
     for each in cause if task is None else ():
         if not each.task:
-            say(f"run {run}: {each.text}")
+            say(f"run {run}: {each.why}")
     for name, text in found.items():
         say(f"{name}: {text}" if task is None else text)
     if not found and not cause:
@@ -266,51 +249,32 @@ def workers(
 ) -> None:
     """List the workers that live, whose tasks they take, and what they run now."""
     with client_of(home_of(home, database, store)) as client:
-        found = _at_work(client)
+        found = client.workers.list()
     empty = "no workers; start one with `latchwork workflows worker`"
     listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)
 
 
-def _at_work(client: WorkflowClient) -> list[tuple[WorkerSeen, Sequence[ActiveTask]]]:
-    found = client.workers()
-    running = client.at_work(found)
-    return [(each, running[each.name]) for each in found]
+def _worker_json(worker: Worker) -> dict[str, Any]:
+    return worker.model_dump(mode="json")
 
 
-def _worker_json(row: tuple[WorkerSeen, Sequence[ActiveTask]]) -> dict[str, Any]:
-    seen, running = row
-    tasks = [each.model_dump() for each in running if each.task is not None]
-    return {**{name: each for name, each in seen._asdict().items() if name != "attempts"}, "running": tasks}
-
-
-def _worker_row(row: tuple[WorkerSeen, Sequence[ActiveTask]]) -> dict[str, str]:
-    seen, running = row
-    named = [f"{each.name} of {each.run}" for each in running if each.task is not None]
+def _worker_row(worker: Worker) -> dict[str, str]:
+    running = worker.running
+    named = [f"{each.name} of {each.run}" for each in running]
     more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
     return {
-        "worker": seen.name,
-        "host": seen.host,
-        "groups": " ".join(seen.groups),
-        "busy": str(seen.busy),
-        "slots": str(seen.slots or "?"),
+        "worker": worker.name,
+        "host": worker.host,
+        "groups": " ".join(worker.groups),
+        "busy": str(worker.busy),
+        "slots": str(worker.slots or "?"),
         "runs": ", ".join(named[:_MOST_NAMED]) + more,
-        "state": seen.state,
-        "version": seen.version,
-        "types": " ".join(seen.types),
+        "state": worker.state,
+        "version": worker.version,
+        "types": " ".join(worker.types),
     }
 
 
-def plain(found: RunSeen) -> dict[str, Any]:
-    """A run for programs."""
-    return {
-        "run": found.id,
-        "workflow": found.workflow,
-        "version": found.version,
-        "state": found.state.value,
-        "times_run": found.run,
-        "schedule_time": found.schedule_time,
-        "started_at": found.started_at,
-        "ended_at": found.ended_at,
-        "by": found.by,
-        "tasks": dict(found.tasks),
-    }
+def plain(found: RunDetail) -> dict[str, Any]:
+    """A run with the states of its tasks, for programs."""
+    return {**_run_json(found), "tasks": found.task_states}

@@ -30,6 +30,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db.tables import command, shard
+from latchwork_workflows.errors import KeyReused
 
 
 class CommandType(StrEnum):
@@ -56,10 +57,6 @@ class CommandType(StrEnum):
 INTERNAL = frozenset(
     {CommandType.TIMER, CommandType.WAKE, CommandType.FAILOVER, CommandType.WAITING_THREAD, CommandType.MEND}
 )
-
-
-class KeyReused(LatchworkError):
-    """A unique key was given before, for something else."""
 
 
 class Asked(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +11,9 @@ class Document(BaseModel):
     """A document of the API. Reads rows by their attributes, and refuses unknown fields."""
 
     model_config = ConfigDict(from_attributes=True, extra="forbid")
+
+    @classmethod
+    def of(cls, row: object, **more: Any) -> Self:
+        """Return the document of a row, whose columns have the names of the fields; ``more`` has the other fields."""
+        columns = cls.model_fields.keys() - more.keys()
+        return cls(**{name: getattr(row, name) for name in columns}, **more)

@@ -12,9 +12,11 @@ from starlette.concurrency import run_in_threadpool
 
 from latchwork.errors import Unavailable
 from latchwork_workflows.db.views import instances
-from latchwork_workflows.logs import LogMissing, LogStore, clean_text
+from latchwork_workflows.logs import LogMissing, LogPart, LogStore, clean_text
+from latchwork_workflows.schemas.tasks import Attempt, LogText
+from latchwork_workflows.services import tasks
 from latchwork_workflows.services.parts import Parts
-from latchwork_workflows.services.runs import find_task
+from latchwork_workflows.services.runs import attempt_of
 from latchwork_workflows.web import Identity, Problem, aside
 
 _PART = 65_536
@@ -23,37 +25,18 @@ _PERIOD_S = 0.5
 _OVER_EACH, _PING_EACH = 4, 30
 
 
-class Part(NamedTuple):
-    """A part of a log as text.
-
-    Attributes:
-        text: of it.
-        start: where it begins, in bytes.
-        next: where to go on.
-        ended: nothing will come after it.
-    """
-
-    text: str
-    start: int
-    next: int
-    ended: bool
-
-
 class Found(NamedTuple):
-    """An attempt.
+    """An attempt with what pages show of its task and run.
 
     Attributes:
-        attempt: its row.
-        task: the row of its task.
+        attempt: The attempt.
+        log_ref: Where its log is.
+        task: The row of its task.
     """
 
-    attempt: sa.Row[Any]
+    attempt: Attempt
+    log_ref: str
     task: sa.Row[Any]
-
-
-def name_of(row: sa.Row[Any]) -> str:
-    """What an attempt is called in addresses."""
-    return f"{row.task}.{row.n}.{row.claim}"
 
 
 def find(parts: Parts, who: Identity, name: str) -> Found:
@@ -65,12 +48,12 @@ def find(parts: Parts, who: Identity, name: str) -> Found:
     task, n, claim = (int(each) for each in name.split("."))
     if max(task, claim) >= 2**63 or n >= 2**31:
         raise Problem(404, f"there is no attempt {name}")
-    row = find_task(parts, who, task)
+    row = tasks.row_of(parts, who, task)
     with parts.database.read() as connection:
         found = instances.find_attempt(connection, task, n, claim)
     if found is None:
         raise Problem(404, f"there is no attempt {name}")
-    return Found(found, row)
+    return Found(attempt_of(found), found.log_ref, row)
 
 
 async def find_later(parts: Parts, who: Identity, name: str) -> Found:
@@ -78,38 +61,57 @@ async def find_later(parts: Parts, who: Identity, name: str) -> Found:
     return await run_in_threadpool(find, parts, who, name)
 
 
-def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> Part:
+def read(parts: Parts, found: Found, offset: int, limit: int = _PART) -> LogText:
     """A part of its log; an empty one where there is none yet.
 
     Raises:
         Problem: 503, this process cannot read logs.
     """
     try:
-        data, after, ended = _logs(parts).read(found.attempt.log_ref, offset, limit)
+        data, after, ended = _logs(parts).read(found.log_ref, offset, limit)
     except LogMissing:
-        return Part("", offset, offset, found.attempt.ended_at is not None)
+        return LogText(text="", offset=offset, next=offset, ended=found.attempt.ended_at is not None)
     except OSError as error:
         raise Problem(
             503, f"the log cannot be read now: {error.strerror or error}", headers={"Retry-After": "5"}
         ) from None
     kept = _whole_letters(data) if not ended and len(data) > 4 else len(data)
     after -= len(data) - kept
-    return Part(
-        clean_text(data[:kept]), after - kept, after, ended or (not data and found.attempt.ended_at is not None)
+    return LogText(
+        text=clean_text(data[:kept]),
+        offset=after - kept,
+        next=after,
+        ended=ended or (not data and found.attempt.ended_at is not None),
     )
 
 
-def tail(parts: Parts, found: Found, most: int = _PART) -> Part:
+def tail(parts: Parts, found: Found, most: int = _PART) -> LogText:
     """The end of its log, from the start of a line."""
     try:
-        size = _logs(parts).size(found.attempt.log_ref)
+        size = _logs(parts).size(found.log_ref)
     except (LogMissing, OSError):
         return read(parts, found, 0, most)
     start = max(0, size - most)
     part = read(parts, found, start, most)
     if not start or "\n" not in part.text:
         return part
-    return part._replace(text=part.text.partition("\n")[2])
+    return part.model_copy(update={"text": part.text.partition("\n")[2]})
+
+
+def part(parts: Parts, found: Found, offset: int, limit: int) -> LogPart:
+    """Return a part of its log as it was written. Empty: there is none yet.
+
+    Raises:
+        Problem: 503, this process cannot read logs.
+    """
+    try:
+        data, after, ended = _logs(parts).read(found.log_ref, offset, limit)
+    except LogMissing:
+        data, after, ended = b"", offset, False
+    except OSError as error:
+        why = error.strerror or error
+        raise Problem(503, f"the log of attempt {found.attempt.id} cannot be read now: {why}") from None
+    return LogPart(data, after, ended or (not data and found.attempt.ended_at is not None))
 
 
 def whole(parts: Parts, found: Found) -> Iterator[bytes]:
@@ -119,7 +121,7 @@ def whole(parts: Parts, found: Found) -> Iterator[bytes]:
     def chunks(offset: int) -> Iterator[bytes]:
         while True:
             try:
-                data, offset, _ = logs.read(found.attempt.log_ref, offset, _PART * 4)
+                data, offset, _ = logs.read(found.log_ref, offset, _PART * 4)
             except (LogMissing, OSError):
                 return
             if not data:
@@ -149,9 +151,9 @@ async def follow(parts: Parts, found: Found, offset: int, is_closed: Callable[[]
         await anyio.sleep(_PERIOD_S)
 
 
-def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[Part, bool]:
+def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[LogText, bool]:
     """What was written since, and whether the attempt is over: the log of a worker that died never ends by itself."""
-    nothing = Part("", offset, offset, ended=False)
+    nothing = LogText(text="", offset=offset, next=offset, ended=False)
     try:
         is_over = is_asked and _is_over(parts, found)
         return read(parts, found, offset), is_over
@@ -160,9 +162,9 @@ def _look(parts: Parts, found: Found, offset: int, is_asked: bool) -> tuple[Part
 
 
 def _is_over(parts: Parts, found: Found) -> bool:
-    row = found.attempt
+    task, n, claim = (int(each) for each in found.attempt.id.split("."))
     with parts.database.read() as connection:
-        now = instances.find_attempt(connection, row.task, row.n, row.claim)
+        now = instances.find_attempt(connection, task, n, claim)
     return now is None or now.ended_at is not None
 
 

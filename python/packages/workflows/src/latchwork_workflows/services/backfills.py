@@ -19,7 +19,7 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
-from latchwork_workflows.services.runs import Start, check_start
+from latchwork_workflows.services.runs import check_start
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
 from latchwork_workflows.web import Identity, Problem, Role
 
@@ -82,7 +82,7 @@ def start(
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         body = load_definition(connection, row.code, row.version)
-    check_start(body, Start(given.params, given.priority))
+    check_start(body, given.params, priority=given.priority)
     _check(given)
     wanted = _moments(given.dates, body)
     args = {

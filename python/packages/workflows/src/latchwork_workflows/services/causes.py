@@ -13,11 +13,14 @@ import sqlalchemy as sa
 from latchwork_workflows.db import attempts, pools, workers
 from latchwork_workflows.db.policies import serials
 from latchwork_workflows.db.tables import shard
+from latchwork_workflows.db.views import instances
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
 from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services import held
+from latchwork_workflows.schemas.runs import Cause as Why
+from latchwork_workflows.schemas.runs import Explanation
+from latchwork_workflows.services import held, runs, workflows
 from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
 from latchwork_workflows.services.workers import tasks_of
 from latchwork_workflows.state import InstanceState, TaskState, base_of
@@ -202,3 +205,18 @@ def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str,
     is_held = frozenset(each.name for each in tasks if each.queue_key is None)
     states = {each.name: TaskState(each.state) for each in tasks}
     return causes(state, states, is_held, why_tasks, Around(ahead, owner or "", row.backfill))
+
+
+def explain(parts: Parts, who: Identity, run_id: int) -> Explanation:
+    """Return why a run waits or failed, and why each of its tasks is in its state.
+
+    Raises:
+        Problem: 404.
+    """
+    row = runs.row_of(parts, who, run_id)
+    body = workflows.get(parts, who, row.project, row.name, row.version).definition
+    with parts.database.read() as connection:
+        tasks = instances.tasks(connection, row.id, row.run)
+    found = reasons(parts, who, row, body, tasks, [each.name for each in tasks])
+    cause = [Why(task=each.task, why=each.text) for each in of_run(parts, row, tasks, found)]
+    return Explanation(cause=cause, tasks=found)

@@ -1,18 +1,18 @@
-"""Runs: what somebody may see of them, and what they ask of the master."""
+"""Runs: what an account may see of them, and the commands that it sends to their masters."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
 from latchwork.spi import MOST_MOMENT_S, is_number
 from latchwork_workflows.db import families, runs
 from latchwork_workflows.db.commands import INTERNAL, Asked, CommandType, ask, draw, was_asked
-from latchwork_workflows.db.consuming import is_restarting, withdraw
+from latchwork_workflows.db.consuming import is_restarting
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog, instances
@@ -20,17 +20,19 @@ from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.model.model import PRIORITIES, Definition, plan_of
 from latchwork_workflows.model.plain import MOST_PARAMS_BYTES, plain_problems
 from latchwork_workflows.model.validate import in_order
-from latchwork_workflows.services.parts import Parts, need, seen
+from latchwork_workflows.schemas.commands import CommandSent
+from latchwork_workflows.schemas.runs import Run, RunDetail, StartRequest
+from latchwork_workflows.schemas.tasks import Attempt, Task
+from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
 from latchwork_workflows.state import (
     Event,
-    ForceStart,
-    ForceSuccess,
+    InstanceState,
     Pause,
     Recover,
     Rerun,
     Resume,
-    Scope,
     Stop,
+    TaskState,
     advance,
     possible,
 )
@@ -45,34 +47,11 @@ ACTIONS = {
     "recover": CommandType.RECOVER,
     "rerun": CommandType.RERUN,
 }
-FORCES = {"force-success": CommandType.FORCE_SUCCESS, "force-start": CommandType.FORCE_START}
 _REFUSED = {each.value.replace("_", "-") for each in INTERNAL}
 
 
-class Start(NamedTuple):
-    """What a start says.
-
-    Attributes:
-        params: instead of the definition's values.
-        priority: instead of the definition's.
-        start_from: tasks to begin with; empty: all.
-        scope: what else runs.
-        dry: every task succeeds without running.
-        no_cache: every task runs, whatever is known of its outputs.
-        schedule_time: that ``${time:...}`` counts from, in seconds since the epoch; None: now.
-    """
-
-    params: Mapping[str, Any] = {}
-    priority: str | None = None
-    start_from: tuple[str, ...] = ()
-    scope: Scope = Scope.DOWNSTREAM
-    dry: bool = False
-    no_cache: bool = False
-    schedule_time: float | None = None
-
-
-def find(parts: Parts, who: Identity, run_id: int) -> Row:
-    """An instance that somebody may see.
+def row_of(parts: Parts, who: Identity, run_id: int) -> Row:
+    """Return the row of a run.
 
     Raises:
         Problem: 404.
@@ -81,19 +60,96 @@ def find(parts: Parts, who: Identity, run_id: int) -> Row:
         return seen(who, instances.find(connection, run_id), f"run {run_id}")
 
 
-def find_task(parts: Parts, who: Identity, task_id: int) -> Row:
-    """A task that somebody may see.
+def run_of(row: Row) -> Run:
+    """Return the run of a row."""
+    return Run.of(row, round=row.run)
+
+
+def task_of(row: Row) -> Task:
+    """Return the task of a row."""
+    in_master = row.state == TaskState.RUNNING and row.queue_key is None
+    return Task.of(row, run=row.instance, round=row.run, in_master=in_master)
+
+
+def attempt_of(row: Row) -> Attempt:
+    """Return the attempt of a row, which has the ``name`` and ``run`` of its task."""
+    return Attempt.of(row, id=f"{row.task}.{row.n}.{row.claim}", round=row.run, has_log=bool(row.log_ref))
+
+
+def listed(
+    parts: Parts,
+    who: Identity,
+    *,
+    project: str = "",
+    workflow: str = "",
+    state: str = "",
+    before: int | None = None,
+    limit: int = 50,
+) -> list[Run]:
+    """Return runs, the newest first.
+
+    Args:
+        parts: The parts of this process.
+        who: The account that asks.
+        project: Only those of this project. Empty: all.
+        workflow: With a project, only those of this workflow.
+        state: Only those in this state. Empty: any.
+        before: Only those with lower IDs.
+        limit: The most to return.
+    Raises:
+        Problem: 404, there is no such workflow.
+    """
+    with parts.database.read() as connection:
+        if workflow and project:
+            row = seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
+            codes: list[int] | None = [row.code]
+        else:
+            codes = seen_codes(connection, who, project)
+        rows = instances.newest(connection, codes=codes, state=state, before=before, most=limit)
+    return [run_of(row) for row in rows]
+
+
+def get(parts: Parts, who: Identity, run_id: int) -> RunDetail:
+    """Return a run with the tasks of its newest round.
 
     Raises:
         Problem: 404.
     """
+    row = row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        return seen(who, instances.find_task(connection, task_id), f"task {task_id}")
+        rows = instances.tasks(connection, row.id, row.run)
+    return RunDetail(
+        **dict(run_of(row)),
+        tasks=[task_of(each) for each in rows],
+        possible=list(possible(InstanceState(row.state))),
+    )
+
+
+def tasks(parts: Parts, who: Identity, run_id: int, number: int | None = None) -> list[Task]:
+    """Return the tasks of a round of a run, in the order of the definition. None: the newest round.
+
+    Raises:
+        Problem: 404.
+    """
+    row = row_of(parts, who, run_id)
+    with parts.database.read() as connection:
+        return [task_of(each) for each in instances.tasks(connection, row.id, number or row.run)]
+
+
+def attempts(parts: Parts, who: Identity, run_id: int) -> list[Attempt]:
+    """Return the attempts of all rounds of a run, the newest first.
+
+    Raises:
+        Problem: 404.
+    """
+    row = row_of(parts, who, run_id)
+    with parts.database.read() as connection:
+        return [attempt_of(each) for each in instances.attempts(connection, row.id)]
 
 
 def start(
-    parts: Parts, who: Identity, project: str, name: str, given: Start, *, unique_key: str | None = None
-) -> Asked:
+    parts: Parts, who: Identity, project: str, name: str, given: StartRequest, *, unique_key: str | None = None
+) -> CommandSent:
     """Ask for a run.
 
     Raises:
@@ -105,14 +161,16 @@ def start(
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         need(who, Role.OPERATOR, project)
         body = load_definition(connection, row.code, row.version)
-    check_start(body, given)
+    check_start(
+        body, given.params, priority=given.priority, start_from=given.start_from, schedule_time=given.schedule_time
+    )
     args = {
         "code": row.code,
         "version": row.version,
         "params": dict(given.params),
         "priority": given.priority,
         "start_from": list(given.start_from),
-        "scope": given.scope.value,
+        "scope": given.scope,
         "dry": given.dry,
         "no_cache": given.no_cache,
         "schedule_time": given.schedule_time,
@@ -127,42 +185,45 @@ def start(
             details = {"workflow": name, "command": asked.id}
             told(connection, "start", by=who.name, project=project, details=details)
     parts.poke(asked.shard)
-    return asked
+    return sent(parts, asked)
 
 
-def check_start(body: Definition, given: Start) -> None:
-    """Refuse what the workflow does not have, and values that no run can have.
+def check_start(
+    body: Definition,
+    params: Mapping[str, Any],
+    *,
+    priority: str | None = None,
+    start_from: Sequence[str] = (),
+    schedule_time: float | None = None,
+) -> None:
+    """Refuse parameters and tasks that the workflow does not have, and values that no run can have.
 
     Raises:
         Problem: 422, naming each field.
     """
     problems = [
         (f"params.{each}", f"{body.key} has no parameter {each!r}; it has {', '.join(body.params) or 'none'}")
-        for each in given.params
+        for each in params
         if each not in body.params
     ]
-    problems += _value_problems(given)
+    wrong = list(plain_problems(params, "params"))
+    problems += wrong
+    if not wrong and len(json.dumps(params).encode()) > MOST_PARAMS_BYTES:
+        problems.append(("params", f"they take more than {MOST_PARAMS_BYTES:,} bytes; hand large things over in files"))
+    if schedule_time is not None and not (is_number(schedule_time, 0) and schedule_time <= MOST_MOMENT_S):
+        what = f"{schedule_time!r:.40} is no time of a run; give seconds since 1970, at most {MOST_MOMENT_S:.0f}"
+        problems.append(("schedule_time", what))
     known = {each.name for each in body.tasks}
     problems += [
         (f"start_from[{place}]", f"{body.key} has no task {each!r}")
-        for place, each in enumerate(given.start_from)
+        for place, each in enumerate(start_from)
         if each not in known
     ]
-    if given.priority is not None and given.priority not in PRIORITIES:
-        problems.append(("priority", f"{str(given.priority)[:40]!r} is none of {', '.join(PRIORITIES)}"))
+    if priority is not None and priority not in PRIORITIES:
+        problems.append(("priority", f"{str(priority)[:40]!r} is none of {', '.join(PRIORITIES)}"))
     if problems:
         path, message = problems[0]
         raise Problem(422, f"{path}: {message}", errors=problems)
-
-
-def _value_problems(given: Start) -> Iterator[tuple[str, str]]:
-    wrong = list(plain_problems(given.params, "params"))
-    yield from wrong
-    if not wrong and len(json.dumps(given.params).encode()) > MOST_PARAMS_BYTES:
-        yield "params", f"they take more than {MOST_PARAMS_BYTES:,} bytes; hand large things over in files"
-    at = given.schedule_time
-    if at is not None and not (is_number(at, 0) and at <= MOST_MOMENT_S):
-        yield "schedule_time", f"{at!r:.40} is no time of a run; give seconds since 1970, at most {MOST_MOMENT_S:.0f}"
 
 
 def act(
@@ -174,7 +235,7 @@ def act(
     start_from: Sequence[str] = (),
     no_cache: bool = False,
     unique_key: str | None = None,
-) -> Asked:
+) -> CommandSent:
     """Ask something of a run.
 
     Args:
@@ -189,7 +250,7 @@ def act(
         Problem: 403, also for what only masters write; 404; 409 naming what would be possible.
         KeyReused: the key was given before, for another command.
     """
-    row = find(parts, who, run_id)
+    row = row_of(parts, who, run_id)
     if action in _REFUSED:
         raise Problem(403, f"{action} is what masters tell each other; nobody else asks for it")
     if action not in ACTIONS:
@@ -206,53 +267,17 @@ def act(
         CommandType.RECOVER: Recover(tuple(start_from)),
         CommandType.RERUN: Rerun(),
     }
-    return _asked(parts, who, row, kind, events[kind], args, unique_key)
+    return send(parts, who, row, kind, events[kind], args, unique_key)
 
 
-def stop_command(parts: Parts, who: Identity, number: int) -> None:
-    """Stop what a command asks to be started: no master does it any more, or the run that it has led to is stopped.
-
-    Raises:
-        Problem: 403, 404; 409 if it asked for no run, or was refused, or its run has ended.
-    """
-    with parts.database.write() as connection:
-        row = instances.find_command(connection, number)
-        code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
-        workflow = catalog.by_code(connection, code) if isinstance(code, int) else None
-        of = seen(who, workflow, f"command {number} that starts something")
-        need(who, Role.OPERATOR, of.project)
-        if withdraw(connection, number, time.time(), by=who.name):
-            details = {"workflow": of.name, "command": number}
-            told(connection, "start withdrawn", by=who.name, project=of.project, details=details)
-            return
-        row = instances.find_command(connection, number)
-    if row is None or row.instance is None:
-        why = None if row is None else row.error
-        raise Problem(409, f"command {number} has led to no run: {why or 'it asked for none'}", possible=[])
-    act(parts, who, row.instance, "stop")
-
-
-def force(parts: Parts, who: Identity, task_id: int, action: str, *, unique_key: str | None = None) -> Asked:
-    """Ask something of a task: one of ``FORCES``.
-
-    Raises:
-        Problem: 403, 404, 409.
-    """
-    task = find_task(parts, who, task_id)
-    if action not in FORCES:
-        raise Problem(404, f"a task cannot be asked to {action[:40]!r}; it takes {', '.join(FORCES)}")
-    need(who, Role.OPERATOR, task.project)
-    if task.run != task.newest_run:
-        raise Problem(409, f"task {task_id} is of run {task.run}; the newest is {task.newest_run}", possible=[])
-    row = find(parts, who, task.instance)
-    kind = FORCES[action]
-    event = ForceSuccess(task.name) if kind is CommandType.FORCE_SUCCESS else ForceStart(task.name)
-    return _asked(parts, who, row, kind, event, {"task": task.name}, unique_key)
-
-
-def _asked(  # noqa: PLR0917 - one caller for each kind
+def send(  # noqa: PLR0917 - one caller for each kind
     parts: Parts, who: Identity, row: Row, kind: CommandType, event: Event, args: dict[str, Any], unique_key: str | None
-) -> Asked:
+) -> CommandSent:
+    """Send a command to the master of a run, if its state allows it.
+
+    Raises:
+        Problem: 409 with the actions that are possible.
+    """
     with parts.database.write() as connection:
         is_restarted = kind is CommandType.STOP and is_restarting(connection, row.id)
         if not was_asked(connection, row.project, unique_key) and not is_restarted:
@@ -277,7 +302,14 @@ def _asked(  # noqa: PLR0917 - one caller for each kind
                 task=args.get("task", ""),
             )
     parts.poke(asked.shard)
-    return asked
+    return sent(parts, asked)
+
+
+def sent(parts: Parts, asked: Asked) -> CommandSent:
+    """Return what a command was sent as; with its run, if a master has carried it out already."""
+    with parts.database.read() as connection:
+        row = instances.find_command(connection, asked.id)
+    return CommandSent(command=asked.id, is_new=asked.is_new, run=None if row is None else row.instance)
 
 
 def _check_state(connection: sa.Connection, row: Row, kind: CommandType, event: Event) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from latchwork_workflows.db import settings
-from latchwork_workflows.db.commands import Asked
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.settings import ALL, SettingKind
 from latchwork_workflows.db.views.naming import TRIES, missing
@@ -21,9 +20,11 @@ from latchwork_workflows.model.settings.checks import (
     environment_problems,
     parameter_problems,
 )
+from latchwork_workflows.schemas.commands import CommandSent
+from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import Parts, need
-from latchwork_workflows.services.runs import Start, start
+from latchwork_workflows.services.runs import start
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
@@ -136,7 +137,7 @@ def remove(parts: Parts, who: Identity, kind: SettingKind, project: str, name: s
 
 def try_connection(
     parts: Parts, who: Identity, project: str, name: str, *, within: str = "", group: str = "default"
-) -> Asked:
+) -> CommandSent:
     """Ask a worker to open a connection: as a run of a workflow of one task, which is made for it.
 
     So it is tried with the network, the drivers and the secrets that tasks have, and its log is kept.
@@ -164,7 +165,7 @@ def try_connection(
     what = "Made by the page and the command that try a connection."
     body = {"name": TRIES + name, "project": at, "description": what, "worker_group": group, "tasks": [task]}
     workflows.apply(parts, who, body)
-    return start(parts, who, at, TRIES + name, Start())
+    return start(parts, who, at, TRIES + name, StartRequest())
 
 
 def _set(

@@ -90,4 +90,4 @@ class StoredSettings(Looks):
             UnknownWorkflow: there is none of this name.
         """
         with told():
-            return desk.try_connection(self._parts, self._who, project, name, within=within, group=group).id
+            return desk.try_connection(self._parts, self._who, project, name, within=within, group=group).command

@@ -1,51 +1,34 @@
-"""Workflows: what somebody may see of them, and how they change."""
+"""Workflows: what an account may see of them, and how they change."""
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork.schedules import Cron
 from latchwork_workflows.db import definitions, families, settings
-from latchwork_workflows.db.definitions import Version
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.tables import schedule, shard
+from latchwork_workflows.db.tables import shard
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.model.forms import read
-from latchwork_workflows.model.model import Definition
+from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.settings import naming
 from latchwork_workflows.model.validate import Checked, checked
+from latchwork_workflows.schemas.workflows import AppliedVersion, Workflow, WorkflowDetail, WorkflowVersion
 from latchwork_workflows.services.parts import Parts, need, seen
+from latchwork_workflows.services.schedules import next_fires
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any
 
 
-class Shown(NamedTuple):
-    """A version of a workflow.
-
-    Attributes:
-        row: of the workflow: ``code``, ``project``, ``name``, ``version``, ``online``, ``created_at``, ``changed_at``.
-        number: of the version that is shown.
-        definition: what it says.
-        schedule: its row, if it has one.
-    """
-
-    row: Row
-    number: int
-    definition: Definition
-    schedule: Row | None
-
-
-def find(parts: Parts, who: Identity, project: str, name: str) -> Row:
-    """A workflow that somebody may see.
+def row_of(parts: Parts, who: Identity, project: str, name: str) -> Row:
+    """Return the row of a workflow.
 
     Raises:
         Problem: 404.
@@ -54,8 +37,37 @@ def find(parts: Parts, who: Identity, project: str, name: str) -> Row:
         return seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
 
 
-def show(parts: Parts, who: Identity, project: str, name: str, version: int | None = None) -> Shown:
-    """A version of a workflow; None: the newest.
+def listed(parts: Parts, who: Identity, *, contains: str = "", after: str = "", limit: int = 50) -> list[Workflow]:
+    """Return workflows, sorted by project and name.
+
+    Args:
+        parts: The parts of this process.
+        who: The account that asks.
+        contains: Only those whose ``project.name`` contains this text.
+        after: Only those after this ``project.name``.
+        limit: The most to return.
+    """
+    project, _, name = after.replace("\x00", "").partition(".")
+    with parts.database.read() as connection:
+        rows = catalog.listed(
+            connection,
+            among=who.projects(),
+            contains=contains.replace("\x00", ""),
+            after=(project, name) if after else None,
+            most=limit,
+        )
+    now = time.time()
+    return [_workflow(row, now) for row in rows]
+
+
+def _workflow(row: Row, now: float) -> Workflow:
+    fires = row.cron and row.scheduled and row.online
+    next_at = next(iter(next_fires(row, now, 1)), None) if fires else None
+    return Workflow.of(row, scheduled=bool(row.scheduled), next_at=next_at)
+
+
+def get(parts: Parts, who: Identity, project: str, name: str, version: int | None = None) -> WorkflowDetail:
+    """Return a workflow with the definition of a version. None: the newest.
 
     Raises:
         Problem: 404.
@@ -64,9 +76,35 @@ def show(parts: Parts, who: Identity, project: str, name: str, version: int | No
         row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
         number = version or row.version
         body = catalog.body(connection, row.code, number)
-        if body is None:
-            raise Problem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
-        return Shown(row, number, body, catalog.find_schedule(connection, row.code))
+    if body is None:
+        raise Problem(404, f"workflow {project}.{name} has no version {number}; its newest is {row.version}")
+    return WorkflowDetail(**dict(_workflow(row, time.time())), shown_version=number, definition=body)
+
+
+def versions(
+    parts: Parts, who: Identity, project: str, name: str, *, before: int | None = None, limit: int = 50
+) -> list[WorkflowVersion]:
+    """Return the versions of a workflow, the newest first.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        rows = catalog.versions(connection, row.code, before=before, most=limit)
+    return [WorkflowVersion.model_validate(each) for each in rows]
+
+
+def diff(  # noqa: PLR0917 - what the address has
+    parts: Parts, who: Identity, project: str, name: str, old: int, new: int
+) -> list[str]:
+    """Return a unified diff between the YAML of two versions.
+
+    Raises:
+        Problem: 404.
+    """
+    before, after = (write(get(parts, who, project, name, each).definition).splitlines() for each in (old, new))
+    return list(difflib.unified_diff(before, after, f"version {old}", f"version {new}", lineterm=""))
 
 
 def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checked:
@@ -89,7 +127,7 @@ def check(parts: Parts, who: Identity, given: str | Mapping[str, Any]) -> Checke
 
 def apply(
     parts: Parts, who: Identity, given: str | Mapping[str, Any], *, online: bool | None = None, base: int | None = None
-) -> tuple[Version, Definition]:
+) -> AppliedVersion:
     """Write a definition, as a new version if it differs.
 
     Args:
@@ -126,7 +164,14 @@ def apply(
             told(connection, "workflow apply", by=who.name, project=wanted.project, details=details)
     if any(each.pool is not None for each in wanted.tasks):
         parts.poke(0)  # its master copies the size of a new pool to the store
-    return version, wanted
+    return AppliedVersion(
+        project=wanted.project,
+        name=wanted.name,
+        code=version.code,
+        version=version.number,
+        is_new=version.is_new,
+        online=version.is_online,
+    )
 
 
 def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: bool) -> None:
@@ -135,72 +180,9 @@ def set_online(parts: Parts, who: Identity, project: str, name: str, *, online: 
     Raises:
         Problem: 403, 404.
     """
-    row = find(parts, who, project, name)
+    row = row_of(parts, who, project, name)
     need(who, Role.EDITOR, project)
     with parts.database.write() as connection:
         definitions.set_online(connection, row.code, online=online)
         kind = "workflow online" if online else "workflow offline"
         told(connection, kind, by=who.name, project=project, details={"workflow": name})
-
-
-def set_schedule(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
-    """Whether its schedule starts it. Switched on again, it owes nothing of the time in between.
-
-    Raises:
-        Problem: 403, 404.
-    """
-    row = find(parts, who, project, name)
-    need(who, Role.OPERATOR, project)
-    now = time.time()
-    with parts.database.write() as connection:
-        there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
-        values = {"enabled": enabled, "cursor": sa.case((schedule.c.cursor < now, now), else_=schedule.c.cursor)}
-        connection.execute(sa.update(schedule).where(there).values(values if enabled else {"enabled": False}))
-        if catalog.find_schedule(connection, row.code) is None:
-            raise Problem(404, f"workflow {project}.{name} has no schedule")
-        kind = "schedule on" if enabled else "schedule off"
-        told(connection, kind, by=who.name, project=project, details={"workflow": name})
-
-
-def fires(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None) -> list[float]:
-    """The next moments at which a schedule fires.
-
-    Raises:
-        Problem: 422, the expression or the time zone is wrong, or it never fires.
-    """
-    try:
-        return list(islice(_moments(Cron(cron, tz=tz), time.time() if after is None else after), count))
-    except (ValueError, OverflowError) as error:
-        path = "tz" if "time zone" in str(error) else "cron"
-        raise Problem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
-
-
-def next_fires(row: Row, now: float, count: int) -> list[float]:
-    """The next moments at which a schedule starts its workflow: within its window, so there may be fewer, or none.
-
-    Args:
-        row: with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.
-        now: seconds since the epoch.
-        count: so many.
-    """
-    at = now if row.starts_at is None else max(now, row.starts_at - 0.001)
-    found: list[float] = []
-    try:
-        for each in islice(_moments(Cron(row.cron, tz=row.tz), at), count):
-            if row.ends_at is not None and each > row.ends_at:
-                break
-            found.append(each)
-    except (ValueError, OverflowError):
-        pass  # it never fires again, or nobody can say
-    return found
-
-
-def _moments(cron: Cron, at: float) -> Iterator[float]:
-    while True:
-        at = cron.fire_after(at)
-        yield at
-
-
-def next_fire(row: Row, now: float) -> float | None:
-    """When a schedule fires next; None: never, or nobody can say. Arguments as for ``next_fires``."""
-    return next(iter(next_fires(row, now, 1)), None)

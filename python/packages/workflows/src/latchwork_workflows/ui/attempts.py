@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse
 from latchwork_workflows.api.models import MOST_ID
 from latchwork_workflows.api.runs import AttemptId
 from latchwork_workflows.services import attempts as desk
+from latchwork_workflows.services import runs
 from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.services.runs import find
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 
@@ -26,10 +26,10 @@ def show_attempt(
     """The end of the log, or the part that begins at an offset."""
     parts = parts_of(request)
     found = desk.find(parts, who, attempt_id)
-    row = find(parts, who, found.task.instance)
+    row = runs.row_of(parts, who, found.task.instance)
     part = None
     if parts.logs is not None:
         part = desk.tail(parts, found, _PART) if offset is None else desk.read(parts, found, offset, _PART)
     values = {"attempt": found.attempt, "task": found.task, "row": row, "part": part, "attempt_id": attempt_id}
-    earlier = max(0, part.start - _PART) if part is not None and part.start else None
+    earlier = max(0, part.offset - _PART) if part is not None and part.offset else None
     return page(request, who, "attempt.html", earlier=earlier, is_end=offset is None, **values)

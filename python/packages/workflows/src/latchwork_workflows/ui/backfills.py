@@ -112,7 +112,7 @@ def preview(
     *, request: Request, who: Who, project: NamePath, name: NamePath, first: _Word = "", last: _Word = ""
 ) -> HTMLResponse:
     """The part of the form that says, as one types, how many runs these dates are."""
-    workflows.find(parts_of(request), who, project, name)
+    workflows.row_of(parts_of(request), who, project, name)
     return page(request, who, "moments.html", **_moments(request, who, (project, name), first, last))
 
 
@@ -125,7 +125,7 @@ async def start(request: Request, who: Who, project: NamePath, name: NamePath) -
 
 def _start(request: Request, who: Identity, path: tuple[str, str], sent: Mapping[str, str]) -> Response:
     parts, key = parts_of(request), sent.get("key", "")[:150]
-    body = workflows.show(parts, who, *path).definition
+    body = workflows.get(parts, who, *path).definition
     try:
         given = desk.Backfill(
             _dates(sent.get("first", ""), sent.get("last", "")),
@@ -156,13 +156,13 @@ def _form(  # noqa: PLR0917 - one page, shown anew where it is refused
     status: int = 200,
     problems: Sequence[tuple[str, str]] = (),
 ) -> HTMLResponse:
-    shown = workflows.show(parts_of(request), who, *path)
+    shown = workflows.get(parts_of(request), who, *path)
     found = _moments(request, who, path, sent.get("first", ""), sent.get("last", ""))
     behind, refused = _behind(request, who, path)
     known: dict[str, Any] = {"behind": behind, "refused": refused}
     known |= {"can_cache": any(task.cache_s is not None for task in shown.definition.tasks)}
     known |= {"priorities": PRIORITIES, "most_parallel": MOST_PARALLEL, "most": MOST_MOMENTS, "problems": problems}
-    values = {"row": shown.row, "body": shown.definition, "schedule": shown.schedule, "sent": sent, **known, **found}
+    values = {"row": shown, "body": shown.definition, "sent": sent, **known, **found}
     return page(request, who, "backfill_form.html", status, tab="backfill", key=new_secret(), **values)
 
 

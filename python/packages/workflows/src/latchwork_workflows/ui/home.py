@@ -11,8 +11,8 @@ from fastapi.responses import HTMLResponse
 
 from latchwork_workflows.db.views import catalog, overview
 from latchwork_workflows.keys import worker_group_of
+from latchwork_workflows.services import schedules
 from latchwork_workflows.services.parts import WorkerSeen, parts_of, seen_codes
-from latchwork_workflows.services.workflows import next_fire
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Who
 
@@ -32,14 +32,13 @@ def home(request: Request, who: Who) -> HTMLResponse:
             "failed": overview.failed_since(connection, now - _DAY_S, codes),
             "lag": overview.lag(connection),
         }
-        schedules = catalog.schedules(connection, who.projects())
         lanes = overview.queued_lanes(connection, [each.id for each in values["active"]])
         is_new = not catalog.listed(connection, among=who.projects(), most=1)
-    fires = [(next_fire(each, now), each) for each in schedules if each.enabled and each.online]
-    soon = sorted(((at, each) for at, each in fires if at is not None), key=lambda pair: pair[0])[:8]
+    soon = [each for each in schedules.listed(parts, who) if each.next_fires]
+    soon.sort(key=lambda each: each.next_fires)
     workers = parts.workers()
     values |= {"workers": workers, "waits": {} if workers is None else _without_workers(lanes, workers)}
-    return page(request, who, "home.html", soon=soon, most=overview.MOST, is_new=is_new, **values)
+    return page(request, who, "home.html", soon=soon[:8], most=overview.MOST, is_new=is_new, **values)
 
 
 def _without_workers(lanes: Mapping[int, Collection[str]], workers: Sequence[WorkerSeen]) -> dict[int, list[str]]:

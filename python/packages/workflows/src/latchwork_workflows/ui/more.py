@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from latchwork_workflows.db.views import catalog, overview
-from latchwork_workflows.services.parts import need_any, parts_of
 from latchwork_workflows.services.workers import at_work
-from latchwork_workflows.services.workflows import fires, next_fire
+from latchwork_workflows.db.views import overview
+from latchwork_workflows.services import schedules
+from latchwork_workflows.services.parts import need_any, parts_of
 from latchwork_workflows.ui.frame import page
 from latchwork_workflows.web import Problem, Role, Who
 
@@ -21,22 +21,17 @@ _MOST_NAMED = 8
 
 
 @router.get("/schedules", response_class=HTMLResponse)
-def schedules(
+def list_schedules(
     request: Request,
     who: Who,
     cron: Annotated[str, Query(max_length=200)] = "",
     tz: Annotated[str, Query(max_length=100)] = "UTC",
 ) -> HTMLResponse:
     """All schedules by when they fire next; and a field that says when an expression would."""
-    now = time.time()
-    with parts_of(request).database.read() as connection:
-        rows = catalog.schedules(connection, who.projects())
-        last = catalog.last_fires(connection, [row.code for row in rows])
-    shown = [(next_fire(row, now) if row.enabled and row.online else None, row) for row in rows]
-    shown.sort(key=lambda pair: (pair[0] is None, pair[0] or 0.0))
-    values = _preview(cron, tz)
-    may = {row.project for row in rows if who.may(Role.OPERATOR, row.project)}
-    return page(request, who, "schedules.html", rows=shown, last=last, cron=cron, tz=tz, may=may, **values)
+    rows = schedules.listed(parts_of(request), who)
+    rows.sort(key=lambda each: each.next_fires or [math.inf])
+    may = {each.project for each in rows if who.may(Role.OPERATOR, each.project)}
+    return page(request, who, "schedules.html", rows=rows, cron=cron, tz=tz, may=may, **_preview(cron, tz))
 
 
 @router.get("/schedules/preview", response_class=HTMLResponse)
@@ -54,7 +49,7 @@ def _preview(cron: str, tz: str) -> dict[str, Any]:
     if not cron.strip():
         return {"fires": [], "wrong": ""}
     try:
-        return {"fires": fires(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
+        return {"fires": schedules.preview(cron.strip(), tz.strip() or "UTC", 5), "wrong": ""}
     except Problem as error:
         return {"fires": [], "wrong": error.detail}
 

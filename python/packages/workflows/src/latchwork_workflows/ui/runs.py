@@ -14,10 +14,10 @@ from starlette.responses import Response
 from latchwork_workflows.api.models import MOST_ID, Id
 from latchwork_workflows.db import history
 from latchwork_workflows.db.views import catalog, instances, kin
-from latchwork_workflows.services import attempts as logs
-from latchwork_workflows.services import causes, families, workflows
-from latchwork_workflows.services import runs as desk
-from latchwork_workflows.services.parts import Parts, parts_of, seen, seen_codes
+from latchwork_workflows.schemas.tasks import Attempt
+from latchwork_workflows.services import causes, runs, tasks, workflows
+from latchwork_workflows.services.parts import Parts, parts_of, seen
+from latchwork_workflows.services.runs import attempt_of, run_of
 from latchwork_workflows.state import InstanceState, base_of, possible
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork_workflows.ui.frame import address, led, older, page
@@ -54,9 +54,8 @@ def list_runs(
     """Runs, the newest first."""
     parts = parts_of(request)
     wanted = state if state in _STATES else ""
+    rows = runs.listed(parts, who, project=project.replace("\x00", ""), state=wanted, before=before, limit=_MOST + 1)
     with parts.database.read() as connection:
-        codes = seen_codes(connection, who, project.replace("\x00", ""))
-        rows = instances.newest(connection, codes=codes, state=wanted, before=before, most=_MOST + 1)
         among = who.projects()
         projects = [each for each in catalog.projects(connection) if among is None or each in among]
     shown, more = older(rows, _MOST, "/runs", state=wanted, project=project)
@@ -65,20 +64,22 @@ def list_runs(
 
 
 @router.get("/runs/{run_id}", response_class=HTMLResponse)
-def show_run(request: Request, who: Who, run_id: Id, tasks: int = 0, draw: int = 0) -> HTMLResponse:
+def show_run(
+    request: Request, who: Who, run_id: Id, first: Annotated[int, Query(alias="tasks")] = 0, draw: int = 0
+) -> HTMLResponse:
     """One run: what it does, what it waits for, what happened."""
     parts, now = parts_of(request), time.time()
-    row = desk.find(parts, who, run_id)
-    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    row = runs.row_of(parts, who, run_id)
+    body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
         all_tasks = kin.plain_tasks(connection, row.id, row.run)
         elements = kin.element_counts(connection, row.id, row.run)
-        tried = instances.attempts(connection, row.id, run=row.run, most=500)
+        tried = [attempt_of(each) for each in instances.attempts(connection, row.id, run=row.run, most=500)]
         events = history.of_instance(connection, row.id, most=60)
         asked = instances.open_commands(connection, row.id)
     place = {task.name: number for number, task in enumerate(body.tasks)}
     all_tasks.sort(key=lambda each: place.get(each.name, 0))
-    start = max(0, min(tasks, len(all_tasks)))
+    start = max(0, min(first, len(all_tasks)))
     shown = all_tasks[start : start + _MOST_TASKS]
     why = causes.reasons(parts, who, row, body, all_tasks, _asked(all_tasks, shown))
     states = {each.name: each.state for each in all_tasks}
@@ -88,7 +89,8 @@ def show_run(request: Request, who: Who, run_id: Id, tasks: int = 0, draw: int =
         request,
         who,
         "run.html",
-        row=row,
+        row=run_of(row),
+        ending=row.ending,
         body=body,
         tasks=shown,
         total=len(all_tasks),
@@ -99,11 +101,11 @@ def show_run(request: Request, who: Who, run_id: Id, tasks: int = 0, draw: int =
         cause=causes.of_run(parts, row, all_tasks, why),
         can_cache=any(task.cache_s is not None for task in body.tasks),
         numbers={each.name: each.id for each in all_tasks},
-        newest={each.task: logs.name_of(each) for each in reversed(tried) if each.log_ref},
+        newest={each.task: each.id for each in reversed(tried) if each.has_log},
         kinds={task.name: task.type for task in body.tasks},
         svg=dag_svg(body, states, links) if is_drawn else None,
-        parent=families.parent(parts, who, row),
-        children=families.children(parts, who, [each.id for each in shown]),
+        parent=tasks.parent(parts, who, row),
+        children=tasks.children(parts, who, [each.id for each in shown]),
         elements={name: (counts, element_bar(counts)) for name, counts in elements.items()},
         chart=_chart(tried, place, now),
         events=events,
@@ -124,13 +126,13 @@ def _is_held(task: Any) -> bool:
     return bool(task.state == "running" and task.queue_key is None)
 
 
-def _chart(tried: list[Any], place: dict[str, int], now: float) -> object:
+def _chart(tried: list[Attempt], place: dict[str, int], now: float) -> object:
     """One row for each task that was tried, in the order in which they began; the last ones of very many."""
     by_task: dict[str, list[Bar]] = {}
     for each in sorted(tried, key=lambda one: one.started_at):
         title = f"{each.name}, attempt {each.n}: {each.outcome or 'running'} on {each.worker}"
         kind = each.outcome or "running"
-        bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{logs.name_of(each)}")
+        bar = Bar(each.started_at, each.ended_at, kind, title, f"/attempts/{each.id}")
         by_task.setdefault(each.name, []).append(bar)
     rows = sorted(by_task.items(), key=lambda pair: (pair[1][0].start, place.get(base_of(pair[0]), 0)))
     return Bars(rows[-_MOST_ROWS:]).svg(now)
@@ -141,7 +143,7 @@ def ask_run(request: Request, who: Who, run_id: Id, action: Annotated[str, Form(
     """Ask something of a run; the page shows that it was asked, and what became of it."""
     no_cache = action == _RERUN_FRESH
     action = "rerun" if no_cache else action
-    desk.act(parts_of(request), who, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
+    runs.act(parts_of(request), who, run_id, action, no_cache=no_cache, unique_key=f"page-{key}")
     return led(f"/runs/{run_id}")
 
 
@@ -156,11 +158,11 @@ def show_task(
 ) -> HTMLResponse:
     """One task: why it is where it is, its attempts, what it gave; of a map its elements, by pages."""
     parts = parts_of(request)
-    task = desk.find_task(parts, who, task_id)
-    row = desk.find(parts, who, task.instance)
-    body = workflows.show(parts, who, row.project, row.name, row.version).definition
+    task = tasks.row_of(parts, who, task_id)
+    row = runs.row_of(parts, who, task.instance)
+    body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        tried = instances.attempts_of_task(connection, task_id)
+        tried = [attempt_of(each) for each in instances.attempts_of_task(connection, task_id)]
         others = kin.plain_tasks(connection, task.instance, task.run)
         counts = kin.element_counts(connection, task.instance, task.run).get(task.name, {})
     if task.map_index >= 0:
@@ -169,14 +171,12 @@ def show_task(
     states = {each.name: each for each in others}
     after = [states[each] for each in (spec.after if spec else ()) if each in states]
     behind = [states[each.name] for each in body.tasks if task.name in each.after and each.name in states]
-    values: dict[str, Any] = {
-        "why": causes.reasons(parts, who, row, body, others, [task.name]).get(task.name, ""),
-        "name_of": logs.name_of,
-    }
+    why = causes.reasons(parts, who, row, body, others, [task.name]).get(task.name, "")
+    values: dict[str, Any] = {"why": why}
     values |= {"counts": counts, **_elements(parts, who, task, state if state in _TASK_STATES else "", index)}
     values |= {
-        "children": families.children(parts, who, [task.id, *(each.id for each in values["elements"])]),
-        "awaited": families.awaited(parts, who, row, body, task.name) if task.run == row.run else [],
+        "children": tasks.children(parts, who, [task.id, *(each.id for each in values["elements"])]),
+        "awaited": tasks.awaited(parts, who, row, body, task.name) if task.run == row.run else [],
         "bar": element_bar(counts),
         "of_map": states.get(base_of(task.name)) if task.map_index >= 0 else None,
     }
@@ -202,7 +202,7 @@ def _elements(parts: Parts, who: Identity, task: Any, state: str, after: int | N
     """A page of the elements of a map; of any other task none."""
     rows = []
     if task.map_index < 0:
-        rows = families.elements(parts, who, task.id, state=state, after=after, most=_MOST_ELEMENTS + 1)
+        rows = tasks.elements(parts, who, task.id, state=state, after=after, limit=_MOST_ELEMENTS + 1)
     shown = rows[:_MOST_ELEMENTS]
     more = address(f"/tasks/{task.id}", state=state, after=shown[-1].map_index) if len(rows) > _MOST_ELEMENTS else ""
     return {"elements": shown, "state": state, "is_part": bool(state) or after is not None, "more": more}
@@ -222,10 +222,10 @@ def ask_task(
     """Ask something of a task; or of its run, that it goes on from there."""
     if action == _FROM_HERE:
         parts = parts_of(request)
-        task = desk.find_task(parts, who, task_id)
-        desk.act(parts, who, task.instance, "recover", start_from=[task.name], unique_key=f"page-{key}")
+        task = tasks.row_of(parts, who, task_id)
+        runs.act(parts, who, task.instance, "recover", start_from=[task.name], unique_key=f"page-{key}")
         return led(f"/runs/{task.instance}")
-    desk.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
+    tasks.force(parts_of(request), who, task_id, action, unique_key=f"page-{key}")
     return led(f"/tasks/{task_id}")
 
 

@@ -53,7 +53,7 @@ def remove(*, request: Request, who: Who, kind: _Kind, name: _Word, project: _Wo
 def try_connection(request: Request, who: Who, name: _Word, project: _Word = "", within: _Word = "") -> Response:
     """Let a worker open a connection: leads to the run."""
     asked = desk.try_connection(parts_of(request), who, project, name, within=within)
-    return led(f"/commands/{asked.id}")
+    return led(f"/commands/{asked.command}")
 
 
 @router.post("/grants")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,15 +14,14 @@ from starlette.responses import Response
 from latchwork.errors import BadRecord
 from latchwork.spi import read_json
 from latchwork_workflows.api.models import MOST_ID, NamePath
-from latchwork_workflows.db.views import catalog, instances
+from latchwork_workflows.db.views import instances
 from latchwork_workflows.model.forms import write
 from latchwork_workflows.model.model import PRIORITIES, Definition
-from latchwork_workflows.services import runs
-from latchwork_workflows.services import workflows as desk
+from latchwork_workflows.schemas.runs import StartRequest
+from latchwork_workflows.services import runs, schedules, workflows
 from latchwork_workflows.services.parts import parts_of
-from latchwork_workflows.state import Scope
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
-from latchwork_workflows.ui.frame import address, led, older, page
+from latchwork_workflows.ui.frame import address, led, older, page, request_of
 from latchwork_workflows.web import Problem, Role, Who, new_secret
 
 router = APIRouter()
@@ -42,26 +39,12 @@ def list_workflows(
     after: Annotated[str, Query(max_length=201)] = "",
 ) -> HTMLResponse:
     """Workflows, how their last runs went, and when they start next."""
-    now, wanted = time.time(), q.replace("\x00", "").strip()
-    project, _, name = after.replace("\x00", "").partition(".")
-    with parts_of(request).database.read() as connection:
-        rows = catalog.listed(
-            connection,
-            among=who.projects(),
-            contains=wanted,
-            after=(project, name) if after else None,
-            most=_MOST + 1,
-        )
+    parts = parts_of(request)
+    rows = workflows.listed(parts, who, contains=q.strip(), after=after, limit=_MOST + 1)
+    more = address("/workflows", q=q, after=rows[_MOST - 1].key) if len(rows) > _MOST else ""
+    with parts.database.read() as connection:
         last = instances.recent(connection, [row.code for row in rows[:_MOST]], 8)
-    more = (
-        address("/workflows", q=q, after=f"{rows[_MOST - 1].project}.{rows[_MOST - 1].name}")
-        if len(rows) > _MOST
-        else ""
-    )
-    shown = [
-        (row, desk.next_fire(row, now) if row.cron and row.scheduled and row.online else None, last.get(row.code, []))
-        for row in rows[:_MOST]
-    ]
+    shown = [(row, last.get(row.code, [])) for row in rows[:_MOST]]
     may_edit = who.may_somewhere(Role.EDITOR)
     return page(request, who, "workflows.html", rows=shown, q=q, older=more, may_edit=may_edit)
 
@@ -71,24 +54,18 @@ def show_workflow(
     *, request: Request, who: Who, project: NamePath, name: NamePath, version: _Number = None, draw: int = 0
 ) -> HTMLResponse:
     """What it is: its tasks as a drawing and as a list."""
-    shown = desk.show(parts_of(request), who, project, name, version)
+    parts = parts_of(request)
+    shown = workflows.get(parts, who, project, name, version)
+    found = schedules.listed(parts, who, project=project, workflow=name) if shown.cron else []
     is_drawn = len(shown.definition.tasks) <= MOST_DRAWN or bool(draw)
-    plan, last = shown.schedule, None
-    fires = [] if plan is None else desk.next_fires(plan, time.time(), 1)
-    if plan is not None:
-        with parts_of(request).database.read() as connection:
-            last = catalog.last_fires(connection, [plan.code]).get(plan.code)
     links = {task.name: f"#task-{number}" for number, task in enumerate(shown.definition.tasks)}
     return page(
         request,
         who,
         "workflow.html",
         tab="graph",
-        row=shown.row,
-        shown=shown,
-        body=shown.definition,
-        fires=fires,
-        last=last,
+        row=shown,
+        schedule=found[0] if found else None,
         svg=dag_svg(shown.definition, None, links) if is_drawn else None,
         source=write(shown.definition),
     )
@@ -106,17 +83,17 @@ def run_grid(
 ) -> HTMLResponse:
     """Runs by tasks: where in the workflow, and since when, something goes wrong."""
     parts = parts_of(request)
-    shown = desk.show(parts, who, project, name)
+    shown = workflows.get(parts, who, project, name)
     names = [each.name for each in shown.definition.tasks]
     part = names[task : task + _MOST_TASKS]
     with parts.database.read() as connection:
-        rows = instances.newest(connection, codes=[shown.row.code], before=before, most=_MOST_RUNS + 1)
+        rows = instances.newest(connection, codes=[shown.code], before=before, most=_MOST_RUNS + 1)
         cells = instances.task_states(connection, [row.id for row in rows[:_MOST_RUNS]], part)
     path = f"/workflows/{project}/{name}/runs"
     columns, more = older(rows, _MOST_RUNS, path, task=task or None)
     following = address(path, before=before, task=task + _MOST_TASKS) if task + _MOST_TASKS < len(names) else ""
     values = {"columns": list(reversed(columns)), "names": part, "cells": cells, "older": more, "following": following}
-    return page(request, who, "grid.html", tab="runs", row=shown.row, before=before, **values)
+    return page(request, who, "grid.html", tab="runs", row=shown, before=before, **values)
 
 
 @router.get("/workflows/{project}/{name}/versions", response_class=HTMLResponse)
@@ -132,18 +109,12 @@ def list_versions(
 ) -> HTMLResponse:
     """Versions, and what differs between two."""
     parts = parts_of(request)
-    row = desk.find(parts, who, project, name)
-    with parts.database.read() as connection:
-        rows = catalog.versions(connection, row.code, before=before, most=_MOST + 1)
+    row = workflows.row_of(parts, who, project, name)
+    rows = workflows.versions(parts, who, project, name, before=before, limit=_MOST + 1)
     shown, more = older(rows, _MOST, f"/workflows/{project}/{name}/versions", "version")
     new = new or row.version
     old = old or max(1, new - 1)
-    lines: list[str] = []
-    if old != new:
-        one, other = (write(desk.show(parts, who, project, name, each).definition) for each in (old, new))
-        lines = list(
-            difflib.unified_diff(one.splitlines(), other.splitlines(), f"version {old}", f"version {new}", lineterm="")
-        )
+    lines = workflows.diff(parts, who, project, name, old, new) if old != new else []
     values = {"rows": shown, "older": more, "old": old, "new": new, "lines": lines[:5000]}
     return page(request, who, "versions.html", tab="versions", row=row, **values)
 
@@ -151,13 +122,13 @@ def list_versions(
 @router.get("/workflows/{project}/{name}/start", response_class=HTMLResponse)
 def start_form(request: Request, who: Who, project: NamePath, name: NamePath) -> HTMLResponse:
     """What a run is to be: a field for each parameter."""
-    shown = desk.show(parts_of(request), who, project, name)
+    shown = workflows.get(parts_of(request), who, project, name)
     return page(
         request,
         who,
         "start.html",
         tab="start",
-        row=shown.row,
+        row=shown,
         body=shown.definition,
         priorities=PRIORITIES,
         key=new_secret(),
@@ -176,16 +147,19 @@ def _start(
     request: Request, who: Who, path: tuple[str, str], sent: dict[str, str], chosen: tuple[str, ...]
 ) -> Response:
     parts = parts_of(request)
-    params = params_of(desk.show(parts, who, *path).definition, sent)
-    try:
-        scope = Scope(sent.get("scope", "downstream"))
-    except ValueError:
-        raise Problem(422, "scope: give one of only, downstream, upstream", errors=[("scope", "unknown")]) from None
-    flags = {name: bool(sent.get(name)) for name in ("dry", "no_cache")}
-    given = runs.Start(params, sent.get("priority") or None, chosen, scope, **flags)
+    params = params_of(workflows.get(parts, who, *path).definition, sent)
+    given = request_of(
+        StartRequest,
+        params=params,
+        priority=sent.get("priority") or None,
+        start_from=list(chosen),
+        scope=sent.get("scope", "downstream"),
+        dry=bool(sent.get("dry")),
+        no_cache=bool(sent.get("no_cache")),
+    )
     key = sent.get("key", "")[:150]
     asked = runs.start(parts, who, *path, given, unique_key=f"page-{key}" if key else None)
-    return led(f"/commands/{asked.id}")
+    return led(f"/commands/{asked.command}")
 
 
 def params_of(body: Definition, sent: Mapping[str, str]) -> dict[str, Any]:
@@ -217,7 +191,7 @@ def set_online(
     request: Request, who: Who, project: NamePath, name: NamePath, online: Annotated[str, Form(max_length=3)] = ""
 ) -> Response:
     """Set it online or offline."""
-    desk.set_online(parts_of(request), who, project, name, online=online == "yes")
+    workflows.set_online(parts_of(request), who, project, name, online=online == "yes")
     return led(f"/workflows/{project}/{name}")
 
 
@@ -232,5 +206,5 @@ def set_schedule(
     back: Annotated[str, Form(max_length=20)] = "",
 ) -> Response:
     """Switch its schedule on or off."""
-    desk.set_schedule(parts_of(request), who, project, name, enabled=enabled == "yes")
+    schedules.set_enabled(parts_of(request), who, project, name, enabled=enabled == "yes")
     return led("/schedules" if back == "schedules" else f"/workflows/{project}/{name}")

@@ -9,7 +9,7 @@ from latchwork_workflows.web.bars import Bar, Bars, shares
 from latchwork_workflows.web.connections import ConnectionLimits
 from latchwork_workflows.web.drawings import BACK, BOTH, graph_svg
 from latchwork_workflows.web.forms import Field, FormInvalid, fields_of, values_of
-from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn, Who, may_still, who
+from latchwork_workflows.web.identity import Accounts, Identity, Role, SignedIn, Who, asked_by, may_still, who
 from latchwork_workflows.web.live import Hub, aside
 from latchwork_workflows.web.pages import Pages
 from latchwork_workflows.web.passwords import TooManyTries, Tries, check_password, digest_of, hash_password, new_secret
@@ -38,6 +38,7 @@ __all__ = [
     "Tries",
     "Who",
     "aside",
+    "asked_by",
     "check_password",
     "digest_of",
     "fields_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +77,14 @@ class Site:
     cookie: str = "latchwork"
 
 
-def make_app(site: Site, *, hosts: Iterable[str], version: str, description: str = "") -> FastAPI:
+def make_app(
+    site: Site,
+    *,
+    hosts: Iterable[str],
+    version: str,
+    description: str = "",
+    larger: Mapping[str, int] | None = None,
+) -> FastAPI:
     """An app without routes of its own but sign-in and static files.
 
     Args:
@@ -85,6 +92,7 @@ def make_app(site: Site, *, hosts: Iterable[str], version: str, description: str
         hosts: by whose names it may be asked, without port; ``*``: any.
         version: of the API.
         description: of the API.
+        larger: paths whose requests may be larger than others, with their most bytes.
     """
     app = FastAPI(
         title=site.title,
@@ -97,7 +105,7 @@ def make_app(site: Site, *, hosts: Iterable[str], version: str, description: str
     app.state.site = site
     app.include_router(sign_in.router)
     app.mount("/static", _Static(directory=_HERE / "static"), name="static")
-    app.add_middleware(Safety, hosts=list(hosts))
+    app.add_middleware(Safety, hosts=list(hosts), larger=larger or {})
     app.add_exception_handler(Exception, _unexpected)
     for kind in (Problem, HTTPException, RequestValidationError, *site.expected):
         app.add_exception_handler(kind, _told)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from latchwork.errors import Unavailable
 from latchwork_workflows.web.live import aside
@@ -26,6 +27,8 @@ CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 #: Who may not see something any more.
 _NO = frozenset({401, 403, 404})
+#: Where the scope of a request has its identity, if the app is called in the same process.
+_KNOWN = "latchwork.identity"
 
 
 class Role(IntEnum):
@@ -139,7 +142,7 @@ async def who(request: Request) -> Identity:
         Problem: nobody that we know (401), or a change that none of our pages asked for (403).
     """
     found = await run_in_threadpool(_identified, request)
-    if request.headers.get("authorization"):
+    if _KNOWN in request.scope or request.headers.get("authorization"):
         return found
     if request.method not in SAFE:
         check_origin(request)
@@ -148,6 +151,18 @@ async def who(request: Request) -> Identity:
 
 
 Who = Annotated[Identity, Depends(who)]
+
+
+def asked_by(app: ASGIApp, identity: Identity) -> ASGIApp:
+    """Return an app that takes every request as one of this identity, for calls in the same process.
+
+    Servers make the scope of a request themselves, so that no request of the network can have an identity in it.
+    """
+
+    async def known(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, _KNOWN: identity}, receive, send)
+
+    return known
 
 
 async def may_still(request: Request, look: Callable[[Identity], object]) -> bool:
@@ -168,6 +183,9 @@ async def may_still(request: Request, look: Callable[[Identity], object]) -> boo
 
 def _identified(request: Request) -> Identity:
     """Who asks; blocks. Raises 401."""
+    if _KNOWN in request.scope:
+        known: Identity = request.scope[_KNOWN]
+        return known
     accounts: Accounts = request.app.state.site.accounts
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,18 +34,21 @@ class Safety:
         app: what is inside.
         hosts: names that a browser may have for us, without port; ``*``: any. Otherwise a page of somebody else's,
             whose name leads to us, could ask with the browser's rights.
+        larger: paths whose requests may be larger than others, with their most bytes.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], larger: Mapping[str, int]) -> None:
         self._app = app
         self._hosts = frozenset(each.lower() for each in hosts)
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        problem = self._refused(Headers(scope=scope))
+        most = self._larger.get(scope["path"], MOST_BYTES)
+        problem = self._refused(Headers(scope=scope), most)
         if problem is not None:
             if problem.status == _TOO_LARGE:
                 await _drain(receive)
@@ -57,8 +60,8 @@ class Safety:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > MOST_BYTES:
-                raise _too_large()
+            if seen > most:
+                raise _too_large(most)
             return message
 
         try:
@@ -66,7 +69,7 @@ class Safety:
         except Problem as error:  # only the one above comes so far
             await error.response()(scope, receive, _dressed(send))
 
-    def _refused(self, headers: Headers) -> Problem | None:
+    def _refused(self, headers: Headers, most: int) -> Problem | None:
         host = headers.get("host", "").lower()
         name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
         if "*" not in self._hosts and name not in self._hosts:
@@ -74,7 +77,7 @@ class Safety:
                 400, f"nobody here is called {name[:100]!r}; name the host with --host or --allowed-host of the server"
             )
         length = headers.get("content-length", "0")
-        return _too_large() if not length.isdigit() or int(length) > MOST_BYTES else None
+        return _too_large(most) if not length.isdigit() or int(length) > most else None
 
 
 async def _drain(receive: Receive) -> None:
@@ -86,8 +89,8 @@ async def _drain(receive: Receive) -> None:
         is_more = message["type"] == "http.request" and message.get("more_body", False)
 
 
-def _too_large() -> Problem:
-    return Problem(_TOO_LARGE, f"the request is larger than {MOST_BYTES:,} bytes")
+def _too_large(most: int) -> Problem:
+    return Problem(_TOO_LARGE, f"the request is larger than {most:,} bytes")
 
 
 def _dressed(send: Send) -> Send:

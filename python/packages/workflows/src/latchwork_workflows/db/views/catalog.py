@@ -15,6 +15,12 @@ Row: TypeAlias = Any
 #: Workflows of one database, as far as lists of all go.
 MOST = 5000
 
+_WORKFLOW = sa.select(
+    *definition.c,
+    *(schedule.c[each] for each in ("cron", "tz", "starts_at", "ends_at", "cursor")),
+    schedule.c.enabled.label("scheduled"),
+).join(schedule, schedule.c.code == definition.c.code, isouter=True)
+
 
 def projects(connection: sa.Connection) -> list[str]:
     """Those that have workflows, sorted."""
@@ -49,11 +55,7 @@ def listed(
         most: so many.
     """
     key = sa.tuple_(definition.c.project, definition.c.name)
-    chosen = sa.select(
-        *definition.c,
-        *(schedule.c[each] for each in ("cron", "tz", "starts_at", "ends_at", "cursor")),
-        schedule.c.enabled.label("scheduled"),
-    ).join(schedule, schedule.c.code == definition.c.code, isouter=True)
+    chosen = _WORKFLOW
     if among is not None:
         chosen = chosen.where(definition.c.project.in_(sorted(among)))
     if contains:
@@ -64,9 +66,9 @@ def listed(
 
 
 def find(connection: sa.Connection, project: str, name: str) -> Row | None:
-    """One workflow; None if there is none."""
+    """One workflow with its schedule; None if there is none."""
     there = sa.and_(definition.c.project == project, definition.c.name == name)
-    return connection.execute(sa.select(*definition.c).where(there)).first()
+    return connection.execute(_WORKFLOW.where(there)).first()
 
 
 def by_code(connection: sa.Connection, code: int) -> Row | None:

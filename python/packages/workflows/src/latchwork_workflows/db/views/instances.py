@@ -31,6 +31,8 @@ _NAME = sa.case(
 ).label("name")
 #: All columns of a task, with what it is called.
 TASK = tuple(_NAME if each is task.c.name else each for each in task.c)
+#: Attempts, with the names and rounds of their tasks.
+_ATTEMPT = sa.select(*attempt.c, _NAME, task.c.run).join(task, task.c.id == attempt.c.task)
 
 
 def find(connection: sa.Connection, instance_id: int) -> Row | None:
@@ -154,8 +156,7 @@ def find_task(connection: sa.Connection, task_id: int) -> Row | None:
 
 def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = None, most: int = 2000) -> list[Row]:
     """The attempts of an instance with the names of their tasks, the newest first, by when they started."""
-    chosen = sa.select(*attempt.c, _NAME, task.c.run).join(task, task.c.id == attempt.c.task)
-    chosen = chosen.where(task.c.instance == instance_id)
+    chosen = _ATTEMPT.where(task.c.instance == instance_id)
     if run is not None:
         chosen = chosen.where(task.c.run == run)
     return list(connection.execute(chosen.order_by(attempt.c.started_at.desc(), attempt.c.task).limit(most)).all())
@@ -163,14 +164,14 @@ def attempts(connection: sa.Connection, instance_id: int, *, run: int | None = N
 
 def attempts_of_task(connection: sa.Connection, task_id: int, most: int = 200) -> list[Row]:
     """The attempts of a task, the newest first."""
-    chosen = sa.select(*attempt.c).where(attempt.c.task == task_id)
+    chosen = _ATTEMPT.where(attempt.c.task == task_id)
     return list(connection.execute(chosen.order_by(attempt.c.n.desc(), attempt.c.claim.desc()).limit(most)).all())
 
 
 def find_attempt(connection: sa.Connection, task_id: int, n: int, claim: int) -> Row | None:
     """One attempt; None if there is none."""
     key = sa.and_(attempt.c.task == task_id, attempt.c.n == n, attempt.c.claim == claim)
-    return connection.execute(sa.select(*attempt.c).where(key)).first()
+    return connection.execute(_ATTEMPT.where(key)).first()
 
 
 def find_command(connection: sa.Connection, command_id: int) -> Row | None:

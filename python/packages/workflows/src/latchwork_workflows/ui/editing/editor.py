@@ -19,7 +19,7 @@ from latchwork_workflows.api.models import NamePath
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model.forms import read, write
 from latchwork_workflows.model.model import TaskSpec
-from latchwork_workflows.services import workflows as desk
+from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import Parts, parts_of
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
 from latchwork_workflows.ui.editing.places import line_of
@@ -63,8 +63,8 @@ def edit(
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
 ) -> HTMLResponse:
     """A version of a workflow, to be changed into a new one."""
-    shown = desk.show(parts_of(request), who, project, name, version)
-    return _page(request, who, write(shown.definition), base=shown.row.version, row=shown.row)
+    shown = workflows.get(parts_of(request), who, project, name, version)
+    return _page(request, who, write(shown.definition), base=shown.version, row=shown)
 
 
 @router.post("/edit/check", response_class=HTMLResponse)
@@ -91,7 +91,7 @@ def _send(request: Request, who: Identity, sent: dict[str, str]) -> Response:
         return _page(request, who, text, base)
     try:
         online = bool(sent.get("online")) if base == 0 else None
-        _, found = desk.apply(parts, who, text, online=online, base=base)
+        found = workflows.apply(parts, who, text, online=online, base=base)
     except DefinitionInvalid:
         return _page(request, who, text, base, status=422)
     except Problem as error:
@@ -160,7 +160,7 @@ def _dump(values: object) -> str:
 def _looked(parts: Parts, who: Identity, text: str) -> dict[str, Any]:
     text = text.replace("\r\n", "\n")
     try:
-        found = desk.check(parts, who, text).definition
+        found = workflows.check(parts, who, text).definition
     except DefinitionInvalid as error:
         problems = [(each, line_of(text, each.path)) for each in error.problems[:100]]
         return {"problems": problems, "total": len(error.problems), "svg": None, "body": None}

@@ -1,0 +1,9 @@
+"""``WorkflowClient``: everything that programs and commands ask of workflows, over HTTP or in-process.
+
+Importing it loads neither FastAPI nor SQLAlchemy.
+"""
+
+from latchwork_workflows.client.client import WorkflowClient
+from latchwork_workflows.client.runs import RunRef
+
+__all__ = ["RunRef", "WorkflowClient"]

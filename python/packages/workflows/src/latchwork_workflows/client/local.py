@@ -1,0 +1,105 @@
+"""The API in this process, for a client without a server."""
+
+from __future__ import annotations
+
+import getpass
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from latchwork.errors import LatchworkError
+from latchwork.store import Store, connect
+from latchwork_workflows.api import make_api
+from latchwork_workflows.cluster import StoreCluster
+from latchwork_workflows.db import Database
+from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.home import Home
+from latchwork_workflows.installation import installation_of
+from latchwork_workflows.keys import Keys
+from latchwork_workflows.logs import open_logs
+from latchwork_workflows.services import Parts
+from latchwork_workflows.web import Identity, Role, asked_by
+
+
+def opened(home: Home) -> tuple[Parts, Callable[[], None]]:
+    """Open the database of a home, and the store and logs as far as possible; with a function that closes them.
+
+    Raises:
+        LatchworkError: There is no database, or it cannot be opened.
+    """
+    if why := home.missing_database():
+        raise LatchworkError(why)
+    with ExitStack() as stack:
+        database = Database(home.database)
+        stack.callback(database.close)
+        cluster = _cluster(home, installation_of(database).id, stack)
+        logs = open_logs(home.logs) if home.has_logs else None
+        return Parts(database, DatabaseAccounts(database), logs=logs, cluster=cluster), stack.pop_all().close
+
+
+def _cluster(home: Home, installation: str, stack: ExitStack) -> StoreCluster | None:
+    if not home.may_have_store:
+        return None
+    try:
+        store = stack.enter_context(connect(home.store))
+        if not _belongs(store, installation, home):
+            return None
+        cluster = StoreCluster(store, Keys())
+    except LatchworkError:
+        return None  # masters find commands all the same, some seconds later
+    stack.callback(cluster.close)
+    return cluster
+
+
+def _belongs(store: Store, installation: str, home: Home) -> bool:
+    """Return whether a store belongs to the database: a default store may be that of other workflows."""
+    if home.is_told_store or home.is_local:
+        return True
+    there = store.get(f"@workflows/{Keys().id}")
+    return there is not None and there.value == installation.encode()
+
+
+class InProcess(httpx.BaseTransport):
+    """Sends the requests of a client to the API of this process. Thread-safe.
+
+    An event loop runs the app in a thread of its own, from the first request on.
+
+    Args:
+        parts: The database, store and logs of the app.
+        by: The name of the administrator who asks. None: the user of this process.
+        close: Called once when it is closed.
+    """
+
+    def __init__(self, parts: Parts, by: str | None, close: Callable[[], object]) -> None:
+        app = make_api(parts, hosts=["localhost"])
+        identity = Identity(by or _user(), {"": Role.ADMIN})
+        self._app = httpx.ASGITransport(asked_by(app, identity))
+        self._stack = ExitStack()
+        self._stack.callback(close)
+        self._portal: BlockingPortal | None = None
+        self._mutex = threading.Lock()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the answer of the app."""
+        with self._mutex:
+            if self._portal is None:
+                self._portal = self._stack.enter_context(start_blocking_portal())
+        return self._portal.call(self._answer, request)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._app.handle_async_request(request)
+        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+    def close(self) -> None:
+        """End the event loop, and close what was opened for it. Idempotent."""
+        self._stack.close()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"

@@ -1,0 +1,328 @@
+"""Runs, tasks, attempts and commands, for clients."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from latchwork.errors import WaitTimeout
+from latchwork_workflows.client.transport import Deadline, Transport, path, project_and_name, request_of
+from latchwork_workflows.errors import WrongState
+from latchwork_workflows.logs.places import LogPart
+from latchwork_workflows.schemas.commands import Command, CommandSent
+from latchwork_workflows.schemas.runs import ChildRun, Explanation, RecoverRequest, Run, RunDetail, StartRequest
+from latchwork_workflows.schemas.tasks import Attempt, Task, TaskDetail
+
+_PART = 65_536
+
+
+class Commands:
+    """Commands that masters carry out."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def get(self, command: int) -> Command:
+        """Return a command.
+
+        Raises:
+            UnknownWorkflow: There is none of this ID.
+        """
+        return self._api.get(path("commands", command), Command)
+
+    def stop(self, command: int) -> None:
+        """Withdraw a start that no master has carried out yet, or stop the run that it led to.
+
+        Raises:
+            WrongState: It started no run, was refused, or its run has ended.
+        """
+        self._api.post(path("commands", command, action="stop"), None, type(None))
+
+    def wait(self, command: int, timeout_s: float | None = 30.0) -> Command:
+        """Wait until a master has carried out a command, and return it.
+
+        Args:
+            command: The ID of the command.
+            timeout_s: Seconds to wait. None: forever.
+        Raises:
+            WrongState: It was refused; the message has the reason.
+            WaitTimeout: No master has carried it out yet. The next one will.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            found = self.get(command)
+            if found.error:
+                raise WrongState(found.error)
+            if found.done_at is not None:
+                return found
+            if not deadline.pause():
+                raise WaitTimeout(
+                    f"no master has done command {command} in {timeout_s:g} s; it is done as soon as one comes: start "
+                    "`latchwork workflows serve` or `master`"
+                )
+
+
+class RunRef:
+    """A run that has been requested. Thread-safe.
+
+    Attributes:
+        command: The ID of the command.
+    """
+
+    def __init__(self, runs: Runs, command: int) -> None:
+        self._runs = runs
+        self.command = command
+
+    def __repr__(self) -> str:
+        return f"<RunRef of command {self.command}>"
+
+    def id(self, timeout_s: float | None = 30.0) -> int:
+        """Wait until a master has made the run, and return its ID.
+
+        Args:
+            timeout_s: Seconds to wait. None: forever.
+        Raises:
+            WrongState: It was refused; the message has the reason.
+            WaitTimeout: No master has made it yet. The next one will.
+        """
+        found = self._runs.commands.wait(self.command, timeout_s).run
+        assert found is not None
+        return found
+
+    def stop(self) -> None:
+        """Stop the run. Before a master has made it, none is made.
+
+        Raises:
+            WrongState: It was refused, or has ended.
+        """
+        self._runs.commands.stop(self.command)
+
+    def wait(self, timeout_s: float | None = None) -> RunDetail:
+        """Wait until the run has ended, and return it. Raises as ``id`` does."""
+        return self._runs.wait(self.id(timeout_s), timeout_s)
+
+
+class Runs:
+    """Runs of workflows. ``name`` is ``project.name``, or a name in the project ``default``."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+        self.commands = Commands(api)
+
+    def start(
+        self,
+        name: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        priority: str | None = None,
+        start_from: Sequence[str] = (),
+        scope: str = "downstream",
+        dry_run: bool = False,
+        no_cache: bool = False,
+        schedule_time: float | None = None,
+        unique_key: str | None = None,
+    ) -> RunRef:
+        """Request a run of a workflow.
+
+        Args:
+            name: The workflow.
+            params: Values that replace those of the definition.
+            priority: Replaces the priority of the definition.
+            start_from: The tasks to begin with. Empty: all.
+            scope: Which other tasks run: ``only`` these, those ``downstream`` of them, or ``upstream``.
+            dry_run: Every task succeeds without running.
+            no_cache: Every task runs, even if its outputs are cached.
+            schedule_time: The time from which parameters count, in seconds since the epoch. None: now.
+            unique_key: Requests with the same key are one run.
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+            WrongState: It is offline.
+            BadRequest: It has no such parameter or task.
+        """
+        body = request_of(
+            StartRequest,
+            params=dict(params or {}),
+            priority=priority,
+            start_from=list(start_from),
+            scope=scope,
+            dry=dry_run,
+            no_cache=no_cache,
+            schedule_time=schedule_time,
+        )
+        where = path("workflows", *project_and_name(name), action="start")
+        return RunRef(self, self._api.post(where, body, CommandSent, key=unique_key).command)
+
+    def list(
+        self, name: str | None = None, *, state: str = "", before: int | None = None, limit: int = 50
+    ) -> builtins.list[Run]:
+        """Return runs, the newest first.
+
+        Args:
+            name: Only those of this workflow. None: all.
+            state: Only those in this state. Empty: any.
+            before: Only those with lower IDs.
+            limit: The most to return, up to 500.
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+            BadRequest: There is no such state.
+        """
+        project, workflow = ("", "") if name is None else project_and_name(name)
+        query = {"project": project, "workflow": workflow, "state": state, "before": before, "limit": limit}
+        return self._api.get("/runs", list[Run], **query)
+
+    def get(self, run: int) -> RunDetail:
+        """Return a run with the tasks of its newest round.
+
+        Raises:
+            UnknownWorkflow: There is none of this ID.
+        """
+        return self._api.get(path("runs", run), RunDetail)
+
+    def wait(self, run: int, timeout_s: float | None = None) -> RunDetail:
+        """Wait until a run has ended or paused, and return it.
+
+        Args:
+            run: The ID of the run.
+            timeout_s: Seconds to wait. None: forever.
+        Raises:
+            WaitTimeout: It has not ended. It continues.
+            UnknownWorkflow: There is none of this ID.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            found = self.get(run)
+            if found.has_ended:
+                return found
+            if not deadline.pause():
+                raise WaitTimeout(f"run {run} is {found.state.value} after {timeout_s:g} s; it goes on")
+
+    def tasks(self, run: int, round: int | None = None) -> builtins.list[Task]:  # noqa: A002 - the name of the resource
+        """Return the tasks of a round of a run, in the order of the definition. None: the newest round."""
+        return self._api.get(path("runs", run, "tasks"), list[Task], round=round)
+
+    def attempts(self, run: int) -> builtins.list[Attempt]:
+        """Return the attempts of all tasks and rounds of a run, the newest first."""
+        return self._api.get(path("runs", run, "attempts"), list[Attempt])
+
+    def children(self, run: int, *, before: int | None = None, limit: int = 50) -> builtins.list[ChildRun]:
+        """Return the runs that tasks of a run started, the newest first."""
+        return self._api.get(path("runs", run, "children"), list[ChildRun], before=before, limit=limit)
+
+    def explain(self, run: int) -> Explanation:
+        """Return why a run waits or failed, and why each of its tasks is in its state."""
+        return self._api.get(path("runs", run, "why"), Explanation)
+
+    def act(
+        self,
+        run: int,
+        action: str,
+        *,
+        start_from: Sequence[str] = (),
+        no_cache: bool = False,
+        unique_key: str | None = None,
+    ) -> int:
+        """Send a command about a run, and return the ID of the command.
+
+        Args:
+            run: The ID of the run.
+            action: ``pause``, ``resume``, ``stop``, ``recover`` or ``rerun``.
+            start_from: For ``recover``: tasks that run again with all that follows them.
+            no_cache: For ``rerun``: every task runs, even if its outputs are cached.
+            unique_key: Commands with the same key are one.
+        Raises:
+            UnknownWorkflow: There is no such run.
+            WrongState: Its state does not allow that; the message says which would.
+            NotAllowed: Only masters send this command.
+        """
+        body = request_of(RecoverRequest, start_from=list(start_from), no_cache=no_cache)
+        return self._api.post(path("runs", run, action=action), body, CommandSent, key=unique_key).command
+
+    def pause(self, run: int) -> int:
+        """Let running tasks end, and start none. Raises as ``act`` does."""
+        return self.act(run, "pause")
+
+    def resume(self, run: int) -> int:
+        """Continue after a pause. Raises as ``act`` does."""
+        return self.act(run, "resume")
+
+    def stop(self, run: int) -> int:
+        """End all tasks, and start none. Raises as ``act`` does."""
+        return self.act(run, "stop")
+
+    def recover(self, run: int, start_from: Sequence[str] = ()) -> int:
+        """Run the tasks that failed or were ended again, and what follows them. Raises as ``act`` does."""
+        return self.act(run, "recover", start_from=start_from)
+
+    def rerun(self, run: int, *, no_cache: bool = False) -> int:
+        """Run everything again, as another round of the same run. Raises as ``act`` does."""
+        return self.act(run, "rerun", no_cache=no_cache)
+
+
+class Tasks:
+    """Tasks of runs."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def get(self, task: int) -> TaskDetail:
+        """Return a task with its attempts, and why it is in its state.
+
+        Raises:
+            UnknownWorkflow: There is none of this ID.
+        """
+        return self._api.get(path("tasks", task), TaskDetail)
+
+    def elements(
+        self, task: int, *, state: str = "", after: int | None = None, limit: int = 100
+    ) -> builtins.list[Task]:
+        """Return the elements of a map, sorted by index."""
+        return self._api.get(path("tasks", task, "elements"), list[Task], state=state, after=after, limit=limit)
+
+    def force_success(self, task: int) -> int:
+        """Mark a failed task as success, and return the ID of the command.
+
+        Raises:
+            UnknownWorkflow: There is no such task.
+            WrongState: Its state does not allow that.
+        """
+        return self._api.post(path("tasks", task, action="force-success"), None, CommandSent).command
+
+    def force_start(self, task: int) -> int:
+        """Start a queued task without a slot of its pool. Raises as ``force_success`` does."""
+        return self._api.post(path("tasks", task, action="force-start"), None, CommandSent).command
+
+
+class Attempts:
+    """Attempts of tasks, and what they write. An attempt is ``<task>.<n>.<claim>``."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def log(self, attempt: str, offset: int = 0, limit: int = _PART) -> LogPart:
+        """Return a part of the log of an attempt, as it was written. Empty: nothing has been written there yet.
+
+        Args:
+            attempt: The attempt.
+            offset: Where the part begins, in bytes.
+            limit: Its most bytes.
+        Raises:
+            UnknownWorkflow: There is no such attempt.
+            Unavailable: The API cannot read logs.
+        """
+        where = path("attempts", attempt, "log", "raw")
+        answer = self._api.send("GET", where, query={"offset": offset, "limit": limit})
+        return LogPart(answer.content, int(answer.headers["X-Log-Next"]), answer.headers["X-Log-Ended"] == "1")
+
+    def follow(self, attempt: str, offset: int = 0) -> Iterator[bytes]:
+        """Yield the log of an attempt as it grows, until its end."""
+        deadline = Deadline(None)
+        while True:
+            part = self.log(attempt, offset)
+            if part.data:
+                yield part.data
+            elif not part.ended:
+                deadline.pause()
+            offset = part.next
+            if part.ended:
+                return

@@ -1,0 +1,160 @@
+"""Requests to the API, and its answers as schemas or exceptions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from latchwork.errors import LatchworkError, Unavailable
+from latchwork_workflows.errors import BadRequest
+from latchwork_workflows.schemas.base import Document
+from latchwork_workflows.schemas.problems import ProblemDocument
+
+T = TypeVar("T")
+D = TypeVar("D", bound=Document)
+#: Seconds between two requests of a call that waits for a change.
+POLL_S = 0.2
+TIMEOUT_S = 60.0
+_PREFIX = "/api/v1"
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def project_and_name(workflow: str) -> tuple[str, str]:
+    """Return project and name of ``project.name``, or of a name in the project ``default``."""
+    project, dot, name = workflow.partition(".")
+    return (project, name) if dot else ("default", workflow)
+
+
+def path(*parts: object, action: str = "") -> str:
+    """Return the path of a resource, such as ``/runs/12:stop``."""
+    found = "".join(f"/{quote(str(each), safe='')}" for each in parts)
+    return f"{found}:{action}" if action else found
+
+
+def request_of(kind: type[D], **values: Any) -> D:
+    """Return a request.
+
+    Raises:
+        BadRequest: A value is not valid.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+class Transport:
+    """Sends requests to the API. Thread-safe.
+
+    Args:
+        http: The HTTP client, with the base URL and the credentials.
+    """
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+
+    @property
+    def url(self) -> str:
+        """The address of the API."""
+        return str(self._http.base_url).rstrip("/")
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._http.close()
+
+    def get(self, where: str, kind: type[T], **query: Any) -> T:
+        """Return a resource."""
+        return self._read(self.send("GET", where, query=query), kind)
+
+    def post(self, where: str, body: Document | None, kind: type[T], *, key: str | None = None, **query: Any) -> T:
+        """Send a request or a command, with an idempotency key, and return the answer."""
+        return self._read(self.send("POST", where, body, query=query, key=key), kind)
+
+    def put(self, where: str, body: Document, kind: type[T], **query: Any) -> T:
+        """Create or replace a resource, and return the answer."""
+        return self._read(self.send("PUT", where, body, query=query), kind)
+
+    def patch(self, where: str, body: Document, kind: type[T], **query: Any) -> T:
+        """Change a part of a resource, and return the answer."""
+        return self._read(self.send("PATCH", where, body, query=query), kind)
+
+    def delete(self, where: str, kind: type[T], **query: Any) -> T:
+        """Delete a resource, and return the answer."""
+        return self._read(self.send("DELETE", where, query=query), kind)
+
+    def upload(self, where: str, data: bytes, kind: type[T]) -> T:
+        """Send bytes, and return the answer."""
+        return self._read(self.send("POST", where, data), kind)
+
+    def send(
+        self,
+        method: str,
+        where: str,
+        body: Document | bytes | None = None,
+        query: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> httpx.Response:
+        """Send a request and return the answer of a success.
+
+        Raises:
+            LatchworkError: The exception that the problem document of the answer stands for.
+            Unavailable: The API cannot be reached.
+        """
+        headers = {} if key is None else {"Idempotency-Key": key}
+        if isinstance(body, Document):
+            headers["Content-Type"] = "application/json"
+            body = body.model_dump_json(exclude_unset=True).encode()
+        params = {name: value for name, value in (query or {}).items() if value not in {None, ""}}
+        try:
+            answer = self._http.request(method, _PREFIX + where, content=body, params=params, headers=headers)
+        except httpx.TransportError as error:
+            raise Unavailable(f"{self.url} cannot be reached: {error}") from error
+        if answer.is_success:
+            return answer
+        raise _problem(answer).exception()
+
+    def _read(self, answer: httpx.Response, kind: type[T]) -> T:
+        if kind is type(None):
+            return None
+        try:
+            found: T = _adapter(kind).validate_json(answer.content)
+            return found
+        except ValidationError as error:
+            raise LatchworkError(
+                f"{self.url} answers in a form that this version does not know; use the same version of "
+                f"latchwork-workflows on both sides: {error.errors()[0]['msg']}"
+            ) from error
+
+
+class Deadline:
+    """The end of a call that waits.
+
+    Args:
+        timeout_s: Seconds until then. None: never.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._at = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def pause(self) -> bool:
+        """Wait until the next poll. False: the deadline has passed."""
+        if self._at is not None and time.monotonic() >= self._at:
+            return False
+        time.sleep(POLL_S)
+        return True
+
+
+def _problem(answer: httpx.Response) -> ProblemDocument:
+    try:
+        return ProblemDocument.model_validate_json(answer.content)
+    except ValidationError:  # a proxy, or not our API
+        detail = f"{answer.request.url} answers {answer.status_code} {answer.reason_phrase}"
+        return ProblemDocument(status=answer.status_code, detail=detail)

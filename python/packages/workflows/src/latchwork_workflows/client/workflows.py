@@ -1,0 +1,171 @@
+"""Workflows and schedules, for clients."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from latchwork_workflows.bundles import pack
+from latchwork_workflows.client.transport import Transport, path, project_and_name
+from latchwork_workflows.deploying import bundled, code_of, workflows_of
+from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
+from latchwork_workflows.errors import Problem as DefinitionProblem
+from latchwork_workflows.model.builder import Workflow as BuiltWorkflow
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.schemas.schedules import FireTimes, Schedule, ScheduleChange
+from latchwork_workflows.schemas.workflows import (
+    AppliedVersion,
+    ApplyRequest,
+    OnlineChange,
+    StoredBundle,
+    Validation,
+    Workflow,
+    WorkflowDetail,
+    WorkflowVersion,
+)
+
+#: A definition: what ``@workflow`` made, YAML or JSON text, or plain values.
+Given: TypeAlias = BuiltWorkflow | Definition | str | Mapping[str, Any]
+_PAGE = 500
+
+
+class Workflows:
+    """Workflows and their versions. ``name`` is ``project.name``, or a name in the project ``default``."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self, contains: str = "") -> builtins.list[Workflow]:
+        """Return all workflows whose name contains a text, sorted by project and name."""
+        return [*self._all(contains)]
+
+    def _all(self, contains: str) -> Iterator[Workflow]:
+        after = ""
+        while True:
+            found = self._api.get("/workflows", list[Workflow], contains=contains, after=after, limit=_PAGE)
+            yield from found
+            if len(found) < _PAGE:
+                return
+            after = found[-1].key
+
+    def get(self, name: str, version: int | None = None) -> WorkflowDetail:
+        """Return a workflow with the definition of a version. None: the newest.
+
+        Raises:
+            UnknownWorkflow: There is no such workflow or version.
+        """
+        return self._api.get(path("workflows", *project_and_name(name)), WorkflowDetail, version=version)
+
+    def versions(self, name: str, *, before: int | None = None, limit: int = 50) -> builtins.list[WorkflowVersion]:
+        """Return the versions of a workflow, the newest first.
+
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+        """
+        where = path("workflows", *project_and_name(name), "versions")
+        return self._api.get(where, list[WorkflowVersion], before=before, limit=limit)
+
+    def validate(self, definition: Given) -> builtins.list[DefinitionProblem]:
+        """Return every problem of a definition. Empty: it can be applied."""
+        try:
+            found = self._api.post("/workflows:validate", _request(definition), Validation)
+        except DefinitionInvalid as error:  # no JSON can have its values
+            return error.problems
+        return [DefinitionProblem(each.path, each.message) for each in found.errors]
+
+    def apply(self, definition: Given, *, online: bool | None = None, base: int | None = None) -> AppliedVersion:
+        """Apply a definition: a new version, if it differs from the newest.
+
+        Args:
+            definition: What ``@workflow`` made, YAML or JSON text, or plain values.
+            online: Whether it can be started. None: a new workflow can be, and an existing one stays as it is.
+            base: Refuse the change unless this is the newest version. None: apply it to any version.
+        Raises:
+            DefinitionInvalid: It has problems; ``problems`` has them all.
+            WrongState: The newest version is not ``base``.
+        """
+        return self._api.post("/workflows", _request(definition, online=online, base=base), AppliedVersion)
+
+    def deploy(
+        self, module: ModuleType, *, bundle: bool = True, online: bool | None = None
+    ) -> builtins.list[tuple[BuiltWorkflow, AppliedVersion]]:
+        """Apply all workflows of a module, with its code. None is applied unless all are valid.
+
+        Args:
+            module: A module with functions of ``@workflow``.
+            bundle: Pack its code, which is its file or package, for the workers. False: they have it installed.
+            online: Whether they can be started. None: new workflows can be, and existing ones stay as they are.
+        Raises:
+            UnknownWorkflow: The module has no workflows.
+            DefinitionInvalid: With the problems of the first workflow that has any.
+            BadBundle: Its code cannot be packed.
+        """
+        found = workflows_of(module)
+        if not found:
+            raise UnknownWorkflow(f"module {module.__name__} has no workflows; put @workflow before a function")
+        definitions = [each.definition for each in found]
+        if bundle:
+            data = pack(code_of(module)).data
+            sha256 = self._api.upload("/bundles", data, StoredBundle).sha256
+            definitions = [bundled(each, module, sha256) for each in definitions]
+        for each in definitions:
+            if problems := self.validate(each):
+                raise DefinitionInvalid(problems)
+        applied = [self.apply(each, online=online) for each in definitions]
+        return list(zip(found, applied, strict=True))
+
+    def set_online(self, name: str, *, online: bool) -> None:
+        """Set a workflow online or offline. Active runs continue."""
+        where = path("workflows", *project_and_name(name), "online")
+        self._api.put(where, OnlineChange(online=online), type(None))
+
+
+class Schedules:
+    """Schedules of workflows."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self, *, count: int = 1) -> builtins.list[Schedule]:
+        """Return all schedules with their next ``count`` fire times, sorted by project and name."""
+        return self._api.get("/schedules", list[Schedule], count=count)
+
+    def find(self, name: str, *, count: int = 1) -> Schedule | None:
+        """Return the schedule of a workflow. None: it has none.
+
+        Raises:
+            UnknownWorkflow: There is no such workflow.
+        """
+        project, workflow = project_and_name(name)
+        found = self._api.get("/schedules", list[Schedule], project=project, workflow=workflow, count=count)
+        return found[0] if found else None
+
+    def set_enabled(self, name: str, *, enabled: bool) -> None:
+        """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for."""
+        where = path("workflows", *project_and_name(name), "schedule")
+        self._api.put(where, ScheduleChange(enabled=enabled), type(None))
+
+    def preview(self, cron: str, tz: str = "UTC", count: int = 5) -> builtins.list[float]:
+        """Return the next times at which a cron expression fires, in seconds since the epoch.
+
+        Raises:
+            BadRequest: The expression or the time zone is wrong.
+        """
+        return self._api.get("/schedules:preview", FireTimes, cron=cron, tz=tz, count=count).fires
+
+
+def _request(definition: Given, **more: Any) -> ApplyRequest:
+    if isinstance(definition, BuiltWorkflow):
+        definition = definition.definition
+    if isinstance(definition, Definition):
+        definition = definition.model_dump(mode="json", exclude_defaults=True)
+    more["yaml" if isinstance(definition, str) else "definition"] = definition
+    try:
+        return ApplyRequest(**more)
+    except ValidationError as error:
+        found = [DefinitionProblem("", each["msg"].removeprefix("Value error, ")) for each in error.errors()]
+        raise DefinitionInvalid(found) from None

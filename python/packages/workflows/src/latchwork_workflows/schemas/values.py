@@ -1,0 +1,31 @@
+"""Types of values that several schemas have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from latchwork.spi import MOST_MOMENT_S
+from latchwork_workflows.model.model import Name
+from latchwork_workflows.model.plain import plain_problems
+
+RoleWord = Literal["viewer", "operator", "editor", "admin"]
+
+
+def plain_json(value: Any) -> Any:
+    """Return the value, if every database and every browser can hold it.
+
+    Raises:
+        ValueError: It cannot be held.
+    """
+    for path, why in plain_problems(value):
+        raise ValueError(f"{path}: {why}" if path else why)
+    return value
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(plain_json)]
+Text = Annotated[str, StringConstraints(max_length=200), AfterValidator(plain_json)]
+TaskNames = Annotated[list[Name], Field(max_length=5000)]
+Time = Annotated[float, Field(ge=0, le=MOST_MOMENT_S, allow_inf_nan=False)]
+NoCache = Annotated[bool, Field(description="run every task, and ignore cached outputs")]

@@ -1,0 +1,54 @@
+"""Commands: what became of them, and how a start is withdrawn."""
+
+from __future__ import annotations
+
+import time
+
+from latchwork_workflows.db.consuming import withdraw
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.views import catalog, instances
+from latchwork_workflows.schemas.commands import Command
+from latchwork_workflows.services import runs
+from latchwork_workflows.services.parts import Parts, need, seen
+from latchwork_workflows.web import Identity, Problem, Role
+
+
+def get(parts: Parts, who: Identity, number: int) -> Command:
+    """Return a command.
+
+    Raises:
+        Problem: 404.
+    """
+    with parts.database.read() as connection:
+        row = instances.find_command(connection, number)
+        if row is None:
+            raise Problem(404, f"there is no command {number}")
+        code = row.args.get("code") if isinstance(row.args, dict) else None
+        if row.instance is not None:
+            seen(who, instances.find(connection, row.instance), f"command {number}")
+        else:
+            seen(who, catalog.by_code(connection, code) if isinstance(code, int) else None, f"command {number}")
+    return Command.of(row, run=row.instance)
+
+
+def stop(parts: Parts, who: Identity, number: int) -> None:
+    """Withdraw a start that no master has carried out yet, or stop the run that it led to.
+
+    Raises:
+        Problem: 403, 404; 409 if it started no run, was refused, or its run has ended.
+    """
+    with parts.database.write() as connection:
+        row = instances.find_command(connection, number)
+        code = row.args.get("code") if row is not None and isinstance(row.args, dict) else None
+        workflow = catalog.by_code(connection, code) if isinstance(code, int) else None
+        of = seen(who, workflow, f"command {number} that starts something")
+        need(who, Role.OPERATOR, of.project)
+        if withdraw(connection, number, time.time(), by=who.name):
+            details = {"workflow": of.name, "command": number}
+            told(connection, "start withdrawn", by=who.name, project=of.project, details=details)
+            return
+        row = instances.find_command(connection, number)
+    if row is None or row.instance is None:
+        why = None if row is None else row.error
+        raise Problem(409, f"command {number} has led to no run: {why or 'it asked for none'}", possible=[])
+    runs.act(parts, who, row.instance, "stop")

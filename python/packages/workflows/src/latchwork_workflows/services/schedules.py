@@ -1,0 +1,108 @@
+"""Schedules: when workflows start by themselves, and whether they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, TypeAlias
+
+import sqlalchemy as sa
+
+from latchwork.schedules import Cron
+from latchwork_workflows.db.history import told
+from latchwork_workflows.db.tables import schedule
+from latchwork_workflows.db.views import catalog
+from latchwork_workflows.schemas.schedules import LastFire, Schedule
+from latchwork_workflows.services.parts import Parts, need, seen
+from latchwork_workflows.web import Identity, Problem, Role
+
+Row: TypeAlias = Any
+
+
+def listed(parts: Parts, who: Identity, *, project: str = "", workflow: str = "", count: int = 1) -> list[Schedule]:
+    """Return schedules, sorted by project and name of their workflows.
+
+    Args:
+        parts: The parts of this process.
+        who: The account that asks.
+        project: Only those of this project. Empty: all.
+        workflow: With a project, only that of this workflow.
+        count: How many of the next fire times to return.
+    Raises:
+        Problem: 404, there is no such workflow.
+    """
+    with parts.database.read() as connection:
+        if workflow:
+            seen(who, catalog.find(connection, project, workflow), f"workflow {project}.{workflow}")
+        rows = catalog.schedules(connection, who.projects())
+        rows = [row for row in rows if project in {"", row.project} and workflow in {"", row.name}]
+        last = catalog.last_fires(connection, [row.code for row in rows])
+    now = time.time()
+    return [_schedule(row, last.get(row.code), now, count) for row in rows]
+
+
+def _schedule(row: Row, last: Row | None, now: float, count: int) -> Schedule:
+    fires = next_fires(row, now, count) if row.enabled and row.online else []
+    fired = None
+    if last is not None:
+        fired = LastFire.of(last, run=last.instance)
+    return Schedule.of(row, next_fires=fires, last=fired)
+
+
+def set_enabled(parts: Parts, who: Identity, project: str, name: str, *, enabled: bool) -> None:
+    """Enable or disable the schedule of a workflow. Fire times while it is disabled are not made up for.
+
+    Raises:
+        Problem: 403, 404.
+    """
+    now = time.time()
+    with parts.database.write() as connection:
+        row = seen(who, catalog.find(connection, project, name), f"workflow {project}.{name}")
+        need(who, Role.OPERATOR, project)
+        there = sa.and_(schedule.c.code == row.code, schedule.c.enabled != enabled)
+        values = {"enabled": enabled, "cursor": sa.case((schedule.c.cursor < now, now), else_=schedule.c.cursor)}
+        connection.execute(sa.update(schedule).where(there).values(values if enabled else {"enabled": False}))
+        if catalog.find_schedule(connection, row.code) is None:
+            raise Problem(404, f"workflow {project}.{name} has no schedule")
+        kind = "schedule on" if enabled else "schedule off"
+        told(connection, kind, by=who.name, project=project, details={"workflow": name})
+
+
+def preview(cron: str, tz: str = "UTC", count: int = 5, after: float | None = None) -> list[float]:
+    """Return the next times at which a cron expression fires.
+
+    Raises:
+        Problem: 422, the expression or the time zone is wrong, or it never fires.
+    """
+    try:
+        return list(islice(_fire_times(Cron(cron, tz=tz), time.time() if after is None else after), count))
+    except (ValueError, OverflowError) as error:
+        path = "tz" if "time zone" in str(error) else "cron"
+        raise Problem(422, f"{path}: {error}", errors=[(path, str(error))]) from None
+
+
+def next_fires(row: Row, now: float, count: int) -> list[float]:
+    """Return the next times at which a schedule starts its workflow. Fewer than ``count``: its window ends before.
+
+    Args:
+        row: A row with ``cron``, ``tz``, ``starts_at`` and ``ends_at``.
+        now: Seconds since the epoch.
+        count: How many.
+    """
+    at = now if row.starts_at is None else max(now, row.starts_at - 0.001)
+    found: list[float] = []
+    try:
+        for each in islice(_fire_times(Cron(row.cron, tz=row.tz), at), count):
+            if row.ends_at is not None and each > row.ends_at:
+                break
+            found.append(each)
+    except (ValueError, OverflowError):
+        pass  # it never fires again
+    return found
+
+
+def _fire_times(cron: Cron, at: float) -> Iterator[float]:
+    while True:
+        at = cron.fire_after(at)
+        yield at
