@@ -49,6 +49,7 @@ from latchwork_testkit.servers import EtcdServer, ZooKeeperServer
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import attempt, shard, task
+from latchwork_workflows.home import Home
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys
 from latchwork_workflows.logs import open_logs
@@ -88,7 +89,11 @@ class Site:
         found = join_store(self.database, self.store, Keys())
         self.logs = open_logs(self.folder / "logs")
         self.logs.mark(found.id)
-        self.client = stack.enter_context(WorkflowClient.local(self.home))
+        self.client = stack.enter_context(
+            WorkflowClient.local(
+                Home.of(self.folder, database=self.database_url, store=self.store_url, logs=str(self.folder / "logs"))
+            )
+        )
 
     def master(self):
         return Master(self.database, self.store)

@@ -193,7 +193,7 @@ def test_a_map_is_a_task_for_each_item_whose_outputs_are_lists_in_the_order_of_t
         hand.end(behind)
         stage.until(made, "success")
         eventually(lambda: stage.left() == [])
-    assert list(client.runs.get(made).tasks) == ["list", "fan", "behind", "fan[0]", "fan[1]", "fan[2]"]
+    assert list(client.runs.get(made).task_states) == ["list", "fan", "behind", "fan[0]", "fan[1]", "fan[2]"]
 
 
 def test_a_map_goes_on_where_a_master_that_died_left_it_and_recovers_only_the_item_that_failed(stage, client):

@@ -46,13 +46,13 @@ def test_so_many_runs_go_at_a_time_and_the_next_when_one_has_ended(stage, client
     stage.apply(a_workflow(tasks={"a": []}, max_runs=2))
     hand = stage.hand()
     with stage.master():
-        runs = [client.start("flow").id() for _ in range(4)]
+        runs = [client.runs.start("flow").id() for _ in range(4)]
         assert [stage.state(each) for each in runs] == ["running", "running", "serial_wait", "serial_wait"]
         for claim in hand.take_all().values():
             hand.end(claim)
         eventually(lambda: [stage.state(each) for each in runs[2:]] == ["running", "running"])
         with pytest.raises(WrongState, match="only 2 go at a time"):
-            client.done(client.rerun(runs[0]))
+            client.commands.wait(client.runs.rerun(runs[0]))
 
 
 # Tasks of a project
@@ -78,7 +78,7 @@ def test_tasks_of_a_project_with_a_pool_need_a_slot_of_it_and_earlier_ones_do_no
             "active": 4,
             "workflows": [],
         }
-        client.done(client.force_start(stage.rows(made)["b"]))  # which needs no slot
+        client.commands.wait(client.tasks.force_start(stage.rows(made)["b"]))  # which needs no slot
         eventually(lambda: hand.backlog.size("default") == 2)
         client.pools.remove("@default")
         eventually(lambda: stage.store.get(stage.keys.pool_size("=default")).value == b"10000")
@@ -124,23 +124,23 @@ def test_a_start_is_refused_while_its_project_has_as_many_tasks_as_it_may(stage,
     client.pools.set("@default", 1, "fail")
     hand = stage.hand()
     with stage.master():
-        first = client.start("flow").id()
+        first = client.runs.start("flow").id()
         with pytest.raises(
             WrongState, match="project default has 1 tasks queued or running, and its pool @default has a size of 1"
         ):
-            client.start("flow").id()
+            client.runs.start("flow").id()
         hand.end(hand.wait("a", lanes=LANES))
         stage.until(first, "success")
-        assert stage.state(client.start("flow").id()) == "running"
+        assert stage.state(client.runs.start("flow").id()) == "running"
 
 
 def test_a_start_that_is_refused_for_its_project_ends_no_other(stage, client):
     stage.apply(a_workflow(tasks={"a": []}, serial="priority"))
     client.pools.set("@default", 1, "fail")
     with stage.master():
-        first = client.start("flow").id()
+        first = client.runs.start("flow").id()
         with pytest.raises(WrongState, match="starts are refused meanwhile"):
-            client.start("flow").id()
+            client.runs.start("flow").id()
         assert stage.state(first) == "running"
         assert not stage.commands_open()
 
@@ -151,11 +151,11 @@ def test_a_run_waits_until_its_tasks_fit_into_its_project(stage, client):
     client.pools.set("@default", 2, "precompute")
     hand = stage.hand()
     with stage.master(poll_s=0.2):
-        first = client.start("flow").id()
-        wide = client.start("wide").id()  # two side by side, and there is room for one
+        first = client.runs.start("flow").id()
+        wide = client.runs.start("wide").id()  # two side by side, and there is room for one
         assert stage.state(wide) == "serial_wait"
-        assert "waits for its turn" in client.why(wide)["x"]
-        assert stage.state(client.start("flow").id()) == "running"
+        assert "waits for its turn" in client.runs.explain(wide).tasks["x"]
+        assert stage.state(client.runs.start("flow").id()) == "running"
         for _ in range(2):
             hand.end(eventually(lambda: hand.take(limit=1, lanes=LANES).get("a")))
         stage.until(first, "success")
@@ -166,7 +166,7 @@ def test_active_tasks_are_counted_per_project(stage, client):
     stage.apply(a_workflow(tasks={"a": [], "b": ["a"]}))
     other = stage.apply(a_workflow("flow", tasks={"a": []}, project="other"))
     with stage.master():
-        client.start("flow").id()
+        client.runs.start("flow").id()
         stage.start(other)
     with stage.database.read() as connection:
         assert pools.active_count(connection, "default") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import latchwork
-from latchwork_workflows.direct import WorkflowClient
+from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.home import Home
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.serve import Serve, ServeOptions
@@ -68,7 +68,7 @@ def by_itself(served, line):
 
 @pytest.mark.timeout(180)  # three processes, each of which imports all there is
 def test_each_is_a_command_with_a_document_and_an_exit_code(served):
-    with WorkflowClient.local(served.home.database) as client:
+    with WorkflowClient.local(served.home) as client:
         client.pools.set("own", 4)
     shown = json.loads(by_itself(served, "pools show own --json").stdout)
     assert (shown["size"], shown["used"], shown["holders"], shown["queue"]) == (4, 0, [], [])
@@ -76,7 +76,7 @@ def test_each_is_a_command_with_a_document_and_an_exit_code(served):
     assert (gone.returncode, gone.stdout, gone.stderr[:6]) == (1, "", "error:")
     wrong = by_itself(served, "backfill first --dependents --json")
     assert (wrong.returncode, "give --from and --to, or --dates" in wrong.stderr) == (2, True)
-    with WorkflowClient.local(served.home.database) as client:
+    with WorkflowClient.local(served.home) as client:
         client.pools.remove("own")
 
 
@@ -84,11 +84,11 @@ def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
     assert "no pools; a workflow that names one creates it" in typed("pools list")
     assert typed("pools set few --size 1") == "pool few has a size of 1\n"
     assert typed("pools set more --size 2 --json") == {"name": "more", "size": 2, "admission": "suspend"}
-    with WorkflowClient.local(served.home.database) as client:
-        client.apply(HOLDS)
-        run = client.start("holds", {"go": str(tmp_path / "go")}).id()
+    with WorkflowClient.local(served.home) as client:
+        client.workflows.apply(HOLDS)
+        run = client.runs.start("holds", {"go": str(tmp_path / "go")}).id()
         try:
-            eventually(lambda: "running" in client.instance(run).tasks.values())
+            eventually(lambda: "running" in client.runs.get(run).task_states.values())
             row = typed("pools list --json")["pools"][0]
             assert (row["name"], row["size"], row["used"], row["waiting"]) == ("few", 1, 1, 1)
             assert row["workflows"] == ["default.holds"]
@@ -103,7 +103,7 @@ def test_pools_are_set_listed_shown_and_removed(served, typed, tmp_path):
             assert "pool few is named by default.holds" in typed("pools rm few", ends=1)
         finally:
             (tmp_path / "go").touch()
-        assert client.wait(run, 60).state.value == "success"
+        assert client.runs.wait(run, 60).state.value == "success"
     assert typed("pools rm more --json") == {"name": "more", "removed": True}
     assert "there is no pool 'more'" in typed("pools rm more", ends=1)
     assert "there is no pool 'more'" in typed("pools show more", ends=1)
@@ -130,9 +130,9 @@ def test_the_pool_of_a_project_is_set_shown_and_removed(served, typed):
 
 
 def test_a_backfill_with_dependents_says_which_follow_and_is_waited_for(served, typed):
-    with WorkflowClient.local(served.home.database) as client:
+    with WorkflowClient.local(served.home) as client:
         for each in (FIRST, AFTER):
-            client.apply(each)
+            client.workflows.apply(each)
         line = typed("backfill first --from 2025-10-01 --to 2025-10-02 --dependents --no-cache --wait")
         assert line.splitlines() == [
             "backfill 1 of default.first is started: 2 runs; backfills of default.after follow",

@@ -34,7 +34,7 @@ def test_a_pool_that_a_workflow_names_first_lets_one_task_run_at_a_time(stage, c
         }
     ]
     client.pools.set("few", 4)
-    client.apply({"name": "other", "tasks": [{"name": "a", "type": "noop", "pool": "few"}]})
+    client.workflows.apply({"name": "other", "tasks": [{"name": "a", "type": "noop", "pool": "few"}]})
     assert [(each.size, each.workflows) for each in client.pools.list()] == [(4, ["default.flow", "default.other"])]
 
 
@@ -67,7 +67,7 @@ def test_a_pool_that_a_workflow_names_is_not_removed(client, flow):
         client.pools.remove("few")
     with pytest.raises(UnknownWorkflow, match="there is no pool 'nobody'"):
         client.pools.remove("nobody")
-    client.apply(a_workflow(tasks={"a": []}).definition)
+    client.workflows.apply(a_workflow(tasks={"a": []}).definition)
     client.pools.remove("few")
     assert client.pools.list() == []
 
@@ -82,12 +82,12 @@ def test_a_task_of_a_removed_pool_says_so_and_the_doctor_finds_it(stage, client,
     with stage.master():
         made = stage.start(flow)
         eventually(stage.items)
-        assert "has no worker" in client.why(made)["a"]
+        assert "has no worker" in client.runs.explain(made).tasks["a"]
         with stage.database.write() as connection:
             connection.execute(sa.delete(pool))
         stage.poke()
         eventually(lambda: stored(stage, "few") is None)
-        assert "the pool 'few', which does not exist: create it with" in client.why(made)["a"]
+        assert "the pool 'few', which does not exist: create it with" in client.runs.explain(made).tasks["a"]
         found = Doctor(stage.database, stage.store, wait=lambda _: None).look()
         of_pool = [(each.kind, each.subject) for each in found if "few" in each.why or each.subject == "few"]
         assert of_pool == [("missing pool", "few")]

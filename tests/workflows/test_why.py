@@ -108,7 +108,7 @@ def test_workers_are_asked_for_the_tenant_of_the_workflow(stage, client):
         flows = {each: a_workflow(f"flow-{each}", tasks={"a": []}, tenant=each) for each in ("etl", "web", None)}
         runs = {each: stage.start(stage.apply(flow)) for each, flow in flows.items()}
         eventually(lambda: len(stage.items()) == 3)
-        told = {each: client.why(run)["a"] for each, run in runs.items()}
+        told = {each: client.runs.explain(run).tasks["a"] for each, run in runs.items()}
     assert "runs no tasks as the user 'etl'" in told["etl"]
     assert all("to take it" in told[each] for each in ("web", None))
 
@@ -178,15 +178,16 @@ def test_a_failed_run_says_by_which_task_and_with_which_error_it_failed(stage, c
     hand = stage.hand()
     with stage.master():
         made = stage.start(stage.apply(a_workflow(tasks={"a": [], "b": ["a"], "c": ["b"]})))
-        eventually(lambda: client.causes(made)[0])
-        assert client.causes(made)[0][0].task == "a"  # queued, and nothing is at work
+        eventually(lambda: client.runs.explain(made).cause)
+        assert client.runs.explain(made).cause[0].task == "a"  # queued, and nothing is at work
         hand.end(hand.wait("a"), Outcome.FAILURE, error="exit code 3: no such table")
         stage.until(made, "failure")
-    cause, tasks = client.causes(made)
+    explained = client.runs.explain(made)
+    cause, tasks = explained.cause, explained.tasks
     assert [each.task for each in cause] == ["a"]
-    assert "1 attempt of 1; the error: exit code 3: no such table. Recover" in cause[0].text
+    assert "1 attempt of 1; the error: exit code 3: no such table. Recover" in cause[0].why
     assert tasks["c"] == "It waits for 'b', behind 'a', which failed: recover the run."
-    assert client.why(made) == tasks
+    assert client.runs.explain(made).tasks == tasks
 
 
 def a_worker(stage):
@@ -203,17 +204,17 @@ def test_queued_tasks_say_how_many_are_before_them_and_no_more_than_some_hundred
         low = stage.start(stage.apply(a_workflow("low", tasks={"a": [], "b": [], "c": []}, priority="low")))
         high = stage.start(stage.apply(a_workflow("high", tasks={"x": [], "y": []}, priority="high")))
         eventually(lambda: len(stage.items()) == 5)
-        told = {**client.why(high), **client.why(low)}
+        told = {**client.runs.explain(high).tasks, **client.runs.explain(low).tasks}
         place = ["the next in line;", *(f"behind {n} task{'s' if n > 1 else ''};" for n in range(1, 5))]
         assert all(each in told[name] for name, each in zip("xyabc", place, strict=True)), told
         hand.take(limit=1)
-        eventually(lambda: "the next in line" in client.why(high)["y"])  # what is taken is before nobody
+        eventually(lambda: "the next in line" in client.runs.explain(high).tasks["y"])  # what is taken is before nobody
         monkeypatch.setattr(causes_of_desk, "MOST_AHEAD", 2)
-        told = client.why(low)
+        told = client.runs.explain(low).tasks
         assert ("behind 1 task;" in told["a"], "behind 2 tasks;" in told["b"]) == (True, True)
         assert "It is queued behind more than 2 tasks;" in told["c"]
         monkeypatch.setattr(cluster, "_MOST_TAKEN", 1)
-        assert "It is queued; it waits" in client.why(low)["a"]  # too many are taken to say
+        assert "It is queued; it waits" in client.runs.explain(low).tasks["a"]  # too many are taken to say
 
 
 def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_whom(stage, client):
@@ -222,14 +223,14 @@ def test_a_task_that_is_being_ended_says_that_its_cancel_was_sent_when_and_to_wh
         run = stage.start(stage.apply(a_workflow(tasks={"a": []})))
         claim = hand.wait("a")
         stage.until_task(run, a=TaskState.RUNNING)
-        assert client.why(run)["a"] == "It is running, attempt 1, on worker w-7."
+        assert client.runs.explain(run).tasks["a"] == "It is running, attempt 1, on worker w-7."
         stage.send("stop", run)
         eventually(lambda: stage.is_cancelled(claim))
         wanted = r"It is being ended, attempt 1: its cancel was sent to worker w-7 \d s ago\."
-        assert re.fullmatch(wanted, client.why(run)["a"])
+        assert re.fullmatch(wanted, client.runs.explain(run).tasks["a"])
         key = stage.keys.cancel(Item.of(claim.item.id).x)
         stage.store.put(key, b"\xff{nonsense")
-        assert client.why(run)["a"] == "It is being ended, attempt 1: its cancel was sent to worker w-7."
+        assert client.runs.explain(run).tasks["a"] == "It is being ended, attempt 1: its cancel was sent to worker w-7."
         hand.end(claim, Outcome.KILLED)
         stage.until(run, "stopped")
 
@@ -261,7 +262,7 @@ def test_who_has_the_slots_of_a_group_and_who_is_next_is_seen(stage, client):
         first_two = client.pools.get("few", most=2)
         assert (first_two.queue, first_two.waiting) == (found.queue[:2], 4)
         assert client.pools.list()[0].model_dump() == found.model_dump(exclude={"holders", "queue"})
-        told = client.why(second)
+        told = client.runs.explain(second).tasks
         assert "has no worker" in told["x"]  # which is said first: a free slot would be of no use
         stage.store.put(stage.keys.slot("few", 7), b"nonsense")
         holders = client.pools.get("few").holders

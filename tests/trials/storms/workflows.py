@@ -15,7 +15,6 @@ from typing import Any
 import latchwork
 from latchwork_testkit.postgres import PostgresServer
 from latchwork_workflows.db import Database, pools
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.keys import Keys, workflows_store
 from latchwork_workflows.logs import open_logs
@@ -31,6 +30,7 @@ from trials.storms.workflows_node import SESSION_TTL_S
 from trials.storms.workflows_requests import Requests
 from trials.storms.workflows_work import PERIODS_S, POOL, POOL_SIZE, definitions, written_after
 from trials.ways import Ways
+from workflows.hands import client_of
 
 ROOT = "flows"
 #: What a database and a store are called, and the backend of the store.
@@ -80,9 +80,9 @@ class WorkflowsLoad(Load):
             pools.put(connection, PoolSettings(name=POOL, size=POOL_SIZE))
         made = definitions(self.journal)
         self.after, self.began_at = written_after(made), time.time()
-        with WorkflowClient.local(self.database, self.store) as client:
+        with client_of(self.database, self.store) as client:
             for each in made:
-                client.apply(each)
+                client.workflows.apply(each)
         self.requests = Requests(self.database_url(), self.storm.seed)
         opened.callback(self.requests.free)
 

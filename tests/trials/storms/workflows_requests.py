@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.tables import backfill, command, definition, instance
-from latchwork_workflows.direct import WorkflowClient
 from latchwork_workflows.errors import WrongState
 from trials.storms.workflows_work import PERIODS_S
+from workflows.hands import client_of
 
 _KINDS = ("dag", "dag", "broken", "long", "family", "dates", "one", "waits", "one")
 _OPEN = ("submitted", "serial_wait", "running", "ready_pause", "ready_stop")
@@ -38,7 +38,7 @@ class Requests:
 
     def __init__(self, database_url, seed):
         self._database = Database(database_url)
-        self._client = WorkflowClient.local(self._database)
+        self._client = client_of(self._database)
         self._random = random.Random(seed)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, name="load", daemon=True)
@@ -95,7 +95,7 @@ class Requests:
             days = [first + timedelta(days=each) for each in range(3)]
             asked = self._client.backfill(kind, days, parallel=2, unique_key=key)
         else:
-            asked = self._client.start(kind, unique_key=key)
+            asked = self._client.runs.start(kind, unique_key=key)
         self.keys[key].add(asked.command)
         self.asked[kind] += 1
         if (kind, key) in self._wanted and self._random.random() < 0.8:
@@ -130,7 +130,7 @@ class Requests:
             self._say(run, said, "recover")
 
     def _say(self, run, said, action):
-        self._client.act(run.id, action)
+        self._client.runs.act(run.id, action)
         said.append(action)
         self.asked[action] += 1
 
@@ -157,5 +157,5 @@ class Requests:
     def silence(self):
         """Switch the schedules off; the moment."""
         for name in PERIODS_S:
-            self._client.set_schedule(name, enabled=False)
+            self._client.schedules.set_enabled(name, enabled=False)
         return time.time()

@@ -63,8 +63,8 @@ class Lines:
 
 def test_a_page_is_told_of_a_change_of_its_run_and_of_no_other(server, seeds):
     mine, other = seeds.run(HALF), seeds.run(HALF)
-    told = Lines(opened(server, f"/api/v1/events?topic=instance:{mine}", seeds.tokens["viewer-of-default"]))
-    quiet = Lines(opened(server, f"/api/v1/events?topic=instance:{other}", seeds.tokens["viewer-of-default"]))
+    told = Lines(opened(server, f"/api/v1/events?topic=run:{mine}", seeds.tokens["viewer-of-default"]))
+    quiet = Lines(opened(server, f"/api/v1/events?topic=run:{other}", seeds.tokens["viewer-of-default"]))
     eventually(lambda: told.seen and quiet.seen and len(server._app.state.site.live._seen) == 2)
     found = checked(NIGHTLY, TYPES)
     seeds.tell(mine, plan_of(found.definition, found.order), [Ended("load", 1, Outcome.SUCCESS)], 2e9)

@@ -52,7 +52,7 @@ def test_pages_and_commands_on_postgresql(database, tmp_path):
             status = client.post("/api/v1/workflows", content=json.dumps(body)).status_code
             assert status in {200, 422}, nasty
     live = site.state.site.live
-    assert live._look(["all", f"instance:{runs[0]}"]).keys() == {"all", f"instance:{runs[0]}"}
+    assert live._look(["all", f"run:{runs[0]}"]).keys() == {"all", f"run:{runs[0]}"}
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

@@ -125,7 +125,7 @@ def test_changes_are_told_no_more_soon_after(server, seeds, hub, reader, end, to
     for name, value in {"_ASK_S": 0.2, "_PING_S": 0.2}.items():
         monkeypatch.setattr(live, name, value)
     number = seeds.run(HALF)
-    path = f"/api/v1/events?topic={'all' if topic == 'all' else f'instance:{number}'}"
+    path = f"/api/v1/events?topic={'all' if topic == 'all' else f'run:{number}'}"
     stream = Stream(server, path, reader[3] if "session" in end else reader[2])
     eventually(lambda: ": ping" in stream.seen)
     assert not stream.is_over

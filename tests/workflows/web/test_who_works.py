@@ -90,7 +90,8 @@ def test_a_fire_time_that_started_nothing_is_told_with_the_reason(seeds, browser
         number = schedules.start(connection, row, at)
     assert ask("viewer-of-default").get("/api/v1/schedules").json()[0]["last"] == {
         "fire_time": at,
-        "instance": None,
+        "done_at": None,
+        "run": None,
         "state": None,
         "error": None,
     }
@@ -114,6 +115,6 @@ def test_a_schedule_whose_window_is_over_says_that_it_never_fires_again(seeds, b
     with seeds.database.write() as connection:
         connection.execute(sa.text("UPDATE schedule SET ends_at = 1000 WHERE code = (SELECT max(code) FROM schedule)"))
     assert "it never fires again" in browser("viewer-of-default").get("/workflows/default/over").text
-    rows = {each["name"]: each["next_at"] for each in ask("viewer-of-default").get("/api/v1/schedules").json()}
-    assert rows["over"] is None
-    assert rows["nightly"] is not None
+    rows = {each["name"]: each["next_fires"] for each in ask("viewer-of-default").get("/api/v1/schedules").json()}
+    assert rows["over"] == []
+    assert rows["nightly"]

@@ -32,7 +32,6 @@ from latchwork_workflows.services import Parts, commands, schedules, tasks, work
 from latchwork_workflows.services import runs as runs_desk
 from latchwork_workflows.services.alerts.part import Alerts
 from latchwork_workflows.services.grants import Granting
-from latchwork_workflows.services.pools import Pools
 from latchwork_workflows.services.stored import StoredSettings
 from latchwork_workflows.state import Scope
 from latchwork_workflows.types import TaskTypes
@@ -92,7 +91,6 @@ class DirectClient(Alerts, StoredSettings, Granting):
 
     def __init__(self, parts: Parts, who: Identity) -> None:
         super().__init__(parts, who)
-        self.pools = Pools(parts, who)
         self._owned: list[Any] = []
 
     @classmethod

@@ -15,15 +15,12 @@ from latchwork_workflows.errors import BadRequest, NotAllowed, UnknownWorkflow, 
 from latchwork_workflows.explain import Cause
 from latchwork_workflows.logs import LogMissing, LogPart
 from latchwork_workflows.schemas.workers import ActiveTask
-from latchwork_workflows.services import attempts as attempts_desk
-from latchwork_workflows.services import causes as causes_desk
-from latchwork_workflows.services import runs as runs_desk
-from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.schemas.workflows import WorkflowDetail
 from latchwork_workflows.services import Parts, WorkerSeen, schedules, workflows
 from latchwork_workflows.services import attempts as attempts_desk
 from latchwork_workflows.services import causes as causes_desk
 from latchwork_workflows.services import runs as runs_desk
+from latchwork_workflows.services.workers import at_work
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.web import Identity, Problem

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from latchwork_workflows.api.models import Limit
-from latchwork_workflows.schemas.pools import POOL_PATTERN, Pool, PoolChange, PoolDetail
+from latchwork_workflows.schemas.pools import POOL_PATTERN, Pool, PoolChange, PoolDetail, PoolSettings
 from latchwork_workflows.services import pools
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.web import Who
@@ -28,10 +28,10 @@ def get_pool(*, request: Request, who: Who, pool: _Name, limit: Limit = 100) -> 
     return pools.find(parts_of(request), who, pool, most=limit)
 
 
-@router.put("/pools/{pool}", status_code=204)
-def put_pool(*, request: Request, who: Who, pool: _Name, given: PoolChange) -> None:
+@router.put("/pools/{pool}")
+def put_pool(*, request: Request, who: Who, pool: _Name, given: PoolChange) -> PoolSettings:
     """Create or change a pool. Tasks that run beyond a smaller size are not stopped."""
-    pools.put(parts_of(request), who, name=pool, **given.model_dump())
+    return pools.put(parts_of(request), who, name=pool, **given.model_dump())
 
 
 @router.delete("/pools/{pool}", status_code=204)

@@ -25,7 +25,7 @@ from latchwork.spi import (
     told,
     utc_text,
 )
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from latchwork_workflows import Home, Problem
@@ -72,6 +72,7 @@ def apply(
     file: File,
     *,
     offline: Offline = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -83,7 +84,7 @@ def apply(
     """
     where = home_of(home, database, store)
     text = text_of(file)
-    with client_of(where) as client:
+    with client_of(where, url) as client:
         from latchwork_workflows.model import read
 
         _refuse(client.workflows.validate(text))
@@ -103,6 +104,7 @@ def deploy(
         bool, typer.Option("--no-bundle", help="Its code is installed on the workers; nothing is packed.")
     ] = False,
     offline: Offline = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -116,13 +118,13 @@ def deploy(
     where = home_of(home, database, store, logs)
     from latchwork_workflows import DefinitionInvalid
 
-    if not no_bundle and not where.has_logs:
+    if url is None and not no_bundle and not where.has_logs:
         raise UsageError(
             "the code is kept in the log store of the workers, and nobody said where that is; give --logs, or "
             "--no-bundle for code that is installed on the workers"
         )
     module = _module(target)
-    with client_of(where) as client:
+    with client_of(where, url) as client:
         try:
             rows = client.workflows.deploy(module, bundle=not no_bundle, online=False if offline else None)
         except DefinitionInvalid as error:
@@ -161,12 +163,13 @@ def _module(target: str) -> ModuleType:
 def list_(
     *,
     contains: Annotated[str, typer.Option(metavar="TEXT", help="Only those whose name has this text.")] = "",
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """List the workflows, with their newest versions, schedules, and whether they may be started."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         rows = client.workflows.list(contains)
     empty = "no workflows; write one with `latchwork workflows apply`, or `deploy`"
     listed("workflows", rows, _shown, plain=_row, right=("version",), empty=empty, as_json=as_json)
@@ -203,6 +206,7 @@ def schedule(
         bool | None, typer.Option("--on/--off", show_default=False, help="Let it start runs, or not.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, max=100, help="How many of the next fire times to show.")] = 5,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -211,7 +215,7 @@ def schedule(
     """Show when workflows start next by themselves, or switch a schedule. Switched on, it begins with its next time."""
     if on is not None and name is None:
         raise UsageError("name the workflow whose schedule is to be switched")
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         if on is not None and name is not None:
             client.schedules.set_enabled(name, enabled=on)
         if name is None:
@@ -237,22 +241,34 @@ def _schedule(found: Schedule) -> dict[str, Any]:
 
 @command("latchwork workflows online nightly")
 def online(
-    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+    name: Name,
+    *,
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Let a workflow be started again. Its schedule begins with its next time."""
-    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=True)
+    _set_online(name, home_of(home, database, store), url, as_json=as_json, is_online=True)
 
 
 @command("latchwork workflows offline nightly")
 def offline(
-    name: Name, *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+    name: Name,
+    *,
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Let nobody start a workflow, and its schedule neither; runs that are there go on."""
-    _set_online(name, home_of(home, database, store), as_json=as_json, is_online=False)
+    _set_online(name, home_of(home, database, store), url, as_json=as_json, is_online=False)
 
 
-def _set_online(name: str, where: Home, *, as_json: bool, is_online: bool) -> None:
-    with client_of(where) as client:
+def _set_online(name: str, where: Home, url: str | None, *, as_json: bool, is_online: bool) -> None:
+    with client_of(where, url) as client:
         client.workflows.set_online(name, online=is_online)
     told(f"{name} is {'online' if is_online else 'offline'}", {"workflow": name, "online": is_online}, as_json=as_json)
 
@@ -267,9 +283,9 @@ def _say_last(last: LastFire) -> None:
         say(at)
 
 
-def show_definition(name: str, *, svg: bool, home: Any, as_json: bool) -> None:
+def show_definition(name: str, *, svg: bool, home: Home, url: str | None, as_json: bool) -> None:
     """A workflow as it is written, or drawn."""
-    with client_of(home) as client:
+    with client_of(home, url) as client:
         found = client.workflows.get(name)
     if svg:
         from latchwork.drawing import Edge, Graph, Node, to_svg

@@ -61,10 +61,20 @@ LogsUrl = Annotated[
         help="Logs and code bundles: a folder, or s3://bucket/path and its like.  [unless given: in --home]",
     ),
 ]
+ApiUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar="LATCHWORK_WORKFLOWS_URL",
+        show_default=False,
+        help="Ask this API, with the token of LATCHWORK_WORKFLOWS_TOKEN.  [unless given: the database of --home]",
+    ),
+]
 
 _LIBRARIES = (
     *("sqlalchemy", "alembic", "pydantic", "yaml", "fastapi", "jinja2", "uvicorn", "multipart", "anyio"),
-    "fsspec",
+    *("fsspec", "httpx"),
 )
 _EVERY_S = 60.0
 _MOST = 1_000
@@ -111,13 +121,19 @@ def opened_store(home: Home) -> Iterator[Store]:
 
 
 @contextmanager
-def client_of(home: Home) -> Iterator[WorkflowClient]:
-    """A client of a local home."""
+def client_of(home: Home, url: str | None = None) -> Iterator[WorkflowClient]:
+    """A client of the API at a URL, or of a local home.
+
+    Raises:
+        UsageError: The URL is none, or there is no database.
+    """
     from latchwork_workflows import WorkflowClient
 
-    if why := home.missing_database():
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url is the address of an API, http://... or https://..., not {url!r}")
+    if url is None and (why := home.missing_database()):
         raise UsageError(why)
-    with WorkflowClient.local(home) as client:
+    with WorkflowClient.local(home) if url is None else WorkflowClient(url) as client:
         yield client
 
 

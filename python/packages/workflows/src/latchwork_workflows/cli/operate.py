@@ -15,7 +15,7 @@ import typer
 
 from latchwork.errors import BadRecord
 from latchwork.spi import FAILURE, Json, Line, UsageError, command, printable, read_json, say, say_json, show, told
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 from latchwork_workflows.cli.watch import STYLES, RunId, check_task, plain
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def start(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit code 1 unless it succeeded.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show what its tasks write, and wait.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
@@ -95,7 +96,7 @@ def start(
     params = params_of(param or [])
     if scope not in {"only", "downstream", "upstream"}:
         raise UsageError(f"--scope is only, downstream or upstream, not {scope!r}")
-    with client_of(home_of(home, database, store, logs)) as client:
+    with client_of(home_of(home, database, store, logs), url) as client:
         asked = client.runs.start(
             name,
             params,
@@ -214,13 +215,14 @@ def _asks(action: str, about: str, *lines: str, option: tuple[str, Any, object] 
         run: RunId,
         *,
         wait: Wait = False,
+        url: ApiUrl = None,
         home: HomeDir = None,
         database: DatabaseUrl = None,
         store: StoreUrl = None,
         as_json: Json = False,
         **more: Any,
     ) -> None:
-        with client_of(home_of(home, database, store)) as client:
+        with client_of(home_of(home, database, store), url) as client:
             number = client.runs.act(run, action, **{name: each for name, each in more.items() if each})
             client.commands.wait(number)
             found = client.runs.wait(run) if wait else client.runs.get(run)
@@ -269,12 +271,13 @@ def _forces(action: str, outcome: str, about: str, *lines: str) -> Any:
         run: RunId,
         task: Annotated[str, typer.Argument(metavar="TASK", help="Of the run; of a map an element, as load[3].")],
         *,
+        url: ApiUrl = None,
         home: HomeDir = None,
         database: DatabaseUrl = None,
         store: StoreUrl = None,
         as_json: Json = False,
     ) -> None:
-        with client_of(home_of(home, database, store)) as client:
+        with client_of(home_of(home, database, store), url) as client:
             found = {each.name: each.id for each in client.runs.tasks(run)}
             check_task(run, task, found)
             ask = client.tasks.force_success if action == "force-success" else client.tasks.force_start

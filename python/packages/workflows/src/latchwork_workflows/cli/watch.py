@@ -23,7 +23,7 @@ from latchwork.spi import (
     utc_text,
 )
 from latchwork_workflows.cli.define import show_definition
-from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
+from latchwork_workflows.cli.opening import ApiUrl, DatabaseUrl, HomeDir, LogsUrl, StoreUrl, client_of, home_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,12 +51,13 @@ def runs(
         str, typer.Option(metavar="STATE", help="Only those in this state, such as running or failure.")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most, the newest first.")] = 20,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
 ) -> None:
     """List runs, the newest first."""
-    with client_of(home_of(home, database)) as client:
+    with client_of(home_of(home, database), url) as client:
         rows = client.runs.list(name, state=state, limit=limit)
     right = ("run", "version", "took_s")
     listed("runs", rows, _run_row, plain=_run_json, right=right, empty="no runs", as_json=as_json)
@@ -94,6 +95,7 @@ def show_(
     what: Annotated[str, typer.Argument(metavar="NAME|RUN", help="The name of a workflow, or the number of a run.")],
     *,
     svg: Annotated[bool, typer.Option("--svg", help="Draw the tasks of a workflow, as SVG.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     as_json: Json = False,
@@ -101,10 +103,10 @@ def show_(
     """Show a workflow as it is written or drawn, or a run with its tasks and their attempts."""
     where = home_of(home, database)
     if not what.isdecimal():
-        show_definition(what, svg=svg, home=where, as_json=as_json)
+        show_definition(what, svg=svg, home=where, url=url, as_json=as_json)
         return
     number = _number(what)
-    with client_of(where) as client:
+    with client_of(where, url) as client:
         found = client.runs.get(number)
         attempts = client.runs.attempts(found.id)
     if as_json:
@@ -152,12 +154,13 @@ def logs(
     ] = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until its end.")] = False,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     logs: LogsUrl = None,
 ) -> None:
     """Print what an attempt of a task wrote."""
-    with client_of(home_of(home, database, None, logs)) as client:
+    with client_of(home_of(home, database, None, logs), url) as client:
         attempt = _attempt_of(client, run, task)
         if follow:
             for data in client.attempts.follow(attempt):
@@ -219,13 +222,14 @@ def why(
         str | None, typer.Argument(metavar="TASK", show_default=False, help="Of the run.  [unless given: all]")
     ] = None,
     *,
+    url: ApiUrl = None,
     home: HomeDir = None,
     database: DatabaseUrl = None,
     store: StoreUrl = None,
     as_json: Json = False,
 ) -> None:
     """Say why the tasks of a run are where they are: what each waits for, and what would change that."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         explained = client.runs.explain(run)
     cause, reasons = explained.cause, explained.tasks
     if task is not None:
@@ -245,10 +249,15 @@ def why(
 
 @command("latchwork workflows workers", "latchwork workflows workers --json")
 def workers(
-    *, home: HomeDir = None, database: DatabaseUrl = None, store: StoreUrl = None, as_json: Json = False
+    *,
+    url: ApiUrl = None,
+    home: HomeDir = None,
+    database: DatabaseUrl = None,
+    store: StoreUrl = None,
+    as_json: Json = False,
 ) -> None:
     """List the workers that live, whose tasks they take, and what they run now."""
-    with client_of(home_of(home, database, store)) as client:
+    with client_of(home_of(home, database, store), url) as client:
         found = client.workers.list()
     empty = "no workers; start one with `latchwork workflows worker`"
     listed("workers", found, _worker_row, plain=_worker_json, right=("busy", "slots"), empty=empty, as_json=as_json)

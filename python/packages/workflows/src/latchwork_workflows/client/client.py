@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from latchwork_workflows.client.pools import Pools
 from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
 from latchwork_workflows.client.workers import Workers
@@ -72,6 +73,7 @@ class WorkflowClient:
         self.tasks = Tasks(api)
         self.attempts = Attempts(api)
         self.commands = Commands(api)
+        self.pools = Pools(api)
         self.workers = Workers(api)
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from latchwork.errors import WaitTimeout
-from latchwork_workflows.client.transport import Deadline, Transport, path, project_and_name, request_of
+from latchwork_workflows.client.transport import Deadline, Transport, check_params, path, project_and_name, request_of
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.logs.places import LogPart
 from latchwork_workflows.schemas.commands import Command, CommandSent
@@ -140,6 +140,7 @@ class Runs:
             WrongState: It is offline.
             BadRequest: It has no such parameter or task.
         """
+        check_params(params or {})
         body = request_of(
             StartRequest,
             params=dict(params or {}),

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from latchwork.errors import LatchworkError, Unavailable
 from latchwork_workflows.errors import BadRequest
+from latchwork_workflows.model.plain import plain_problems
 from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.schemas.problems import ProblemDocument
 
@@ -35,6 +36,16 @@ def path(*parts: object, action: str = "") -> str:
     """Return the path of a resource, such as ``/runs/12:stop``."""
     found = "".join(f"/{quote(str(each), safe='')}" for each in parts)
     return f"{found}:{action}" if action else found
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Refuse parameters that JSON does not have.
+
+    Raises:
+        BadRequest: The first of them.
+    """
+    for where, why in plain_problems(params, "params"):
+        raise BadRequest(f"{where}: {why}")
 
 
 def request_of(kind: type[D], **values: Any) -> D:

@@ -17,9 +17,9 @@ from latchwork_workflows.db.views import instances
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
 from latchwork_workflows.keys import Item, pool_key, pools_of, x_of
 from latchwork_workflows.model.model import Definition
-from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.schemas.runs import Cause as Why
 from latchwork_workflows.schemas.runs import Explanation
+from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import held, runs, workflows
 from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
 from latchwork_workflows.services.workers import tasks_of

@@ -8,7 +8,6 @@ from typing import Any
 from latchwork_workflows.db import pools
 from latchwork_workflows.db.history import told
 from latchwork_workflows.keys import pool_key
-from latchwork_workflows.looking import told as raised
 from latchwork_workflows.schemas.pools import Pool, PoolDetail, PoolSettings, project_of
 from latchwork_workflows.services.parts import Parts, need, need_any, valid
 from latchwork_workflows.services.workers import queued, tasks_of
@@ -124,49 +123,3 @@ def _visible(who: Identity, names: Sequence[str]) -> list[str]:
 
 def _missing(name: str) -> Problem:
     return Problem(404, f"there is no pool {name[:100]!r}")
-
-
-class Pools:
-    """Pools, for programs: ``client.pools``. Thread-safe."""
-
-    def __init__(self, parts: Parts, who: Identity) -> None:
-        self._parts = parts
-        self._who = who
-
-    def list(self) -> list[Pool]:
-        """Return all pools, sorted by name, with the workflows that name them."""
-        with raised():
-            return listed(self._parts, self._who)
-
-    def get(self, name: str, *, most: int = 100) -> PoolDetail:
-        """Return a pool, the tasks that hold its slots, and the first ``most`` tasks that wait for one.
-
-        Raises:
-            UnknownWorkflow: There is no such pool.
-        """
-        with raised():
-            return find(self._parts, self._who, name, most=most)
-
-    def set(self, name: str, size: int, admission: str = "suspend") -> PoolSettings:
-        """Create or change a pool. Tasks that run beyond a smaller size are not stopped.
-
-        Args:
-            name: What tasks name as ``pool``, or ``@<project>`` for all tasks of a project.
-            size: How many of its tasks run at a time. 1 to 10,000.
-            admission: Of a project: what a start does while as many tasks are queued or running: ``suspend`` (its tasks
-                wait), ``fail``, or ``precompute`` (it waits until they fit).
-        Raises:
-            BadRequest: A value is invalid.
-        """
-        with raised():
-            return put(self._parts, self._who, name=name, size=size, admission=admission)
-
-    def remove(self, name: str) -> None:
-        """Remove a pool that no workflow names.
-
-        Raises:
-            UnknownWorkflow: There is no such pool.
-            WrongState: Workflows name it.
-        """
-        with raised():
-            remove(self._parts, self._who, name)

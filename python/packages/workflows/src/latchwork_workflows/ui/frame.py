@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
-from pydantic import ValidationError
 
-from latchwork_workflows.schemas.base import Document
 from latchwork_workflows.web import Identity, Pages, Problem, Role
 
-D = TypeVar("D", bound=Document)
 PAGES = Pages([Path(__file__).parent / "templates"])
 
 
@@ -43,19 +40,6 @@ def whole(field: str, text: str) -> int:
         return int(text)
     why = f"{text[:40]!r} is no whole number"
     raise Problem(422, f"{field}: {why}", errors=[(field, why)])
-
-
-def request_of(kind: type[D], **values: Any) -> D:
-    """Return the request that a form makes.
-
-    Raises:
-        Problem: 422, naming each field that is wrong.
-    """
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-        raise Problem(422, f"{found[0][0]}: {found[0][1]}", errors=found) from None
 
 
 def older(rows: list[Any], most: int, path: str, key: str = "id", **query: Any) -> tuple[list[Any], str]:

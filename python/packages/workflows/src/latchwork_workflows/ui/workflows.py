@@ -19,9 +19,9 @@ from latchwork_workflows.model.forms import write
 from latchwork_workflows.model.model import PRIORITIES, Definition
 from latchwork_workflows.schemas.runs import StartRequest
 from latchwork_workflows.services import runs, schedules, workflows
-from latchwork_workflows.services.parts import parts_of
+from latchwork_workflows.services.parts import parts_of, valid
 from latchwork_workflows.ui.dag_svg import MOST_DRAWN, dag_svg
-from latchwork_workflows.ui.frame import address, led, older, page, request_of
+from latchwork_workflows.ui.frame import address, led, older, page
 from latchwork_workflows.web import Problem, Role, Who, new_secret
 
 router = APIRouter()
@@ -148,7 +148,7 @@ def _start(
 ) -> Response:
     parts = parts_of(request)
     params = params_of(workflows.get(parts, who, *path).definition, sent)
-    given = request_of(
+    given = valid(
         StartRequest,
         params=params,
         priority=sent.get("priority") or None,
