@@ -35,7 +35,7 @@ def test_why_explains_an_item_and_locks_are_listed_freed_and_audited(cli, node):
     cli("locks", "--force-release", "north", "--url", URL).refused(2, "needs --job")
     cli("locks", "--job", "report", "--force-release", "west", "--reason", "x", "--url", URL).refused(1, "is free")
     freed = cli("locks", "--job", "report", "--force-release", "north", "--reason", "it hangs", "--url", URL)
-    assert (freed.code, freed.out[:35]) == (0, "report north: freed, it was held by")
+    assert (freed.code, freed.out[:38]) == (0, "report north: released, it was held by")
     audit = cli("locks", "--audit", "--json", "--url", URL).json
     assert [(row["job"], row["item"], row["reason"]) for row in audit] == [("report", "north", "it hangs")]
 

@@ -1,4 +1,4 @@
-"""The command line, an extra: `entry.py` is the console script, `main.py` puts the commands together.
+"""The command line, an extra: ``entry.py`` is the console script, ``main.py`` builds the application.
 
-One file per command; `options.py`, `outcome.py`, `cluster.py` and `text.py` are what the commands share.
+One file per command. ``options.py``, ``outcome.py``, ``cluster.py`` and ``text.py`` are shared.
 """

@@ -1,6 +1,6 @@
-"""The store of a job cluster, as commands open it, and what a shell completes from it: ids of jobs and nodes.
+"""Open the store of a job cluster for a command, and complete IDs of jobs and nodes in a shell.
 
-Completion offers nothing where it cannot look.
+Completion offers nothing if it cannot read the cluster.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from latchwork.errors import LatchworkError
 from latchwork.jobs import ClusterState, Control, inspect
 from latchwork.store import Store, connect
 
-#: A shell puts what it completes into the line as it is: what it would take for more than a word is not offered.
+#: A shell inserts completions unquoted, so only single words are offered.
 _HARMLESS = re.compile(r"[A-Za-z0-9._@:+=,%][A-Za-z0-9._@:+=,%~/-]*\Z")
-#: Somebody waits at a prompt.
+#: Short, because a person waits at a prompt.
 _LOOK_S = 2.0
 
 
 def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None = None) -> Store:
-    """Open the store of a command's URL, keeping the library's log off the terminal.
+    """Open the store of a command's URL, and keep the library's log off the terminal.
 
     Args:
-        url: as given on the command line.
-        of_cluster: whether the command is about a cluster.
-        look_s: seconds for which the servers may be silent; None for what the URL says.
+        url: The URL from the command line.
+        of_cluster: Whether the command is about a job cluster.
+        look_s: Seconds after which a silent server counts as unreachable. None: as the URL says.
     Raises:
-        UsageError: there is no URL.
-        NoCluster: it names a file that does not exist, and a command must not create it; ``UsageError`` for a command
-            that is not about a cluster.
+        UsageError: There is no URL, or it names a missing file for a command that is not about a cluster.
+        NoCluster: It names a file that does not exist, and the command must not create it.
     """
     quiet_logs()
     where = wanted_url(url)
@@ -46,10 +45,10 @@ def open_store(url: str | None, *, of_cluster: bool = True, look_s: float | None
 
 
 def state_of(store: Store) -> ClusterState:
-    """The state of the job cluster.
+    """Return the state of the job cluster.
 
     Raises:
-        NoCluster: there is none.
+        NoCluster: There is none.
     """
     state = inspect(store)
     if state is None:
@@ -58,12 +57,12 @@ def state_of(store: Store) -> ClusterState:
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """The known jobs, and those with settings."""
+    """Complete the IDs of known jobs and of jobs with settings."""
     return _offered(context, incomplete, _jobs)
 
 
 def node_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """The living nodes, and those that are drained or being restarted."""
+    """Complete the IDs of running nodes, and of nodes that are drained or restarting."""
     return _offered(context, incomplete, _nodes)
 
 

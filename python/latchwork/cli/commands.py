@@ -1,8 +1,8 @@
-"""The commands of the command line: where each is, and how it is loaded when it is called.
+"""The commands: where each one is, and how it is loaded when it is called.
 
 `--help` lists them without loading any. Other distributions add commands by the entry point group
 ``latchwork.commands``: each entry point is a ``CommandSpec`` in a module that is quick to import. The metadata of
-distributions is read only for `--help` and for a name that is not one of latchwork's own.
+distributions is read only for `--help` and for unknown names.
 """
 
 from __future__ import annotations
@@ -49,44 +49,43 @@ class CommandSpec(NamedTuple):
 OWN: dict[str, CommandSpec] = {
     "demo": CommandSpec(
         "latchwork.cli.demo:demo",
-        "Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost",
+        "Run a cluster of worker processes, kill -9 one of them halfway, and prove that nothing was lost",
     ),
     "drain": CommandSpec(
         "latchwork.cli.jobs:drain",
-        "Move a node's items to the others, and wait until nothing of them runs there any more; "
-        "then stop it if you like",
+        "Move a node's items to the others, and wait until none of them runs there any more",
     ),
     "elect": CommandSpec(
         "latchwork.cli.processes:elect",
-        "Run a command while this process leads, and end with its exit code: start it wherever it may run",
+        "Run a command while this process leads, and exit with its exit code",
     ),
     "forget": CommandSpec(
         "latchwork.cli.screens.show:forget",
-        "Remove what a primitive that nobody uses has left under its name; refused while it is in use",
+        "Remove the records of an unused primitive",
     ),
     "lock": CommandSpec(
         "latchwork.cli.processes:lock",
-        "Run a command while a lock is held, and end with its exit code",
+        "Run a command while a lock is held, and exit with its exit code",
     ),
     "restart": CommandSpec(
         "latchwork.cli.jobs:restart",
-        "Announce a restart of a node: its items move out now, and back when it is back; nothing else moves",
+        "Announce a restart of a node: its items move away now, and back when it is back",
     ),
     "run": CommandSpec(
         "latchwork.cli.run:run",
-        "Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0",
+        "Run one node of a job cluster until SIGTERM or Ctrl-C, then hand over its items and exit with 0",
     ),
     "show": CommandSpec(
         "latchwork.cli.screens.show:show",
-        "Show a primitive: who has it, who waits, what it holds",
+        "Show a primitive: its holders, its waiters and its contents",
     ),
     "status": CommandSpec(
         "latchwork.cli.screens.status:status",
-        "Show a job cluster: who leads, who lives, which items run where, which locks are held",
+        "Show a job cluster: the leader, the nodes, which items run where, and which locks are held",
     ),
     "tree": CommandSpec(
         "latchwork.cli.screens.tree:tree",
-        "Show every key under the root: its size, and the session it is bound to",
+        "Show all keys under the root, with their sizes and the sessions that they are bound to",
     ),
     "why": CommandSpec(
         "latchwork.cli.screens.why:why",
@@ -94,27 +93,27 @@ OWN: dict[str, CommandSpec] = {
     ),
     "locks": CommandSpec(
         "latchwork.cli.screens.why:locks",
-        "Show who holds which item's lock; free one by hand when its holder surely does no harm any more",
+        "Show the holders of item locks, and release a lock by force",
     ),
     "jobs": CommandSpec(
         "latchwork.cli.jobs:jobs_app",
-        "Switch jobs off and on, and change their options, while the cluster runs",
+        "Enable and disable jobs, and change their options, while the cluster runs",
     ),
     "once": CommandSpec(
         "latchwork.cli.screens.show:once_app",
-        "Things that are done once in a cluster",
+        "Actions that run once in a cluster",
     ),
     "plans": CommandSpec(
         "latchwork.cli.systems.plans:plans_app",
-        "Plans: functions that depend on each other, run by workers anywhere, without a server of ours",
+        "Plans: graphs of calls that workers run, without a server of our own",
     ),
     "settings": CommandSpec(
         "latchwork.cli.jobs:settings_app",
-        "Show and change what is set for the whole cluster",
+        "Show and change the settings of the whole cluster",
     ),
     "executor": CommandSpec(
         "latchwork.cli.systems.executor:executor_app",
-        "Calls that any process submits and one node runs: nodes, tasks, results, dead letters",
+        "Calls that one process submits and another one runs: workers, tasks, results, dead letters",
     ),
     "workers": CommandSpec(
         "latchwork.cli.systems.workers:workers_app",
@@ -137,7 +136,7 @@ def specs() -> dict[str, CommandSpec]:
 
 
 class Commands(MutableMapping[str, Any]):
-    """The commands by name, each loaded when it is asked for. Only iterating lists those of other distributions."""
+    """The commands by name, each loaded on first use. Only iteration includes those of other distributions."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`latchwork demo`: a cluster that loses a process half-way and finishes all the same."""
+"""`latchwork demo`: a cluster that loses a process halfway and finishes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from latchwork.words import counted
 
 
 class Victim(enum.StrEnum):
-    """Which process is killed."""
+    """The process to kill."""
 
     worker = "worker"
     manager = "manager"
@@ -34,23 +34,23 @@ def demo(
     *,
     url: Url = None,
     kill: Annotated[
-        Victim, typer.Option(help="Kill a process that only works, or the one that also manages the cluster.")
+        Victim, typer.Option(help="The process to kill: one that only works, or the one that also manages the cluster.")
     ] = Victim.worker,
-    workers: Annotated[int, typer.Option(min=2, help="Worker processes.")] = 3,
+    workers: Annotated[int, typer.Option(min=2, help="The number of worker processes.")] = 3,
     pace_s: Annotated[
-        float, typer.Option("--pace-s", min=0.0, help="Seconds that each item takes at least, to be watched.")
+        float, typer.Option("--pace-s", min=0.0, help="The least number of seconds per item, so that you can watch.")
     ] = 0.15,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the keys and the logs, to look at them.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the keys and the logs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a cluster of worker processes, kill -9 one of them half-way, and prove that nothing was lost.
+    """Run a cluster of worker processes, kill -9 one of them halfway, and prove that nothing was lost.
 
     The work is real: every top-level module and package of this machine's Python standard library is parsed, and its
-    lines, functions and classes are counted. One process is killed while it is running an item; the others take its
-    items over; at the end the totals are compared with a serial count. The exit code is 1 if they differ.
+    lines, functions and classes are counted. One process is killed while it runs an item, and the others take over its
+    items. At the end the totals are compared with a serial count. The exit code is 1 if they differ.
 
-    Without --url the store is an SQLite file in a temporary directory. With one, everything is below a fresh key under
-    the URL's root, and removed at the end. It takes about 20 seconds.
+    Without --url the store is a SQLite file in a temporary directory. With --url, everything is stored below a new key
+    under the URL's root and removed at the end. It takes about 20 seconds.
     """
     quiet_logs()
     out = console(err=as_json)

@@ -1,4 +1,4 @@
-"""The console script. It imports nothing of the extra `cli`, so that it can name the extra where it is missing."""
+"""The console script. It imports nothing of the extra `cli`, so that it can name the extra if it is missing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LIBRARIES = ("rich", "typer")
 
 
 def main() -> None:
-    """Run the command line on this process's arguments, and exit; without the extra, name it and exit with 1.
+    """Run the command line on the arguments of this process, and exit. Without the extra, name it and exit with 1.
 
-    Only missing libraries are named: one that fails while it is imported is an error like any other.
+    Only a missing library is reported this way. Other import errors are raised.
     """
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:

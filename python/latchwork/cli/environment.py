@@ -1,7 +1,7 @@
-"""Keep the settings of latchwork, some of which are secrets, out of ``/proc/<pid>/environ``.
+"""Hide the settings of latchwork, some of which are secrets, from ``/proc/<pid>/environ``.
 
-The kernel shows there the bytes that a process was started with, whatever it has changed since, and every process of
-the same user can read them: a task finds the secrets of its worker. Linux only.
+The kernel shows the environment with which a process was started, whatever the process changed since, to every process
+of the same user. A task could read the secrets of its worker. Linux only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_settings() -> None:
-    """Wipe latchwork's variables from the bytes that the process was started with; they stay set for it.
+    """Wipe latchwork's variables from the initial environment. They stay set for this process.
 
-    Call it before there are other threads, which could read a variable meanwhile.
+    Call it before other threads exist, which could read a variable in the meantime.
     """
     if not any(name.startswith(_OURS) for name in os.environb):
         return
@@ -34,13 +34,13 @@ def hide_settings() -> None:
             if name.startswith(_OURS) and name != shown:
                 value = os.environb.get(name)
                 if value is not None:
-                    os.environb[name] = value  # libc has a copy of its own from now on
+                    os.environb[name] = value  # libc now uses a copy
                 ctypes.memset(start + at, 0, len(entry))
             at += len(entry) + 1
 
 
 def refuse_readers() -> None:
-    """Let other processes of this user, but those of root, read neither memory nor descriptors of this one."""
+    """Prevent other processes of this user from reading the memory and descriptors of this one."""
     import ctypes
 
     with suppress(OSError, AttributeError):
@@ -48,7 +48,7 @@ def refuse_readers() -> None:
 
 
 def _bounds() -> tuple[int, int]:
-    """Where the environment that the process was started with is in its memory."""
+    """Return where the initial environment is in memory."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5), of which two are before ")"
     if not 0 < start < end:

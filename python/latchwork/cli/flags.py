@@ -1,4 +1,4 @@
-"""Flags that are made from the table of options, so that an option needs no word here, and what they change."""
+"""Flags that are generated from the table of options."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Unset = Annotated[
         "--unset",
         "-u",
         metavar="OPTION",
-        help="An option that goes back to what the nodes' code says, as `-u threads`; may be given several times.",
+        help="Reset an option to the value of the nodes' code, such as `-u threads`. Repeatable.",
     ),
 ]
 
 
 def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *, before: str) -> Callable[[F], F]:
-    """Give a command a flag for each of these options that can have one, before another argument in its help.
+    """Add a flag for each option that can have one, before the argument ``before`` in the help.
 
-    The command gets their values as ``**given``. What makes a flag is ``to_set`` or ``to_start``.
+    The command gets their values as ``**given``. ``to_set`` and ``to_start`` make a flag of an option.
     """
 
     def add(command: F) -> F:
@@ -44,7 +44,7 @@ def flags(table: Iterable[OptionRow], flag: Callable[[OptionRow], Parameter], *,
 
 
 def to_set(row: OptionRow) -> Parameter:
-    """A flag that sets an option in the store; what is not given stays as it is."""
+    """Return the flag that sets an option in the store. An option that is not given keeps its value."""
     note = "; 0 is one for each item" if row.kind is THREADS else ""
     default = row.none if row.default is None else f"{getattr(row.default, 'limit', row.default):g}"
     text = f"{row.sentence}{note}.  [unless set, here or in the code: {default}]"
@@ -52,7 +52,7 @@ def to_set(row: OptionRow) -> Parameter:
 
 
 def to_start(row: OptionRow) -> Parameter:
-    """A flag that a node is started with."""
+    """Return the flag with which a node is started."""
     note = f"  [unless given: {row.none}]" if row.default is None else ""
     return _flag(row, row.default, f"{row.sentence}.{note}")
 
@@ -66,10 +66,10 @@ def _flag(row: OptionRow, default: Any, text: str, **more: Any) -> Parameter:
 
 
 def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
-    """What to change: what was given, and None for what goes back to what the code says.
+    """Return the options to change: the given values, and None for options to unset.
 
     Raises:
-        UsageError: there is nothing to change, or an option to unset is unknown, or given as well.
+        UsageError: There is nothing to change, or an option to unset is unknown or also given.
     """
     found = {name: value for name, value in given.items() if value is not None}
     for each in unset or ():
@@ -83,10 +83,10 @@ def chosen(given: dict[str, Any], unset: list[str] | None) -> dict[str, Any]:
 
 
 def described(settings: dict[str, Any]) -> str:
-    """Settings in one line."""
+    """Return settings as one line."""
     return ", ".join(f"{name}={short(value)}" for name, value in settings.items()) or "nothing set"
 
 
 def short(value: Any) -> str:
-    """A setting's value in one line."""
+    """Return the value of a setting as one line."""
     return json.dumps(value) if not isinstance(value, dict) else " ".join(f"{k}:{v}" for k, v in value.items())

@@ -1,4 +1,4 @@
-"""How the runs of a job went, as text and as JSON; what `status`, `jobs list` and probes share."""
+"""The outcomes of a job's runs, as text and as JSON, for `status`, `jobs list` and probes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from latchwork.jobs import JobState, RunError
 from latchwork.words import counted, utc_text
 
 
-def in_a_word(job: JobState | None) -> str:
-    """Whether its runs go well."""
+def outcome_word(job: JobState | None) -> str:
+    """Return one word for the outcome of a job's runs."""
     if job is None or (job.last_success_s is None and job.last_error is None):
         return "-"
     return f"failing, {job.in_a_row} in a row" if job.in_a_row else "well"
 
 
-def told(job: JobState, now_s: float) -> list[str]:
-    """A line for its times, and one for how it fails; nothing of what is not known."""
+def outcome_lines(job: JobState, now_s: float) -> list[str]:
+    """Return a line for its times and a line for its failures, without what is unknown."""
     moments = {"start": job.last_start_s, "success": job.last_success_s}
     known = [f"last {what} {utc_text(at_s)}" for what, at_s in moments.items() if at_s is not None]
-    if job.next_start_s is not None and job.next_start_s > now_s:  # else it was told before the last start
+    if job.next_start_s is not None and job.next_start_s > now_s:  # otherwise it was reported before the last start
         known.append(f"next start {utc_text(job.next_start_s)}")
     return [", ".join(known)] * bool(known) + [line for line in [failure(job)] if line]
 
 
 def failure(job: JobState) -> str:
-    """How its runs fail, or last failed; empty when none is known to have failed."""
+    """Return how its runs fail, or last failed; empty if no failure is known."""
     error = job.failing[0] if job.failing else job.last_error
     if error is None:
         return ""
@@ -38,7 +38,7 @@ def failure(job: JobState) -> str:
 
 
 def to_json(job: JobState) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the outcomes of a job as JSON."""
     return {
         "last_start": _moment(job.last_start_s),
         "last_success": _moment(job.last_success_s),
@@ -51,7 +51,7 @@ def to_json(job: JobState) -> dict[str, Any]:
 
 
 def error_json(error: RunError) -> dict[str, Any]:
-    """A failed run for programs."""
+    """Return a failed run as JSON."""
     found = asdict(error)
     at_s = found.pop("at_s")
     return {**found, "at": utc_text(at_s)}

@@ -1,6 +1,6 @@
-"""`latchwork jobs` and `latchwork settings`: switch jobs and change options while the cluster runs.
+"""`latchwork jobs` and `latchwork settings`: disable jobs and change options while the cluster runs.
 
-`latchwork drain` and `latchwork restart` take a node out of the cluster without a gap, for good or for a while.
+`latchwork drain` and `latchwork restart` remove a node from the cluster, permanently or for a while, without a gap.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from latchwork.store import Store
 
 JobIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="JOB...", help="Ids of jobs; they need not be known yet.", autocompletion=job_ids),
+    typer.Argument(metavar="JOB...", help="IDs of jobs, which may be unknown yet.", autocompletion=job_ids),
 ]
 JobId = Annotated[
-    str, typer.Argument(metavar="JOB", help="The id of a job; it need not be known yet.", autocompletion=job_ids)
+    str, typer.Argument(metavar="JOB", help="The ID of a job, which may be unknown yet.", autocompletion=job_ids)
 ]
 #: The flags of schedules that are no cron; `latchwork run --command` has them too.
 PACES = (
     OptionRow(number(0.0), None, "from the end of a run to the start of the next", "60", name="fixed_delay_s"),
     OptionRow(
-        number(0.0), None, "between two starts; those that a long run covers drop out", "no rate", name="fixed_rate_s"
+        number(0.0), None, "between two starts; starts during a long run are skipped", "no rate", name="fixed_rate_s"
     ),
 )
-Node = Annotated[str, typer.Argument(metavar="NODE", help="The id of a node.", autocompletion=node_ids)]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="The ID of a node.", autocompletion=node_ids)]
 Wait = Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its runs to stop.")]
 
 
 @command("latchwork jobs list --url etcd://127.0.0.1:2379/app", "latchwork jobs list --json")
 def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
-    """List every job that is known or has settings: whether it may run and why, how its runs went, what is set."""
+    """List all jobs that are known or have settings: whether they are enabled, how their runs went, and their
+    settings.
+    """
     with open_store(url) as store:
         settings = Control(store).settings()
         state = inspect(store)
@@ -64,13 +66,13 @@ def list_jobs(*, url: Url = None, as_json: Json = False) -> None:
 def disable(
     jobs: JobIds = None,
     *,
-    all_jobs: Annotated[bool, typer.Option("--all", help="Every job, whatever its own switch says.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", help="All jobs, whatever their own switches are.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Stop jobs on all nodes: live runs are told to stop within about a second, and no new ones start.
+    """Disable jobs on all nodes: running runs are stopped within about a second, and no new ones start.
 
-    The items keep their nodes. `--all` beats the switches of single jobs, and those beat the default.
+    The items stay on their nodes. `--all` overrides the switches of single jobs, which override the default.
     """
     _switch(jobs, url, all_jobs=all_jobs, on=False, as_json=as_json)
 
@@ -79,22 +81,26 @@ def disable(
 def enable(
     jobs: JobIds = None,
     *,
-    all_jobs: Annotated[bool, typer.Option("--all", help="End `disable --all`; single switches stay.")] = False,
+    all_jobs: Annotated[
+        bool, typer.Option("--all", help="Undo `disable --all`. The switches of single jobs stay.")
+    ] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Let jobs run again. While all jobs are disabled a job's own switch is kept, but does not count."""
+    """Enable jobs. While all jobs are disabled, the switch of a single job is stored without effect."""
     _switch(jobs, url, all_jobs=all_jobs, on=True, as_json=as_json)
 
 
 @command("latchwork jobs default off", "latchwork jobs default unset")
 def default(
-    state: Annotated[str, typer.Argument(metavar="on|off|unset", help="For jobs without a switch of their own.")],
+    state: Annotated[
+        str, typer.Argument(metavar="on|off|unset", help="The state of jobs without a switch of their own.")
+    ],
     *,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether jobs without a switch of their own run; without a default they do."""
+    """Set whether jobs without a switch of their own are enabled. Without a default they are."""
     values = {"on": True, "off": False, "unset": None}
     if state not in values:
         raise UsageError(f"default {state!r} is not known; give one of {', '.join(values)}")
@@ -127,7 +133,7 @@ def set_job(
         typer.Option(
             metavar="ZONE",
             show_default=False,
-            help="Time zone of --cron, as Europe/Berlin; daylight saving is kept.  [default: UTC]",
+            help="The time zone of --cron, such as Europe/Berlin, with daylight saving.  [default: UTC]",
         ),
     ] = None,
     misfire: Annotated[
@@ -135,7 +141,7 @@ def set_job(
         typer.Option(
             metavar="POLICY",
             show_default=False,
-            help="What becomes of times of --cron that were missed because no node could run: "
+            help="What to do about times of --cron that were missed because no node could run: "
             "once makes up for them with one run, all with one for each, skip not at all.  [default: once]",
         ),
     ] = None,
@@ -144,9 +150,9 @@ def set_job(
     as_json: Json = False,
     **given: float | None,
 ) -> None:
-    """Change options of a job on all nodes, at once: a wait under way is cut short.
+    """Change options of a job on all nodes, at once: a wait in progress is cut short.
 
-    What is set here beats the nodes' code, also after their restart, until --unset or `latchwork jobs reset`.
+    The values override the nodes' code, also after a restart, until --unset or `latchwork jobs reset`.
     """
     paces = [{row.name: given.pop(row.name)} for row in PACES]
     about = {name: value for name, value in {"tz": tz, "misfire": misfire}.items() if value is not None}
@@ -162,7 +168,7 @@ def set_job(
 
 @command("latchwork jobs reset report")
 def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
-    """Forget all that was set for a job, its switch included."""
+    """Remove all settings of a job, including its switch."""
     with open_store(url) as store:
         Control(store).reset(job)
     told(f"{job}: nothing set", {"job": job, "settings": {}}, as_json=as_json)
@@ -172,9 +178,9 @@ def reset(job: JobId, *, url: Url = None, as_json: Json = False) -> None:
     "latchwork jobs run report", "latchwork jobs run report north --wait-s 60", "latchwork jobs run report --no-wait"
 )
 def run_job(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)],
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="ITEM...", help="Work items, 100 at most; all of the job without.")
+        list[str] | None, typer.Argument(metavar="ITEM...", help="Items, at most 100. By default all items of the job.")
     ] = None,
     *,
     wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the runs to end.")] = 3600.0,
@@ -182,10 +188,11 @@ def run_job(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Run a job now and once, whatever its schedule says: each item by the node that holds its lock.
+    """Run a job once now, whatever its schedule is: each item on the node that holds its lock.
 
-    A run of an item that goes on is waited for first. Returns when all have ended; exit code 1 when one failed, or when
-    not all had ended in time: what has not begun then, or after Ctrl-C, is called off.
+    If a run of an item is in progress, it is waited for first. The command returns when all runs have ended. The exit
+    code is 1 if a run failed, or if not all ended in time. Runs that have not started by then, or at Ctrl-C, are
+    canceled.
     """
     with open_store(url) as store:
         control, state = Control(store), state_of(store)
@@ -207,7 +214,7 @@ def run_job(
 
 
 class RunFailed(LatchworkError):
-    """A run that was asked for has failed."""
+    """A requested run has failed."""
 
 
 def _named(end: RunEnd) -> str:
@@ -216,7 +223,7 @@ def _named(end: RunEnd) -> str:
 
 
 def _refuse_idle(job: JobState, settings: Settings, pool: Sequence[str], items: list[str] | None) -> None:
-    """Refuse what nobody would run, for it would be waited for in vain."""
+    """Refuse a request that no node would run, because waiting for it would be in vain."""
     unknown = sorted(set(items or ()).difference(pool))
     if unknown:
         raise UsageError(f"job {job.job_id} has no item {unknown[0]!r}; `latchwork status --all` names those it has")
@@ -265,7 +272,7 @@ def _row(job_id: str, settings: Settings, job: Any) -> dict[str, Any]:
         "items": None if job is None else job.items,
         "locked": None if job is None else len(job.locked),
         "running": None if job is None else job.active_items,
-        "went": job_outcomes.in_a_word(job),
+        "went": job_outcomes.outcome_word(job),
         **({} if job is None else job_outcomes.to_json(job)),
         "settings": stored.encode(own),
     }
@@ -279,11 +286,11 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def one_schedule(*given: dict[str, Any]) -> Schedule | None:
-    """The schedule whose first value was given; None without one.
+    """Return the schedule whose first value was given, or None.
 
     Raises:
-        UsageError: several were given.
-        InvalidSetting: it cannot be used.
+        UsageError: Several schedules were given.
+        InvalidSetting: The schedule is invalid.
     """
     found = [each for each in given if next(iter(each.values())) is not None]
     if len(found) > 1:
@@ -293,7 +300,7 @@ def one_schedule(*given: dict[str, Any]) -> Schedule | None:
 
 
 jobs_app = group(
-    "Switch jobs off and on, and change their options, while the cluster runs.",
+    "Enable and disable jobs, and change their options, while the cluster runs.",
     list=list_jobs,
     disable=disable,
     enable=enable,
@@ -306,7 +313,7 @@ jobs_app = group(
 
 @command("latchwork settings show --json")
 def show_settings(*, url: Url = None, as_json: Json = False) -> None:
-    """Show what is set for the cluster and its jobs; what is not set is as the nodes' code says."""
+    """Show the settings of the cluster and its jobs. Everything else is as the nodes' code says."""
     with open_store(url) as store:
         settings = Control(store).settings()
     found = {
@@ -324,9 +331,9 @@ def show_settings(*, url: Url = None, as_json: Json = False) -> None:
 @command("latchwork settings set --debounce-s 2 --cleanup-period-s 600", "latchwork settings set -u debounce-s")
 @flags(rows(NodeRows), to_set, before="unset")
 def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, **given: float | None) -> None:
-    """Change options of the manager, and of nodes, in the whole cluster, at once.
+    """Change options of the manager and of the nodes in the whole cluster, at once.
 
-    What is set here beats the nodes' code, also after their restart, until --unset.
+    The values override the nodes' code, also after a restart, until --unset.
     """
     with open_store(url) as store:
         control = Control(store)
@@ -335,22 +342,23 @@ def set_cluster(*, unset: Unset = None, url: Url = None, as_json: Json = False, 
     told(f"cluster: {described(settings)}", {"cluster": settings}, as_json=as_json)
 
 
-settings_app = group("Show and change what is set for the whole cluster.", show=show_settings, set=set_cluster)
+settings_app = group("Show and change the settings of the whole cluster.", show=show_settings, set=set_cluster)
 
 
 @command("latchwork drain n1 --url etcd://127.0.0.1:2379/app", "latchwork drain n1 --undo")
 def drain(
     node: Node,
     *,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it have items again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Assign items to it again.")] = False,
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Move a node's items to the others, and wait until nothing of them runs there any more; then stop it if you like.
+    """Move a node's items to the others, and wait until none of them runs there any more.
 
-    It gets no items, also after a restart, until `--undo`. Exit code 1 when it still runs something after --wait-s.
+    Stop the node then, if you like. It gets no items, also after a restart, until `--undo`. The exit code is 1 if it
+    still runs an item after --wait-s.
     """
     with open_store(url) as store:
         control = _checked(store, node)
@@ -367,16 +375,19 @@ def drain(
 def restart(
     node: Node,
     *,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Call it off: it takes items as usual.")] = False,
-    keep_s: Annotated[float, typer.Option(min=0.0, help="Seconds that its share is kept for it.")] = 300.0,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the announcement: the node takes items as usual.")
+    ] = False,
+    keep_s: Annotated[float, typer.Option(min=0.0, help="Seconds for which its share is reserved.")] = 300.0,
     no_wait: NoWait = False,
     wait_s: Wait = 60.0,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Announce a restart of a node: its items move out now, and back when it is back; nothing else moves.
+    """Announce a restart of a node: its items move away now, and back when it is back. No other items move.
 
-    Returns when nothing of them runs there any more: restart it then. After --keep-s its share is given to the others.
+    The command returns when none of them runs there any more: restart the node then. After --keep-s its share is given
+    to the others.
     """
     with open_store(url) as store:
         control = _checked(store, node)
@@ -393,7 +404,7 @@ def restart(
 def _waited(
     control: Control, node: str, wait_s: float | None, mark: str, done: str
 ) -> tuple[str, dict[str, str | bool]]:
-    """Wait until nothing of a node's items runs there, unless told not to; what to tell then."""
+    """Wait until none of a node's items runs there, unless --no-wait is given, and return what to report."""
     if wait_s is not None:
         control.wait_drained(node, wait_s)
     about: dict[str, str | bool] = {"node": node, "mark": mark, "is_empty": wait_s is not None}
@@ -401,7 +412,7 @@ def _waited(
 
 
 def _checked(store: Store, node: str) -> Control:
-    """The control of a cluster that knows this node: a mistyped id must not go unnoticed."""
+    """Return the control of a cluster that knows this node, so that a mistyped ID is noticed."""
     state = state_of(store)
     if node not in state.nodes and node not in state.marks:
         raise UnknownNode(

@@ -1,4 +1,4 @@
-"""The commands put together; `entry.py` is what the console script calls."""
+"""The application. `entry.py` is the console script that calls it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Coordination for Python over etcd, ZooKeeper or SQLite: run job clusters, and look into them.
+    """Coordination for Python over etcd, ZooKeeper, PostgreSQL or SQLite: run job clusters, and inspect them.
 
     Exit codes: 0 ok, 1 failure, 2 usage (fix the call), 3 no cluster under that root, 130 interrupted.
     """

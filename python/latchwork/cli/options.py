@@ -1,4 +1,4 @@
-"""What makes a function a command, and the options that several commands share."""
+"""The decorator that makes a function a command, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 
 
 def _warned_of(url: str | None) -> str | None:
-    """The URL itself; warns of a password in the command line, which every user of the machine can read."""
+    """Return the URL, and warn about a password in the command line, which every user of the machine can read."""
     if url and _PASSWORD.search(url) and any(url in argument for argument in sys.argv[1:]):
         typer.echo(
             "warning: a password in --url can be read by every user of this machine; "
@@ -43,9 +43,10 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait.")]
 DrainS = Annotated[
-    float, typer.Option(min=0.0, help="Seconds for tasks to end after SIGTERM or Ctrl-C, before they have to stop.")
+    float,
+    typer.Option(min=0.0, help="Seconds that tasks have to end after SIGTERM or Ctrl-C, before they are stopped."),
 ]
 Debug = Annotated[
     bool,
@@ -56,10 +57,10 @@ Debug = Annotated[
 
 
 def wanted_url(url: str | None) -> str:
-    """The URL a command works on.
+    """Return the URL that a command works on.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is none.
     """
     if not url:
         raise UsageError(f"no URL was given; add --url URL or set {URL_VARIABLE}, for example sqlite:///latchwork.db")
@@ -67,12 +68,12 @@ def wanted_url(url: str | None) -> str:
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command: commands to try, each on its own line, not wrapped."""
+    """Return the epilog of a command: commands to try, one per line, not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def command(*lines: str) -> Callable[[F], F]:
-    """Make a function a command that has `--debug`, these examples in its help, and ends as ``reported`` says."""
+    """Make a function a command with `--debug`, these examples in its help, and the exit codes of ``reported``."""
 
     def make(function: F) -> F:
         made = reported(function)
@@ -88,7 +89,7 @@ def command(*lines: str) -> Callable[[F], F]:
 
 
 def _name_value(parameter: Parameter) -> None:
-    """Say what an option takes in one word, as `--workers N`, where the parser would say `<int range>`."""
+    """Name the value of an option in one word, as `--workers N`, where the parser would write `<int range>`."""
     if get_origin(parameter.annotation) is not Annotated:
         return
     kind, *about = get_args(parameter.annotation)
@@ -100,25 +101,25 @@ def _name_value(parameter: Parameter) -> None:
 
 
 def add(app: typer.Typer, **commands: Any) -> None:
-    """Give an app what ``command`` made, by name, in this order."""
+    """Add commands to an application by name, in this order."""
     for name, each in commands.items():
         app.command(name, epilog=each.epilog, short_help=summary(each.__doc__ or ""))(each)
 
 
 def renamed(app: typer.Typer, **commands: Any) -> typer.Typer:
-    """The app, which takes what ``command`` made by the names that it had before as well; no help shows these."""
+    """Return the application, which also accepts the former names of commands. No help shows these."""
     for name, each in commands.items():
         app.command(name, epilog=each.epilog, hidden=True)(each)
     return app
 
 
 def summary(text: str) -> str:
-    """The first sentence: what a list of commands says of one, whole however long it is."""
+    """Return the first sentence of a text, for a list of commands."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def group(about: str, **commands: Any) -> typer.Typer:
-    """A group of what ``command`` made, by name, in this order."""
+    """Return a group of commands by name, in this order."""
     app = typer.Typer(help=about, short_help=summary(about), no_args_is_help=True, rich_markup_mode=None)
     add(app, **commands)
     return app

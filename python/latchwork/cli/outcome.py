@@ -1,4 +1,4 @@
-"""How a command ends: one line for each error, and an exit code that scripts can rely on.
+"""How a command ends: one line per error, and exit codes for scripts.
 
 0 ok, 1 failure, 2 usage (fix the call), 3 no cluster under that root, 130 interrupted by Ctrl-C.
 """
@@ -53,11 +53,11 @@ T = TypeVar("T")
 
 
 class UsageError(LatchworkError, ValueError):
-    """What was asked for on the command line cannot be done; the message says what to write instead."""
+    """The command line is wrong. The message says what to write instead."""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: unwind, and exit with this code. No ``SystemExit``, which user code may raise."""
+    """SIGTERM arrived: clean up, and exit with this code. Not a ``SystemExit``, which user code may raise."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -81,7 +81,7 @@ def reported(command: F) -> F:
             raise typer.Exit(INTERRUPTED) from None
         except Terminated as error:
             raise typer.Exit(error.code) from None
-        except BrokenPipeError:  # whoever read our output has gone, as `| head` does
+        except BrokenPipeError:  # the reader of our output has ended, as `| head` does
             _silence_stdout()
             raise typer.Exit(FAILURE) from None
         except Exception as error:
@@ -95,7 +95,7 @@ def reported(command: F) -> F:
 
 @contextmanager
 def ended_by_sigterm(code: int) -> Iterator[None]:
-    """Let SIGTERM unwind what runs inside, so that no process and no file is left, and end the command with a code."""
+    """Make SIGTERM raise in the main thread, so that no process and no file is left, and exit with a code."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
         raise Terminated(code)
@@ -108,14 +108,14 @@ def ended_by_sigterm(code: int) -> Iterator[None]:
 
 
 def report(error: Exception) -> None:
-    """Print an error as one line on stderr; with debugging on, where it came from before that."""
+    """Print an error as one line on stderr, after its traceback if debugging is on."""
     if debugging():
         traceback.print_exception(type(error), error, error.__traceback__)
     print(f"error: {one_line(error)}", file=sys.stderr)  # noqa: T201 - this is the command line
 
 
 def attempted(look: Callable[[], T]) -> tuple[T | None, str | None]:
-    """What a look gave, or why it failed, as one line; for commands that look again."""
+    """Return the result of a read, or the reason of its failure as one line, for commands that read repeatedly."""
     try:
         return look(), None
     except LatchworkError as error:
@@ -123,7 +123,7 @@ def attempted(look: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code of a command that ended with this error."""
+    """Return the exit code for an error."""
     if isinstance(error, NoCluster):
         return NO_CLUSTER
     # Jobs and ids refuse what they are given with errors that are ValueErrors too.
@@ -133,7 +133,7 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message, harmless and without line breaks; the type's name where it alone would say too little."""
+    """Return the message of an error without control characters and line breaks, with its type if that helps."""
     text = printable(" ".join(str(error).split()))
     if isinstance(error, LatchworkError) and text:
         return text
@@ -144,19 +144,19 @@ def one_line(error: BaseException) -> str:
 
 
 def debugging() -> bool:
-    """True when tracebacks and the library's log are wanted."""
+    """Return whether tracebacks and the library's log are shown."""
     return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
 
 
 def set_debugging(value: bool) -> bool:
-    """What `--debug` does; processes started by this one inherit it."""
+    """Turn debugging on or off. Child processes inherit it."""
     if value:
         os.environ[DEBUG_VARIABLE] = "1"
     return value
 
 
 def quiet_logs() -> None:
-    """Keep the library's log off the terminal unless debugging: a command speaks for itself."""
+    """Keep the library's log off the terminal unless debugging is on."""
     if debugging():
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format=LOG_FORMAT)
         logging.getLogger("latchwork").setLevel(logging.DEBUG)
@@ -168,10 +168,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def _is_of_this_world(error: Exception) -> bool:
-    """False for the exceptions by which the command line parser itself ends a command."""
+    """Return False for exceptions by which the command line parser ends a command."""
     return not isinstance(error, (typer.Exit, typer.Abort, typer.BadParameter)) and not hasattr(error, "exit_code")
 
 
 def _silence_stdout() -> None:
-    """Let the interpreter flush what is left of stdout into nothing."""
+    """Discard what the interpreter flushes to stdout at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

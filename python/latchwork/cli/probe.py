@@ -1,4 +1,4 @@
-"""What `--probe-port` serves: `/healthz`, `/readyz`, `/metrics` for Prometheus. Read only."""
+"""The HTTP server of `--probe-port`: `/healthz`, `/readyz`, and `/metrics` for Prometheus. Read only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_METRICS = 'no metrics: prometheus-client is not installed here; run: pip ins
 
 
 def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
-    """The metrics of a node and of its store; none, with a warning, when their library is not installed."""
+    """Return the metrics observers of a node and its store; empty, with a warning, if their library is missing."""
     try:
         from latchwork.jobs.metrics import PrometheusMetrics
         from latchwork.store.observe.metrics import StoreMetrics
@@ -37,15 +37,15 @@ def metrics_if_installed() -> tuple[list[Observer], list[StoreObserver]]:
 
 @contextmanager
 def serving(node: JobManager, host: str, port: int | None, *, unready_after: int | None = None) -> Iterator[int | None]:
-    """Serve a node's health and metrics as long as it lasts; the port, None when none was asked for.
+    """Serve a node's health and metrics inside the context, and yield the port, or None if none was requested.
 
     Args:
-        node: the node.
-        host: the address to serve them on.
-        port: the port; 0 picks one.
-        unready_after: `/readyz` says no once so many runs of one item have failed one after the other; None for never.
+        node: The node.
+        host: The address to listen on.
+        port: The port; 0 picks one.
+        unready_after: `/readyz` fails after this many consecutive failures of one item. None: never.
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: The port is not available.
     """
     what = f"node {node.node_id}"
     with served(what, host, port, lambda path: answer(node, path, unready_after)) as served_at:
@@ -54,15 +54,15 @@ def serving(node: JobManager, host: str, port: int | None, *, unready_after: int
 
 @contextmanager
 def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterator[int | None]:
-    """Serve answers to probes; the port, None when none was asked for.
+    """Serve answers to probes inside the context, and yield the port, or None if none was requested.
 
     Args:
-        what: who answers, for the log.
-        host: the address to serve them on.
-        port: the port; 0 picks one.
-        answer_to: called with a path: status, content type and body.
+        what: The name of the server, for the log.
+        host: The address to listen on.
+        port: The port; 0 picks one.
+        answer_to: Called with a path; returns status, content type and body.
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: The port is not available.
     """
     if port is None:
         yield None
@@ -84,7 +84,7 @@ def served(what: str, host: str, port: int | None, answer_to: Answer) -> Iterato
 
 
 def answer(node: JobManager, path: str, unready_after: int | None = None) -> tuple[int, str, bytes]:
-    """Status, content type and body for a path."""
+    """Return status, content type and body for a path."""
     if path in {"/healthz", "/readyz"}:
         body = _health(node)
         if path == "/readyz" and unready_after is not None:
@@ -141,7 +141,7 @@ def _handler(answer_to: Answer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-            """Into our log, at debug."""
+            """Write to our log, at debug level."""
             log.debug(format, *args)
 
     return Handler

@@ -1,8 +1,8 @@
-"""Commands of the user's own, run as child processes: under a lock, while this process leads, or as a job.
+"""User commands as child processes: under a lock, while this process leads, or as a job.
 
-`latchwork lock` and `latchwork elect` run a command while a lock is held, or while this process leads. A job is made of
-a command line: `latchwork run --command "backup.sh {item}" --item a --item b --cron "0 3 * * *"`. A child is asked to
-stop in time, and never left behind.
+`latchwork lock` and `latchwork elect` run a command while a lock is held, or while this process leads. `latchwork run
+--command "backup.sh {item}" --item a --item b --cron "0 3 * * *"` makes a job of a command line. A child is stopped in
+time and never left behind.
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ from latchwork.primitives import LeaderLatch, Lock, Work
 from latchwork.store import Store, connect
 
 _PR_SET_PDEATHSIG = 1
-#: Commands are forked while other threads are inside of gRPC, whose handlers of a fork then abort the child at times.
+#: Commands are forked while other threads are inside gRPC, whose fork handlers then sometimes abort the child.
 _GRPC_HANDLES_FORKS = "GRPC_ENABLE_FORK_SUPPORT"
-#: Who waits for the order to stop looks so often whether the command has ended.
+#: Seconds between two checks whether the command has ended.
 _LOOK_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-#: What a shell says of a command that cannot be started.
+#: The exit codes of a shell for commands that cannot be started.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
-#: The command is told to stop when this part of the TTL is left, and killed at its end.
+#: The command is asked to stop when this part of the TTL is left, and killed at its end.
 _MARGIN_PART = 0.25
 #: It is killed after this part of that time.
 _KILL_PART = 0.8
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The key below the root that all who compete give.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The key below the root that all competitors use.")]
 Command = Annotated[
-    list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments; no shell reads them.")
+    list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments, run without a shell.")
 ]
 Ttl = Annotated[
     float | None,
     typer.Option(
         metavar="S",
         show_default=False,
-        help="Seconds after which others may follow when this process is dead; the server may grant more.  "
+        help="Seconds after which others take over from a dead process. The server may grant more.  "
         "[unless given: as the URL says]",
     ),
 ]
 
-#: A command that was told to stop is killed after so long, and before the lock of its item can run out.
+#: Seconds after which a stopped command is killed; earlier if the lock of its item would expire.
 _STOP_S = 10.0
-#: What is left of the locks when it is killed at the latest.
+#: Seconds that are left of the locks when it is killed at the latest.
 _LAST_S = 0.5
 _ONE_ITEM = "main"
 _ITEM = "{item}"
 
 
 class ChildFailed(LatchworkError):
-    """A command could not be started, or ended with another code than 0."""
+    """A command could not be started, or ended with an exit code other than 0."""
 
 
 class Child:
-    """One running command. Safe to share between threads.
+    """A running command. Thread-safe.
 
-    On Linux it dies with the thread that started it, even when that is killed; what it started itself does not.
+    On Linux it ends with the thread that started it, even if that is killed. Its own children do not.
 
     Args:
-        words: the command and its arguments; no shell reads them.
-        env: variables it gets beside ours.
-        own_group: it gets a process group of its own, and signals go to all of that: for what runs in the background.
-            Without, a terminal's Ctrl-C reaches it by itself.
+        words: The command and its arguments, without a shell.
+        env: Additional variables.
+        own_group: Start it in a separate process group, to which signals are sent: for commands in the background.
+            Otherwise Ctrl-C of a terminal reaches it directly.
     Raises:
-        ChildFailed: it cannot be started; the message says why.
+        ChildFailed: It cannot be started. The message says why.
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str], *, own_group: bool) -> None:
@@ -108,12 +108,12 @@ class Child:
             raise ChildFailed(f"command {words[0]!r} cannot be started: {error.strerror or error}") from error
 
     def wait(self) -> int:
-        """Wait for its end: its exit code, or 128 and the number of the signal that ended it, as a shell says it."""
+        """Wait until it has ended, and return its exit code, or 128 plus the number of the signal that ended it."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def stop(self, within_s: float) -> None:
-        """Tell it to end, and kill it when it has not in that time. From any thread; returns when it has ended."""
+        """Ask it to end, kill it after ``within_s`` seconds, and return when it has ended. Thread-safe."""
         self.send(signal.SIGTERM)
         try:
             self._process.wait(within_s)
@@ -122,7 +122,7 @@ class Child:
             self._process.wait()
 
     def send(self, number: int) -> None:
-        """Send it a signal; nothing happens when it has ended."""
+        """Send it a signal, unless it has ended."""
         try:
             if self._process.poll() is not None:  # its number may be another's by now
                 return
@@ -136,9 +136,9 @@ class Child:
 
 @contextmanager
 def signals_handed_on() -> Iterator[Callable[[Child], None]]:
-    """Hand our signals on to a child, once it is named; Ctrl-C of a terminal reaches it by itself.
+    """Forward our signals to a child, once it is named. Ctrl-C of a terminal reaches it directly.
 
-    Those that come before the child is there are handed on when it is: none ends us and leaves it behind.
+    Signals that arrive before the child exists are forwarded later, so none ends this process and leaves the child.
     """
     children: list[Child] = []
     early: list[int] = []
@@ -167,13 +167,13 @@ def signals_handed_on() -> Iterator[Callable[[Child], None]]:
 def run_while_ours(
     words: Sequence[str], env: Mapping[str, str], remaining_s: Callable[[], float], *, stop_within_s: float
 ) -> int:
-    """Run a command in the foreground until it ends, or until it is told to; return its exit code.
+    """Run a command in the foreground until it ends or must stop, and return its exit code.
 
     Args:
-        words: the command and its arguments.
-        env: variables it gets beside ours.
-        remaining_s: gives the seconds until it has to stop, unless they become more; asked at least once a second.
-        stop_within_s: seconds after which it is killed.
+        words: The command and its arguments.
+        env: Additional variables.
+        remaining_s: Returns the seconds until it must stop, which may become more; called at least once a second.
+        stop_within_s: Seconds after which it is killed.
     """
     over = threading.Event()
     codes: list[int] = []
@@ -218,17 +218,17 @@ def lock(
     wait_s: Annotated[
         float | None,
         typer.Option(
-            min=0.0, show_default=False, help="Seconds to wait for the lock; 0 tries once.  [unless given: for ever]"
+            min=0.0, show_default=False, help="Seconds to wait for the lock; 0 tries once.  [default: forever]"
         ),
     ] = None,
     url: Url = None,
 ) -> None:
-    """Run a command while a lock is held, and end with its exit code.
+    """Run a command while a lock is held, and exit with its exit code.
 
-    The lock is given back when the command ends. It gets SIGTERM when a quarter of the TTL is left because the store is
-    out of reach, and SIGKILL before others can have the lock. LATCHWORK_LOCK and LATCHWORK_TOKEN tell it the lock's
-    name and fencing token: pass the token on with every write. Exit code 1 when the lock is not had in time, or was
-    lost; 126 and 127 when the command cannot be started.
+    The lock is released when the command ends. The command gets SIGTERM when a quarter of the TTL is left because the
+    store is unreachable, and SIGKILL before another process can take the lock. LATCHWORK_LOCK and LATCHWORK_TOKEN are
+    the name and the fencing token of the lock: pass the token on with every write. The exit code is 1 if the lock is
+    not acquired in time or is lost, and 126 or 127 if the command cannot be started.
     """
     with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store, closing(Lock(store, name, label=_label())) as held:
         fence = held.acquire(timeout_s=wait_s)
@@ -248,16 +248,16 @@ def elect(
     *,
     node_id: Annotated[
         str | None,
-        typer.Option(metavar="ID", show_default=False, help="What others see of it.  [unless given: host and pid]"),
+        typer.Option(metavar="ID", show_default=False, help="The name that others see.  [default: host and PID]"),
     ] = None,
     ttl_s: Ttl = None,
     url: Url = None,
 ) -> None:
-    """Run a command while this process leads, and end with its exit code: start it wherever it may run.
+    """Run a command while this process leads, and exit with its exit code.
 
-    One at a time leads, the others wait. When leadership is lost the command is stopped, as by `latchwork lock`, and
-    this process waits to lead again; when the command ends by itself, so does this one. LATCHWORK_ELECTION and
-    LATCHWORK_TOKEN tell it the name and the fencing token.
+    Start it on every machine that may run the command: one of them leads, and the others wait. When leadership is lost,
+    the command is stopped as by `latchwork lock`, and this process waits to lead again. When the command ends by
+    itself, so does this process. LATCHWORK_ELECTION and LATCHWORK_TOKEN are the name and the fencing token.
     """
     with ended_by_sigterm(TERMINATED), _store(url, ttl_s) as store:
         ttl_s = store.session.ttl_s
@@ -286,7 +286,7 @@ def _store(url: str | None, ttl_s: float | None) -> Store:
 
 
 def fork_without_grpc() -> None:
-    """Have no handlers of gRPC called at a fork, unless the user asks for them. Before the first store is opened."""
+    """Disable gRPC's fork handlers unless the user enabled them. Call it before the first store is opened."""
     os.environ.setdefault(_GRPC_HANDLES_FORKS, "0")
 
 
@@ -295,21 +295,21 @@ def _label() -> str:
 
 
 class CommandFailed(LatchworkError):
-    """A command ended with another code than 0, for one item or several."""
+    """A command failed for one or more items."""
 
 
 def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule: Schedule | None, threads: int) -> Job:
-    """The job that runs a command for each item.
+    """Return the job that runs a command for each item.
 
     Args:
-        text: the command; words as a shell splits them, but no shell runs it. `{item}` in a word is the item.
-        job_id: its id; by default the name of the program.
-        items: the work items; one called `main` without any.
-        schedule: when it runs; None is the default of jobs.
-        threads: how many commands run at a time on a node; 0 is one for each item.
+        text: The command, split as a shell does; no shell runs it. `{item}` in a word is replaced by the item.
+        job_id: Its ID; by default the name of the program.
+        items: The items. Without any there is one, `main`.
+        schedule: Its schedule; None is the default of jobs.
+        threads: The number of commands that run at a time on a node; 0 is one per item.
     Raises:
-        UsageError: the command cannot be read, or names `{item}` and there are no items.
-        InvalidJob: the id or an item cannot be used.
+        UsageError: The command is malformed, or names `{item}` and there are no items.
+        InvalidJob: The ID or an item is invalid.
     """
     try:
         words = shlex.split(text)
@@ -331,7 +331,7 @@ def command_job(text: str, *, job_id: str | None, items: Sequence[str], schedule
 
 
 def _run_items(words: Sequence[str], context: JobContext) -> None:
-    """Run it for one item after the other; those that fail do not keep the others from running."""
+    """Run the command for one item after the other. A failed item does not stop the others."""
     failed = {}
     for item in context.work_share:
         if context.should_stop:

@@ -52,8 +52,8 @@ def run(
             "--command",
             metavar="COMMAND",
             show_default=False,
-            help="Run this command instead, once for each item: {item} is the item. Words are split as by a shell, but "
-            "no shell runs them. Give all nodes the same.",
+            help="Run this command instead, once per item. {item} is replaced by the item. Words are split as by a "
+            "shell, but no shell runs them. Use the same command on all nodes.",
         ),
     ] = None,
     item: Annotated[
@@ -61,7 +61,7 @@ def run(
         typer.Option(
             metavar="ITEM",
             show_default=False,
-            help="A work item of --command; may be given several times.  [unless given: one, called main]",
+            help="An item for --command. Repeatable.  [unless given: one, called main]",
         ),
     ] = None,
     job_id: Annotated[
@@ -69,13 +69,13 @@ def run(
         typer.Option(
             metavar="ID",
             show_default=False,
-            help="The id of the job that --command makes.  [unless given: the program's name]",
+            help="The ID of the job of --command.  [unless given: the name of the program]",
         ),
     ] = None,
     threads: Annotated[
         int,
         typer.Option(
-            min=0, metavar="N", help="How many of --command run at a time on this node; 0 is one for each item."
+            min=0, metavar="N", help="How many commands of --command run at a time on this node; 0 is one per item."
         ),
     ] = 1,
     cron: Annotated[
@@ -87,11 +87,11 @@ def run(
             "most.  [unless given: 60 s after each end]",
         ),
     ] = None,
-    tz: Annotated[str, typer.Option(metavar="ZONE", help="Time zone of --cron, as Europe/Berlin.")] = "UTC",
+    tz: Annotated[str, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin.")] = "UTC",
     node_id: Annotated[
         str,
         typer.Option(
-            metavar="ID", help="This node's id, unique among the living nodes: 1 to 120 characters of A-Za-z0-9._-"
+            metavar="ID", help="The ID of this node, unique among running nodes: 1 to 120 characters of A-Za-z0-9._-"
         ),
     ],
     url: Url = None,
@@ -120,7 +120,7 @@ def run(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Serve /healthz, /readyz, and /metrics for Prometheus, on this port; 0 picks one.",
+            help="Serve /healthz, /readyz, and /metrics for Prometheus on this port; 0 picks one.",
         ),
     ] = None,
     unready_after: Annotated[
@@ -133,13 +133,13 @@ def run(
             "stops.  [unless given: never]",
         ),
     ] = None,
-    probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address to serve them on.")] = "127.0.0.1",
+    probe_host: Annotated[str, typer.Option(metavar="HOST", help="The address of --probe-port.")] = "127.0.0.1",
     **given: float | None,
 ) -> None:
-    """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand its items over and exit with 0.
+    """Run one node of a job cluster until SIGTERM or Ctrl-C, then hand over its items and exit with 0.
 
-    Start it several times, on one machine or many, with the same URL and different node ids: the items of each job
-    are shared out over all nodes that have it, and move when a node joins, leaves or dies. What happens is logged to
+    Start it several times, on one machine or many, with the same URL and different node IDs. The items of each job are
+    distributed over all nodes that have the job, and move when a node joins, leaves or dies. Events are logged to
     stderr.
     """
     where = wanted_url(url)
@@ -176,7 +176,7 @@ def _refuse_of_command(**given: object) -> None:
 
 
 def _strategies(given: Sequence[str]) -> dict[str, StrategyOption]:
-    """Job id, or ``*`` for all others, to its strategy."""
+    """Return the strategy of each job ID; ``*`` for all others."""
     found: dict[str, StrategyOption] = {}
     for text in given:
         job, _, name = text.rpartition("=")
@@ -201,7 +201,7 @@ def _labels(given: Sequence[str]) -> dict[str, str]:
 
 
 def _manager(store: Store, node_id: str, jobs: Sequence[Job], **options: Any) -> JobManager:
-    """The node; what it refuses is the command line's mistake."""
+    """Return the node. Its errors are mistakes in the command line."""
     try:
         return JobManager(store, node_id, jobs, **options)
     except LatchworkError:

@@ -1,6 +1,6 @@
-"""From `module:attribute` to jobs, and to a strategy of the user's own: what `latchwork run` runs.
+"""Import jobs and strategies from `module:attribute`, for `latchwork run`.
 
-User code is imported and called here, so whatever it raises becomes one line that names the place in that code.
+User code is imported and called here. Its errors become one line that names the place in that code.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _REMEDY = "give a Job, a list of Jobs, or a function without parameters that ret
 
 
 class TargetFailed(LatchworkError):
-    """The user's own code raised while it was imported or called."""
+    """User code raised an exception while it was imported or called."""
 
 
 def load_jobs(target: str) -> list[Job]:
-    """Import the module with the current directory importable, and take the jobs from its attribute.
+    """Import a module, with the current directory on the path, and return the jobs in its attribute.
 
     Args:
-        target: `module:attribute`; both may have dots.
+        target: `module:attribute`; both may contain dots.
     Returns:
-        The jobs in the order given; may be empty, ids may still clash.
+        The jobs in their order. The list may be empty, and IDs may collide.
     Raises:
-        UsageError: no such module or attribute, or it is neither jobs nor makes them.
-        TargetFailed: the module or the function raised.
+        UsageError: There is no such module or attribute, or it neither is nor returns jobs.
+        TargetFailed: The module or the function raised an exception.
     """
     found = _find(target)
     return _as_jobs(_call(found, target) if callable(found) and not isinstance(found, Job) else found, target)
 
 
 def load_strategy(target: str) -> Strategy:
-    """Import the module with the current directory importable, and take a strategy from its attribute.
+    """Import a module, with the current directory on the path, and return the strategy in its attribute.
 
     Args:
-        target: `module:attribute`: an object with `name` and `assign`, or a class or function that makes one.
+        target: `module:attribute`: an object with `name` and `assign`, or a class or function that returns one.
     Raises:
-        UsageError: no such module or attribute, or it is no strategy and makes none.
-        TargetFailed: the module or the function raised.
+        UsageError: There is no such module or attribute, or it neither is nor returns a strategy.
+        TargetFailed: The module or the function raised an exception.
     """
     found = _find(target)
     if callable(found) and (isinstance(found, type) or not hasattr(found, "assign")):
@@ -71,11 +71,11 @@ def _find(target: str) -> object:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of the user's own; the current directory is importable.
+    """Import a user module, with the current directory on the path.
 
     Raises:
-        UsageError: there is no such module.
-        TargetFailed: it raised.
+        UsageError: There is no such module.
+        TargetFailed: It raised an exception.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -132,7 +132,7 @@ def _article(name: str) -> str:
 
 
 def _raised(error: BaseException) -> str:
-    """What was raised, and where in the user's code."""
+    """Return the exception and its place in the user's code."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"has a syntax error: {text}"

@@ -1,8 +1,7 @@
-"""The one way to a terminal: text made harmless, lines wrapped between words, tables that fit.
+"""Output to terminals and pipes: escaped text, lines wrapped between words, tables that fit.
 
-What comes from a store goes through ``printable`` here, whoever prints it. On a terminal a line that is too long is
-wrapped between words, and a table that is too wide is printed row by row, as blocks. Into a pipe nothing is wrapped: a
-line is a line and a row is a row, for grep and awk. Nothing here touches the network.
+Everything from a store passes through ``printable`` here. On a terminal, long lines are wrapped between words, and a
+table that is too wide is printed as one block per row. In a pipe nothing is wrapped, for grep and awk.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _GAP = 2
 
 
 def console(*, err: bool = False) -> Console:
-    """The terminal, or the pipe, that this command writes to."""
+    """Return the console for stdout or stderr of this command."""
     made = Console(highlight=False, markup=False, emoji=False, stderr=err)
     if not made.is_terminal:
         made.width = _ENDLESS
@@ -31,7 +30,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print these one below the other; a plain text is a line."""
+    """Print renderables one below the other. Plain text is a line."""
     out = console()
     for part in parts:
         out.print(Line(part) if isinstance(part, str) else part)
@@ -43,12 +42,12 @@ def say(line: str) -> None:
 
 
 def say_json(document: object, *, one_line: bool = False, default: Callable[[object], str] | None = None) -> None:
-    """Print a document for programs. JSON escapes what is no ASCII, so that it is harmless as it is."""
+    """Print a document for programs. JSON escapes everything that is not ASCII."""
     console().out(json.dumps(document, indent=None if one_line else 2, default=default), highlight=False)
 
 
 def told(line: str, document: object, *, as_json: bool) -> None:
-    """Say what was changed: in a line for people, or as a document for programs."""
+    """Report a change, as a line for people or as a document for programs."""
     if as_json:
         say_json(document)
     else:
@@ -65,16 +64,16 @@ def listed(
     empty: str,
     as_json: bool,
 ) -> None:
-    """A list as a table, or as a document for programs.
+    """Print a list as a table, or as a document for programs.
 
     Args:
-        kind: what it is a list of; the document has it as its one field.
-        rows: of the list.
-        row: one as cells, by column.
-        plain: one for programs.
-        right: the columns of numbers.
-        empty: what is said where there is none.
-        as_json: for programs.
+        kind: The name of the list, which is the only field of the document.
+        rows: The rows.
+        row: Returns the cells of a row, by column.
+        plain: Returns a row for programs.
+        right: The columns with numbers.
+        empty: The line to print if the list is empty.
+        as_json: Print a document for programs.
     """
     if as_json:
         say_json({kind: [plain(each) for each in rows]})
@@ -85,7 +84,7 @@ def listed(
 
 
 def few(items: Iterable[str], most: int | None) -> str:
-    """The first of these, sorted, and how many there are more; None names them all."""
+    """Return the first items, sorted, and the number of further ones. ``most=None`` returns all."""
     ordered: Sequence[str] = sorted(items)
     shown = ordered if most is None else ordered[:most]
     rest = f" and {len(ordered) - len(shown):,} more" if len(shown) < len(ordered) else ""
@@ -93,19 +92,19 @@ def few(items: Iterable[str], most: int | None) -> str:
 
 
 def styled(text: str, style: str = "") -> Text:
-    """Text that is safe to print, as a part of something larger."""
+    """Return escaped text with a style, as a part of a line."""
     return Text(printable(text), style)
 
 
 class Line:
-    """One line; on a terminal it goes on below itself, indented, when it is too long."""
+    """A line. If it is too long for a terminal, it continues indented on the next line."""
 
     def __init__(self, text: str, style: str = "") -> None:
         self._text = text
         self._style = style
 
     def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines it takes."""
+        """Render the line."""
         indent = len(self._text) - len(self._text.lstrip(" "))
         hang = indent + _GAP
         text = styled(self._text[indent:], self._style)
@@ -118,12 +117,12 @@ class Line:
 
 
 class Grid:
-    """Rows under headings; on a terminal that is too narrow for the widest row, each row as a block of its own.
+    """A table. On a terminal that is too narrow for its widest row, each row is a block.
 
     Args:
-        rows: column to cell; all with the same columns.
-        right: the columns of numbers.
-        title: a line above.
+        rows: Cells by column; all rows have the same columns.
+        right: The columns with numbers.
+        title: A line above the table.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, str]], *, right: Iterable[str] = (), title: str = "") -> None:
@@ -132,7 +131,7 @@ class Grid:
         self._title = title
 
     def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines it takes."""
+        """Render the table."""
         if self._title:
             yield Line(self._title, "bold")
         if not self._rows:

@@ -1,7 +1,7 @@
-"""The demo's input: the standard library of this machine, and how it is counted.
+"""The input of the demo: the standard library of this machine, and how it is counted.
 
-An item is a top-level module or package that has Python source. Test suites (folders named `test`, `tests` or
-`idle_test`), installed packages and compiled modules are left out. Nothing here touches a store.
+An item is a top-level module or package with Python source. Test suites (folders named `test`, `tests` or `idle_test`),
+installed packages and compiled modules are excluded. Nothing here uses a store.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Counts:
     """The counts of some files.
 
     Attributes:
-        functions: `def` and `async def`, nested ones and methods included.
-        classes: nested ones included.
-        unparsable: files that are no valid Python; their lines count, the rest of them does not.
+        functions: Functions, including async and nested ones and methods.
+        classes: Classes, including nested ones.
+        unparsable: Files that are not valid Python. Only their lines count.
     """
 
     files: Whole = 0
@@ -44,12 +44,12 @@ class Counts:
 
 
 def write_broken_item(folder: Path) -> None:
-    """Put the item that cannot be parsed into a folder."""
+    """Write the item that cannot be parsed into a folder."""
     (folder / f"{BROKEN_ITEM}.py").write_text(_BROKEN_SOURCE, encoding="utf-8")
 
 
 def find_items(extra: Path) -> dict[str, tuple[Path, ...]]:
-    """The items of the standard library and of one more folder: item to its source files, both sorted."""
+    """Return the items of the standard library and of one more folder, each with its source files, sorted."""
     found: dict[str, tuple[Path, ...]] = {}
     for folder in (Path(sysconfig.get_path("stdlib")), extra):
         for path in folder.iterdir():
@@ -60,12 +60,12 @@ def find_items(extra: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def count_files(files: Iterable[Path]) -> Counts:
-    """Parse files and count what is in them."""
+    """Parse files and count their contents."""
     return sum((_count(path.read_bytes()) for path in files), Counts())
 
 
 def count_serially(items: Items) -> Counts:
-    """Everything, one item after the other, in this process: what the cluster's totals are compared with."""
+    """Count all items one after the other in this process, to compare with the totals of the cluster."""
     return sum((count_files(files) for files in items.values()), Counts())
 
 

@@ -1,8 +1,7 @@
-"""The demo's job: count one item after the other, and write down every start and every result.
+"""The job of the demo: counts one item after the other and records every start and every result.
 
-A result is written once, in a transaction that checks two things: that this node still holds the item's lock, and
-that nobody has started the item since this run did. Half a run of a process that was killed leaves a start, and
-no result.
+A result is written once, in a transaction that checks that this node still holds the lock of the item, and that no
+other node has started the item since. A killed process leaves a start without a result.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BATCH = 500
 
 
 class CountJob(Job):
-    """Counts the items of the share that have no result yet; those that somebody began before come first."""
+    """Counts the items of the share that have no result yet, interrupted ones first."""
 
     id = JOB_ID
     schedule = FixedDelay(0.2)
@@ -35,18 +34,18 @@ class CountJob(Job):
     threads = Threads.whole()
 
     def __init__(self, items: Items, pace_s: float) -> None:
-        """Make the job. Each item takes ``pace_s`` seconds at least, so that people can watch."""
+        """Create the job. Each item takes at least ``pace_s`` seconds, so that people can watch."""
         super().__init__()
         self._items = items
         self._pace_s = pace_s
         self._last_share: tuple[str, ...] | None = None
 
     def work_pool(self) -> Iterable[str]:
-        """Every module and package."""
+        """Return all modules and packages."""
         return list(self._items)
 
     def run(self, context: JobContext) -> None:
-        """Count what is left of the share, until told to stop."""
+        """Count the rest of the share until the run has to stop."""
         self._tell_share(context)
         for item in self._left(context):
             if context.should_stop:
@@ -55,7 +54,7 @@ class CountJob(Job):
         self._tell_idle(context)
 
     def _left(self, context: JobContext) -> list[str]:
-        """The items of the share without a result; begun ones first, then by name."""
+        """Return the items of the share without a result: interrupted ones first, then by name."""
         done = _present(context, records.RESULTS)
         begun = _present(context, records.STARTS)
         return sorted(set(context.work_share) - done, key=lambda item: (item not in begun, item))
@@ -63,7 +62,7 @@ class CountJob(Job):
     def _count(self, context: JobContext, item: str) -> None:
         began_s = SYSTEM_CLOCK.now()
         try:
-            start = self._tell_start(context, item, began_s)
+            start = self._record_start(context, item, began_s)
             counts = count_files(self._items[item])
             context.wait_stop(began_s + self._pace_s - SYSTEM_CLOCK.now())
             result = records.Result(context.node_id, os.getpid(), counts)
@@ -72,8 +71,8 @@ class CountJob(Job):
         except Conflict as error:
             _log.warning("item %s: another process has it, what was counted here is dropped: %s", item, error)
 
-    def _tell_start(self, context: JobContext, item: str, at_s: float) -> Entry:
-        """Write down that this process starts the item; fails if the lock is no longer ours."""
+    def _record_start(self, context: JobContext, item: str, at_s: float) -> Entry:
+        """Record that this process starts the item. It fails if the lock is no longer ours."""
         key = f"{records.STARTS}/{item}"
         before = context.store.get(key)
         begun = [*records.starts(before), records.Start(context.node_id, os.getpid(), at_s)]
@@ -96,7 +95,7 @@ class CountJob(Job):
 
 
 def _present(context: JobContext, prefix: str) -> set[str]:
-    """The items of the share that have a key below the prefix."""
+    """Return the items of the share that have a key below the prefix."""
     found: set[str] = set()
     for begin in range(0, len(context.work_share), _BATCH):
         part = context.work_share[begin : begin + _BATCH]

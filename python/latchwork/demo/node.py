@@ -1,7 +1,7 @@
-"""One process of the demo's cluster: `python -m latchwork.demo.node`, started by the demo and by nobody else.
+"""One process of the demo's cluster: `python -m latchwork.demo.node`, which only the demo starts.
 
-The URL comes through the environment, since a command line can be read by everybody. The process dies with the one
-that started it, however that dies.
+The URL is in the environment, because everybody can read a command line. The process ends with its parent, however the
+parent ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PARENT_CHECK_S = 0.5
 
 
 class ParentWatch:
-    """Ends this process when its parent has gone: by the kernel where that can be asked, else by looking."""
+    """Ends this process when its parent has ended: by the kernel if possible, otherwise by polling."""
 
     def __init__(self, parent_pid: int) -> None:
         self._parent_pid = parent_pid

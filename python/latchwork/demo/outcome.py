@@ -1,4 +1,4 @@
-"""The report of the demo, and whether all that was promised held. Pure: from records to a report."""
+"""The report of the demo: a pure function from records to whether all promises were kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EARLIEST, LATEST = 0.30, 0.70
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """An item that a killed process had begun, and who ran it again."""
+    """An item that a killed process had started, and the process that ran it again."""
 
     item: str
     first: str
@@ -25,14 +25,14 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """The seconds from the kill until the killed process's items were elsewhere.
+    """The seconds from the kill until the items of the killed process were elsewhere.
 
     Attributes:
-        items: how many there were.
-        interrupted_s: the interrupted item was started again.
-        owned_s: the last of the items had a new, locked owner; None if that never came.
-        last_start_s: the last of the items was started; they queue behind the others' own items.
-        leader_s: another process was the manager; None when the manager was not killed.
+        items: The number of items.
+        interrupted_s: Until the interrupted item was started again.
+        owned_s: Until the last of the items had a new owner with its lock; None if that never happened.
+        last_start_s: Until the last of the items was started; they queue behind the other items of their new nodes.
+        leader_s: Until another process was the manager; None if the manager was not killed.
     """
 
     items: int
@@ -44,7 +44,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything the judgement rests on, as read from the store at the end."""
+    """The records on which the report is based, as read at the end."""
 
     items: int
     kill: Kill | None
@@ -57,7 +57,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The demo's outcome; `problems` is empty when everything held."""
+    """The outcome of the demo. `problems` is empty if all promises were kept."""
 
     problems: tuple[str, ...]
     items: int
@@ -73,16 +73,16 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when everything held."""
+        """Whether all promises were kept."""
         return not self.problems
 
     def to_json(self) -> dict[str, object]:
-        """The report for programs."""
+        """Return the report for programs."""
         return {"ok": self.ok, **asdict(self)}
 
 
 def judge(facts: Facts, *, seconds: float, store: str, kept: bool) -> Report:
-    """Compare what the cluster wrote with what it should have written."""
+    """Compare the records of the cluster with the expected ones."""
     cluster = sum((result.counts for result in facts.results.values()), Counts())
     by_node = Counter(result.node for result in facts.results.values())
     kill = facts.kill
@@ -124,7 +124,7 @@ def _problems(facts: Facts, cluster: Counts) -> list[str]:
 
 
 def _reruns(facts: Facts, kill: Kill) -> tuple[Rerun, ...]:
-    """The items that the killed process had begun and others ran again."""
+    """Return the items that the killed process had started and others ran again."""
     found = []
     for item in kill.owned:
         starts = facts.starts.get(item, ())
@@ -151,7 +151,7 @@ def _first_start(starts: Sequence[Start], kill: Kill) -> float | None:
 
 
 def _first_owner(shares: Sequence[Share], item: str, kill: Kill) -> float | None:
-    """When a run elsewhere began with this item in its share: its lock was held by then."""
+    """Return when a run elsewhere began with this item in its share, so that it held the lock."""
     later = [share for share in shares if share.at_s > kill.at_s and share.node != kill.node and item in share.items]
     return _least([share.at_s - kill.at_s for share in later])
 

@@ -1,4 +1,4 @@
-"""The demo's processes: started, frozen, killed and, at the end, none left."""
+"""The processes of the demo: started, frozen, killed, and all ended at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLE_S = 0.05
 
 
 class NodeProcess:
-    """One worker process and its log. One thread only."""
+    """A worker process and its log. For one thread."""
 
     def __init__(self, node: str, url: str, arguments: Sequence[str], log: Path) -> None:
         self.node = node
@@ -42,49 +42,49 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process ID."""
         return self._process.pid
 
     @property
     def died(self) -> bool:
-        """True when the process ended without being told to."""
+        """Whether the process ended by itself."""
         return not self.killed and self._process.poll() is not None
 
     def freeze(self) -> None:
-        """Stop it where it stands, to look at what it is doing."""
+        """Freeze the process, to see what it is doing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the frozen process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to do anything more."""
+        """Send SIGKILL: the process can do nothing more."""
         self.killed = True
         self._process.kill()
         self._process.wait(_GRACE_S)
 
     def terminate(self) -> None:
-        """SIGTERM: it hands its items over and ends."""
+        """Send SIGTERM: the process hands over its items and ends."""
         self.killed = True
         if self._process.poll() is None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for its end, and enforce it when it takes too long."""
+        """Wait until the process has ended, and kill it if that takes too long."""
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def tail(self) -> str:
-        """The end of its log, in one line."""
+        """Return the end of its log as one line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip()) or "it wrote nothing"
 
 
 class Processes:
-    """All processes of one demo; leaving the context ends every one of them."""
+    """All processes of a demo. Leaving the context ends all of them."""
 
     def __init__(self, url: str, arguments: Sequence[str], folder: Path) -> None:
         self._url = url
@@ -105,11 +105,11 @@ class Processes:
         return self._by_node[node]
 
     def start(self, node: str) -> None:
-        """Start one more."""
+        """Start another process."""
         self._by_node[node] = NodeProcess(node, self._url, self._arguments, self._folder / f"{node}.log")
 
     def stop(self) -> None:
-        """End those that live, gently at first. Twice is fine."""
+        """End the running processes, gently at first. Idempotent."""
         for process in self:
             process.terminate()
         for process in self:
@@ -118,13 +118,13 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill of a node's process, which was running an item.
+    """The kill of a process that was running an item.
 
     Attributes:
-        was_leader: whether it managed the cluster too.
-        at_s: when, by the machine's clock since boot.
-        done: how many items were done at that moment.
-        owned: items it had and had not done, the interrupted one included; sorted.
+        was_leader: Whether it was also the manager.
+        at_s: The time on the machine's clock since boot.
+        done: The number of items that were done by then.
+        owned: Its items that were not done, including the interrupted one; sorted.
     """
 
     node: str
@@ -137,7 +137,7 @@ class Kill:
 
 
 def try_kill(store: Store, process: NodeProcess, *, is_leader: bool) -> Kill | None:
-    """Kill the process if it is inside an item at this moment; None if it was not, and lives."""
+    """Kill the process if it is running an item. Return None, and let it run, if it is not."""
     process.freeze()
     SYSTEM_CLOCK.wait(threading.Event(), _SETTLE_S)
     running = records.running(store.get(f"{records.RUNNING}/{process.node}"))

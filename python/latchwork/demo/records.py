@@ -1,6 +1,6 @@
-"""The demo's records in the store: where they are, and how they are written as JSON.
+"""The records of the demo in the store, and their JSON.
 
-Times are those of the machine's own clock since boot, which all processes of one machine share.
+Times are those of the machine's clock since boot, which all processes of the machine share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Running(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """One start of one item."""
+    """A start of an item."""
 
     node: str
     pid: Whole
@@ -34,7 +34,7 @@ class Start(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """The counts of one item, and the process that found them."""
+    """The counts of an item, and the process that found them."""
 
     node: str
     pid: Whole
@@ -42,7 +42,7 @@ class Result(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """The items that a run of a node began with, and when."""
+    """The items with which a run of a node began, and the time."""
 
     node: str
     at_s: Seconds
@@ -56,20 +56,20 @@ _SHARE: Decoder[Share] = Decoder(Share, "a share")
 
 
 def running(entry: Entry | None) -> Running:
-    """The record of a node; of one that wrote none, that it runs nothing."""
+    """Return the record of a node; without one, the node runs nothing."""
     return Running(None, 0) if entry is None else _RUNNING.decode(entry.value)
 
 
 def starts(entry: Entry | None) -> tuple[Start, ...]:
-    """All starts of an item, oldest first."""
+    """Return all starts of an item, oldest first."""
     return () if entry is None else _STARTS.decode(entry.value)
 
 
 def result(entry: Entry) -> Result:
-    """The result of an item."""
+    """Return the result of an item."""
     return _RESULT.decode(entry.value)
 
 
 def share(entry: Entry) -> Share:
-    """One share of one node."""
+    """Return a share of a node."""
     return _SHARE.decode(entry.value)

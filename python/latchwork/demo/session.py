@@ -1,4 +1,4 @@
-"""One demo from start to end: processes, the kill, the comparison, and nothing left behind."""
+"""A demo from start to end: processes, the kill, the comparison, and the cleanup."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LEADER = "leader"
 
 
 class DemoFailed(LatchworkError):
-    """The demo could not be run to its end; the message says what stood in the way."""
+    """The demo failed before its end. The message says why."""
 
 
 class DemoImpossible(LatchworkError, ValueError):
-    """The demo cannot be run with what was asked for."""
+    """The demo cannot run with these options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class DemoOptions:
     """The options of the demo.
 
     Attributes:
-        url: the store; None for SQLite in a temporary directory.
-        kill: which process to kill: one that only works, or the one that also manages.
-        workers: how many processes, at least 2.
-        keep: leave what was stored, and the processes' logs.
-        pace_s: seconds that each item takes at least.
-        ttl_s: seconds, of the sessions and of the items' locks.
+        url: The store; None for SQLite in a temporary directory.
+        kill: The process to kill: one that only works, or the one that is also the manager.
+        workers: The number of processes, at least 2.
+        keep: Keep what was stored, and the logs of the processes.
+        pace_s: The least number of seconds per item.
+        ttl_s: The TTL of the sessions and of the items' locks, in seconds.
     """
 
     url: str | None = None
@@ -64,14 +64,14 @@ class DemoOptions:
 def run_demo(options: DemoOptions, view: View) -> Report:
     """Run the demo.
 
-    Nothing is left behind, whatever happens, unless `keep` asks for it: no process, no file, no key.
+    Nothing is left behind in any case unless `keep` is set: no process, no file, no key.
 
     Returns:
-        The report; the caller looks at its `ok`.
+        The report; see its `ok`.
     Raises:
-        DemoFailed: a process died that nobody killed, or the work did not end in time.
-        DemoImpossible: the store cannot be shared by processes, or there are too few workers.
-        InvalidURL, BackendNotInstalled, ConnectFailed: the store cannot be opened.
+        DemoFailed: A process ended unexpectedly, or the work did not end in time.
+        DemoImpossible: The store cannot be shared by processes, or there are too few workers.
+        InvalidURL, BackendNotInstalled, ConnectFailed: The store cannot be opened.
     """
     if options.workers < 2:
         raise DemoImpossible(f"{options.workers} workers cannot survive a kill; ask for at least 2")
@@ -100,7 +100,7 @@ def run_demo(options: DemoOptions, view: View) -> Report:
 
 
 class _Demo:
-    """The main loop. One thread only."""
+    """The main loop. For one thread."""
 
     def __init__(self, options: DemoOptions, store: Store, items: Items, processes: Processes, view: View) -> None:
         self._options = options
@@ -108,7 +108,7 @@ class _Demo:
         self._items = items
         self._processes = processes
         self._view = view
-        self._latch = LeaderLatch(cluster_store(store), _LEADER, node_id="demo")  # never joins: it only tells who leads
+        self._latch = LeaderLatch(cluster_store(store), _LEADER, node_id="demo")  # never joins: it only reads who leads
         self._began_s = SYSTEM_CLOCK.now()
         self._leader: str | None = None
         self._leader_s: float | None = None
@@ -133,7 +133,7 @@ class _Demo:
         return judge(self._facts(), seconds=seconds, store=self._store.url, kept=options.keep)
 
     def _work(self, mirror: Mirror) -> None:
-        """Show and kill until every item has a result."""
+        """Show progress and kill, until all items have results."""
         while True:
             progress = self._progress(mirror.snapshot())
             self._view.show(progress)
@@ -225,7 +225,7 @@ class _Demo:
 
 
 def _remove(url: str, root: str, name: str, view: View) -> None:
-    """Remove a demo's root and all below it, when nobody uses it any more."""
+    """Remove the root of a demo and everything below it, once no process uses it."""
     try:
         with connect(url, root=root) as store:
             cluster_store(store).delete_tree("")

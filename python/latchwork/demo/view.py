@@ -1,4 +1,4 @@
-"""The views of the running demo: a live table on a terminal, plain lines elsewhere."""
+"""The views of a running demo: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _STATE_STYLES = {"manager": "green", "worker": "", "killed": "bold red", "starti
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """One worker at one moment.
+    """The progress of one worker.
 
     Attributes:
-        state: ``starting``, ``worker``, ``manager`` (a worker too) or ``killed``.
-        items: how many items its last run began with.
-        done: how many it has finished so far.
+        state: ``starting``, ``worker``, ``manager`` (which also works) or ``killed``.
+        items: The number of items with which its last run began.
+        done: The number of items that it has finished.
     """
 
     node: str
@@ -38,7 +38,7 @@ class NodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The demo at one moment."""
+    """The progress of the demo."""
 
     elapsed_s: float
     done: int
@@ -47,23 +47,23 @@ class Progress:
 
 
 class View(Protocol):
-    """Where progress is shown. One thread only."""
+    """Shows progress. For one thread."""
 
     def show(self, progress: Progress) -> None:
-        """Show the state; called several times a second."""
+        """Show the progress; called several times a second."""
         ...
 
     def say(self, line: str) -> None:
-        """Show something that happened; it stays."""
+        """Show an event permanently."""
         ...
 
     def close(self) -> None:
-        """The last call. Twice is fine."""
+        """End the view. Idempotent."""
         ...
 
 
 class LiveView:
-    """A table that is redrawn in place, with what happened above it."""
+    """A table that is redrawn in place, with events above it."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
@@ -83,7 +83,7 @@ class LiveView:
 
 
 class PlainView:
-    """One line a second, and one for each thing that happened: for logs and pipes."""
+    """One line per second and one per event, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -102,11 +102,11 @@ class PlainView:
         self._console.print(Text(printable(line)), soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing is left to be done."""
+        """Do nothing."""
 
 
 def draw(progress: Progress) -> RenderableType:
-    """The table and the bar."""
+    """Return the table and the bar."""
     table = Table(expand=False)
     for name in ("worker", "pid", "state"):
         table.add_column(name)

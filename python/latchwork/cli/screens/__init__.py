@@ -1,4 +1,3 @@
-"""Commands that look at a store and change nothing, but for a lock freed by hand: `status`, `tree`, `why` and `locks`.
-
-`main.py` alone imports these modules; each hands out what `command` of `options.py` made.
+"""Commands that inspect a store: `show`, `status`, `tree`, `why` and `locks`. Only a forced release changes
+anything.
 """

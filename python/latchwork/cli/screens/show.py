@@ -1,4 +1,4 @@
-"""`latchwork show`, `forget` and `once`: primitives looked at from a shell, and records removed."""
+"""`latchwork show`, `forget` and `once`: inspect a primitive, and remove its records."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ _KINDS: dict[str, Callable[[Store, str], dict[str, Any]]] = {
     "group": _group,
 }
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name it was constructed with.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the primitive.")]
 
 
 @command("latchwork show lock backup --url sqlite:///jobs.db", "latchwork show election scheduler --json")
@@ -157,9 +157,9 @@ def show(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show a primitive: who has it, who waits, what it holds.
+    """Show a primitive: its holders, its waiters and its contents.
 
-    Reads only, and takes nothing. A name that nothing has used yet shows as free, or empty.
+    The command only reads. A name that was never used is shown as free or empty.
     """
     look = _KINDS.get(kind)
     if look is None:
@@ -184,7 +184,7 @@ def show(
 
 @command("latchwork once reset migrate-7 --url sqlite:///jobs.db")
 def reset(name: Name, *, url: Url = None) -> None:
-    """Forget what a `Once` has come to, and its starts: the next `run` runs it anew."""
+    """Reset a `Once`: delete its outcome and its starts, so that the next `run` runs it again."""
     try:
         with open_store(url, of_cluster=False) as store, closing(Once(store, name)) as once:
             before = _once(store, name)["outcome"]
@@ -196,7 +196,7 @@ def reset(name: Name, *, url: Url = None) -> None:
 
 @command("latchwork forget orders/17 --url sqlite:///jobs.db")
 def forget(name: Name, *, url: Url = None) -> None:
-    """Remove what a primitive that nobody uses has left under its name; refused while it is in use."""
+    """Remove the records of an unused primitive. Refused while it is in use."""
     try:
         with open_store(url, of_cluster=False) as store:
             removed = forget_name(store, name)
@@ -205,7 +205,7 @@ def forget(name: Name, *, url: Url = None) -> None:
     say(f"{name}: {removed} keys removed")
 
 
-once_app = group("Things that are done once in a cluster.", reset=reset)
+once_app = group("Actions that run once in a cluster.", reset=reset)
 
 
 def _tickets(found: Iterable[Ticket]) -> list[dict[str, Any]]:
@@ -217,6 +217,6 @@ def _ticket(found: Ticket) -> dict[str, Any]:
 
 
 def _text(value: bytes) -> str:
-    """A value as text, cut to what is shown."""
+    """Return a value as text, cut to the length that is shown."""
     cut = f" and {len(value) - _MOST_SHOWN} bytes more" if len(value) > _MOST_SHOWN else ""
     return value[:_MOST_SHOWN].decode("utf-8", "backslashreplace") + cut

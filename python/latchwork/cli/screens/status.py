@@ -1,4 +1,4 @@
-"""`latchwork status`: a job cluster seen from outside, without joining it."""
+"""`latchwork status`: the state of a job cluster, read without joining it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def status(
     *,
     url: Url = None,
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
     everything: Annotated[bool, typer.Option("--all", help=f"Name every item, not only the first {_FEW}.")] = False,
 ) -> None:
-    """Show a job cluster: who leads, who lives, which items run where, which locks are held.
+    """Show a job cluster: the leader, the nodes, which items run where, and which locks are held.
 
-    Reads only, and may be called at any time. The parts are read one after the other: while items move, an item may
-    show up at its old node and its new one. Exit code 3 when there is no cluster under the URL's root.
+    The command only reads. The parts are read one after the other, so an item that is moving may appear on two nodes.
+    The exit code is 3 if there is no cluster under the URL's root.
     """
     most = None if everything else _FEW
     with open_store(url) as store:
@@ -58,9 +58,10 @@ def status(
 
 
 def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) -> None:
-    """Until interrupted: a live view on a terminal, else one look after the other, JSON as one line each.
+    """Show the state until interrupted: a live view on a terminal, one state after the other in a pipe, one line each
+    as JSON.
 
-    A look that fails is shown in its place: what is watched may be the very trouble.
+    A failed read is shown instead of the state.
     """
     out, never = console(), threading.Event()
     with Live(console=out, auto_refresh=False, screen=out.is_terminal and not as_json) as live:
@@ -82,7 +83,7 @@ def _watch(store: Store, interval_s: float, *, as_json: bool, most: int | None) 
 
 
 def to_json(state: ClusterState) -> dict[str, object]:
-    """The state for programs; lists are sorted."""
+    """Return the state for programs. Lists are sorted."""
     return {
         "manager": state.manager,
         "candidates": list(state.candidates),
@@ -142,19 +143,19 @@ def to_json(state: ClusterState) -> dict[str, object]:
 
 
 def _parts(state: ClusterState, most: int | None) -> list[RenderableType]:
-    """What is shown, from top to bottom."""
+    """Return what is shown, from top to bottom."""
     waiting = ", ".join(state.candidates[1:])
     found: list[RenderableType] = [
-        Line(f"manager: {state.manager or 'none at this moment'}" + (f"; next: {waiting}" if waiting else "")),
-        _nodes(state) if state.nodes else Line("no living nodes", "yellow"),
+        Line(f"manager: {state.manager or 'none'}" + (f"; next: {waiting}" if waiting else "")),
+        _nodes(state) if state.nodes else Line("no running nodes", "yellow"),
     ]
     for job in state.jobs():
         found += ["", *_job(job, most)]
     gone = [f"{mark.node} ({mark.state})" for mark in state.marks.values() if mark.node not in state.nodes]
     if gone:
-        found.append(Line(f"not living, but drained or to be restarted: {', '.join(gone)}", "yellow"))
+        found.append(Line(f"not running, but drained or to be restarted: {', '.join(gone)}", "yellow"))
     if state.leftovers:
-        found.append(Line(f"gone, share not yet given to others: {', '.join(state.leftovers)}", "yellow"))
+        found.append(Line(f"gone, share not yet reassigned: {', '.join(state.leftovers)}", "yellow"))
     return [*found, "", *_locks(state)]
 
 
@@ -164,7 +165,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
         Line(f"job {job.job_id}: {counted(job.items, 'item')}, {len(job.locked):,} locked to run, {active}", "bold")
     ]
     style = "red" if job.in_a_row else ""
-    found += [Line(f"  {line}", style) for line in job_outcomes.told(job, time.time())]
+    found += [Line(f"  {line}", style) for line in job_outcomes.outcome_lines(job, time.time())]
     by_node: dict[str, list[str]] = {}
     for item, node in job.assigned.items():
         by_node.setdefault(node, []).append(item)
@@ -172,7 +173,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
         found.append(Line(f"  {node}: {counted(len(items), 'item')}: {few(items, most)}"))
     found += [Line(f"  running at {each.node}: {_run(each, most)}", "green") for each in job.active]
     if unassigned := job.items - len(job.assigned):
-        found.append(Line(f"  nobody: {counted(unassigned, 'item')} not assigned", "yellow"))
+        found.append(Line(f"  {counted(unassigned, 'item')} not assigned", "yellow"))
     moving = [f"{item} ({holder})" for item, holder in job.locked.items() if job.assigned.get(item) != holder]
     if moving:
         found.append(Line(f"  still locked elsewhere: {len(moving):,}: {few(moving, most)}", "yellow"))
@@ -180,7 +181,7 @@ def _job(job: JobState, most: int | None) -> list[Line]:
 
 
 def _locks(state: ClusterState) -> list[Line]:
-    """How many locks who has; those of dead nodes count apart, for nobody holds them, and those of other programs."""
+    """Return the number of locks per owner; those of dead nodes and of other programs are counted separately."""
     held, left, others = Counter[str](), Counter[str](), Counter[str]()
     for lock in state.locks:
         holder = lock.holder

@@ -1,7 +1,7 @@
-"""`latchwork tree`: every key under a root.
+"""`latchwork tree`: all keys under a root.
 
-Values are not shown unless asked for, and even then nothing is decoded: text is shown as it is stored, with what
-looks like a secret masked and control characters escaped; other bytes are only counted.
+Values are shown on request only, and are not decoded: text is shown as it is stored, with apparent secrets masked and
+control characters escaped. Of other bytes only the size is shown.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _MASK = "***"
 )
 def tree(
     prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Show only what is below this key; the whole root without it.")
+        str, typer.Argument(metavar="PREFIX", help="Show only keys below this key. By default the whole root.")
     ] = "",
     *,
     url: Url = None,
     as_json: Json = False,
     values: Annotated[
-        bool, typer.Option("--values", help="Show values that are text, secrets masked, up to 200 characters.")
+        bool, typer.Option("--values", help="Show text values, up to 200 characters, with secrets masked.")
     ] = False,
 ) -> None:
-    """Show every key under the root: its size, and the session it is bound to.
+    """Show all keys under the root, with their sizes and the sessions that they are bound to.
 
-    The first segments that begin with @ are latchwork's own systems, such as @jobs.
+    First segments that begin with @ belong to latchwork's own systems, such as @jobs.
 
-    Values stay hidden unless --values is given. Members of JSON objects and keys whose names look like a password, a
-    secret or a token are masked even then. Tokens tell the order of writes: the greatest was written last.
+    Values are hidden unless --values is given. Even then, members of JSON objects and keys whose names look like a
+    password, a secret or a token are masked. The greatest token was written last.
     """
     with open_store(url, of_cluster=False) as store:
         if as_json:
@@ -65,7 +65,7 @@ def tree(
 
 
 def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tree:
-    """The entries as a tree; implied parents are shown without a size."""
+    """Return the entries as a tree. Implied parents have no size."""
     root = Tree(styled(f"{url}{' ' + prefix if prefix else ''}", "bold"))
     branches = {prefix: root}
     for entry in sorted(entries, key=lambda entry: entry.key.split("/")):
@@ -81,7 +81,7 @@ def draw(url: str, prefix: str, entries: Sequence[Entry], *, values: bool) -> Tr
 
 
 def shown(entry: Entry) -> str:
-    """A value for people: masked, escaped and cut short; or what it is instead."""
+    """Return a value for people: masked, escaped and cut, or a description of it."""
     if any(_SECRET.search(segment) for segment in entry.key.split("/")):
         return _MASK
     try:
@@ -93,7 +93,7 @@ def shown(entry: Entry) -> str:
 
 
 def _masked(text: str) -> str:
-    """JSON text with secret members masked; text that is no JSON is masked whole if it seems to name a secret."""
+    """Mask secret members of JSON text. Other text is masked as a whole if it seems to contain a secret."""
     try:
         value = read_json(text.encode())
     except BadRecord:
@@ -116,7 +116,7 @@ def _branch(branches: dict[str, Tree], prefix: str, key: str) -> Tree:
 
 
 def _entries(store: Store, prefix: str) -> Iterator[Entry]:
-    """The key itself and all below it, in pages, so that the store's answers stay small."""
+    """Return the key and everything below it, in pages."""
     if prefix == "":  # a listing of the root leaves the systems out
         for name in SYSTEMS:
             yield from _entries(store, f"@{name}")

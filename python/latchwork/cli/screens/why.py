@@ -1,4 +1,4 @@
-"""`latchwork why` and `latchwork locks`: where an item is and why, who holds which lock, and freeing one by hand."""
+"""`latchwork why` and `latchwork locks`: explain where an item is, list locks, and release one by force."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from latchwork.jobs import why as explain
 from latchwork.jobs.cron import progress_of
 from latchwork.words import same_format, utc_text
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
-Item = Annotated[str, typer.Argument(metavar="ITEM", help="The work item.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The ID of the job.", autocompletion=job_ids)]
+Item = Annotated[str, typer.Argument(metavar="ITEM", help="The item of the job.")]
 
 
 @command("latchwork why report north --url etcd://127.0.0.1:2379/app")
 def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> None:
     """Explain where a work item is, why it is there, and why it runs or not.
 
-    Exit code 1 for an item that the job does not have and that nobody holds.
+    The exit code is 1 for an item that the job does not have and that no node holds.
     """
     with open_store(url) as store:
         found = explain(state_of(store), Control(store).settings(), job, item, progress_of(store, job, item))
@@ -43,19 +43,21 @@ def why(job: JobId, item: Item, *, url: Url = None, as_json: Json = False) -> No
 )
 def locks(
     *,
-    job: Annotated[str | None, typer.Option(help="Only locks of this job.")] = None,
+    job: Annotated[str | None, typer.Option(help="Show only locks of this job.")] = None,
     force_release: Annotated[
-        str | None, typer.Option(metavar="ITEM", help="Free this item's lock; needs --job and --reason.")
+        str | None,
+        typer.Option(metavar="ITEM", help="Release the lock of this item by force. Needs --job and --reason."),
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why; it is written down with who did it.")] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="Show what was done by hand instead.")] = False,
+    reason: Annotated[str | None, typer.Option(help="The reason, which is recorded with your user name.")] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="Show the record of forced releases instead.")] = False,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show who holds which item's lock; free one by hand when its holder surely does no harm any more.
+    """Show the holders of item locks, and release a lock by force.
 
-    A lock runs out by itself when its holder is dead: freeing one is for a holder that lives and hangs. Its fenced
-    writes are refused from then on, and its run is told to stop, but nothing waits for that.
+    A lock of a dead holder expires by itself. Force the release of a lock only if its holder is alive and hangs, and
+    can surely do no harm: its fenced writes are refused from then on, and its run is asked to stop, but nothing waits
+    for that.
     """
     with open_store(url) as store:
         if audit:
@@ -64,7 +66,7 @@ def locks(
             if job is None or not (reason and reason.strip()):
                 raise UsageError("--force-release needs --job, and a --reason that others can understand later")
             record = Control(store).force_release(job, force_release, reason=reason)
-            told(f"{job} {record.item}: freed, it was held by {record.holder}", asdict(record), as_json=as_json)
+            told(f"{job} {record.item}: released, it was held by {record.holder}", asdict(record), as_json=as_json)
             return
         else:
             state = state_of(store)
@@ -74,7 +76,7 @@ def locks(
     elif rows:
         show(Grid(map(_cells, rows), right=("pid", "token", "ttl_s")))
     else:
-        say("nothing was done by hand" if audit else "no locks are held")
+        say("no lock was released by force" if audit else "no locks are held")
 
 
 def _row(state: ClusterState, lock: LockView) -> dict[str, object]:

@@ -1,4 +1,1 @@
-"""Commands of the systems beside the job cluster: one module each.
-
-It exports nothing: `main.py` takes the commands from the modules.
-"""
+"""Commands of the systems other than the job cluster, one module each."""

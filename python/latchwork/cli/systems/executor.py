@@ -1,7 +1,7 @@
-"""`latchwork executor`: run a worker, submit tasks, and list, cancel and fetch them from a shell.
+"""`latchwork executor`: run a worker, and submit, list, cancel and fetch tasks.
 
-A command that waits for a task shows one line on stderr meanwhile, when that is a terminal. When it is not, it asks the
-store nothing and shows nothing. `--probe-port` answers with the health of the worker and counts for Prometheus.
+A command that waits for a task shows a status line on stderr if that is a terminal. `--probe-port` serves the health of
+the worker and metrics.
 """
 
 from __future__ import annotations
@@ -51,35 +51,35 @@ from latchwork.store import Store, connect
 from latchwork.tasks import Functions, RemoteTraceback, UnknownFunction
 from latchwork.words import counted, printable, utc_text
 
-#: Seconds between two looks at the task.
+#: Seconds between two reads of the task.
 _LOOK_S = 1.0
 
 #: Counts since the start, as Prometheus wants them.
 _COUNTS = {
     "taken": "Tasks taken.",
-    "done": "Tasks that ended, well or not, and whose outcome is stored.",
-    "released": "Tasks given back.",
+    "done": "Tasks that have ended and whose outcome is stored.",
+    "released": "Tasks that were released.",
     "buried": "Tasks that became dead letters.",
     "lost": "Tasks whose claim was lost while they ran.",
 }
 
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The executor's name: the key below which it is.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the executor, a key.")]
 Imports = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
         metavar="MODULE",
         show_default=False,
-        help="A module that has functions with @task; the current directory is importable. May be given several times.",
+        help="A module with @task functions, found from the current directory. Repeatable.",
     ),
 ]
 
-TaskId = Annotated[str, typer.Argument(metavar="ID", help="A task's id, as submit and tasks print it.")]
+TaskId = Annotated[str, typer.Argument(metavar="ID", help="The ID of a task, as submit and tasks print it.")]
 Letter = Annotated[str, typer.Argument(metavar="LETTER", help="A dead letter, as dead list prints it.")]
 
 
 def progress_line(task_id: str, state: TaskState) -> str:
-    """What a task does, in a line. Pure."""
+    """Return the state of a task as a line. Pure."""
     where = f" on {', '.join(state.running_on)}" if state.running_on else ""
     again = f", taken {counted(state.attempts, 'time')}" if state.attempts > 1 else ""
     why = f": {state.why}" if state.why else ""
@@ -88,11 +88,11 @@ def progress_line(task_id: str, state: TaskState) -> str:
 
 @contextmanager
 def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
-    """Show what a task does while the ``with`` waits for it.
+    """Show the state of a task inside the context.
 
     Args:
-        task_id: what it is called.
-        state: asks the store; called again and again in a thread of its own.
+        task_id: The ID of the task.
+        state: Reads the state; called repeatedly in a separate thread.
     """
     if not sys.stderr.isatty():
         yield
@@ -119,7 +119,7 @@ def waiting(task_id: str, state: Callable[[], TaskState]) -> Iterator[None]:
 
 
 def answer(worker: ExecutorWorker, path: str) -> tuple[int, str, bytes]:
-    """Status, content type and body for a path."""
+    """Return status, content type and body for a path."""
     if path in {"/healthz", "/readyz"}:
         health, stats = worker.health(), worker.stats()
         body = {
@@ -144,9 +144,9 @@ def _metrics(worker: ExecutorWorker) -> str:
     lines = []
     for name, about in _COUNTS.items():
         lines += _metric(f"latchwork_executor_{name}_total", "counter", about, getattr(stats, name))
-    lines += _metric("latchwork_executor_slots", "gauge", "Tasks at a time.", stats.slots)
-    lines += _metric("latchwork_executor_running", "gauge", "Tasks that run now.", stats.running)
-    about = "Tasks that were told to stop, and go on."
+    lines += _metric("latchwork_executor_slots", "gauge", "Slots.", stats.slots)
+    lines += _metric("latchwork_executor_running", "gauge", "Tasks that are running.", stats.running)
+    about = "Tasks that were asked to stop and are still running."
     lines += _metric("latchwork_executor_stuck", "gauge", about, len(stats.stuck))
     return "\n".join(lines) + "\n"
 
@@ -156,14 +156,14 @@ def _metric(name: str, kind: str, about: str, value: int) -> list[str]:
 
 
 class RunIn(StrEnum):
-    """Where tasks run that do not say it themselves."""
+    """Where tasks run by default."""
 
     THREAD = "thread"
     PROCESS = "process"
 
 
 def _functions(modules: Sequence[str]) -> Functions:
-    """What these modules have registered."""
+    """Return the functions that these modules have registered."""
     found = Functions()
     for module in modules:
         import_module(module)
@@ -187,32 +187,36 @@ def run(
         typer.Option(
             metavar="ID",
             show_default=False,
-            help="This node's id, unique among the living ones.  [unless given: the host's name and six characters]",
+            help="The ID of this node, unique among running nodes.  [default: host name and six characters]",
         ),
     ] = None,
     slots: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default=False, help="Tasks at a time.  [unless given: one for each processor of this machine]"
+            min=1,
+            show_default=False,
+            help="How many tasks run at a time.  [default: one per processor of this machine]",
         ),
     ] = None,
     run_in: Annotated[
-        RunIn, typer.Option(metavar="HOW", help="Where tasks run that do not say it: thread, or process.")
+        RunIn, typer.Option(metavar="HOW", help="Where tasks run by default: thread or process.")
     ] = RunIn.THREAD,
-    weight: Annotated[float, typer.Option(min=0.0, help="How much this node can bear, for pickers that ask.")] = 1.0,
+    weight: Annotated[
+        float, typer.Option(min=0.0, help="The capacity of this node, for pickers that use weights.")
+    ] = 1.0,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="Something about this node, for targets; may be repeated."),
+        typer.Option("--label", metavar="NAME=VALUE", help="A label of this node, for targets. Repeatable."),
     ] = None,
     max_attempts: Annotated[
-        int, typer.Option(min=1, help="A task that was taken so often, and never ended, becomes a dead letter.")
+        int, typer.Option(min=1, help="After this many attempts without an end, a task becomes a dead letter.")
     ] = 5,
     session_ttl_s: Annotated[
         float | None,
         typer.Option(
             min=1.0,
             show_default=False,
-            help="Seconds after which others have our tasks when this node is dead. "
+            help="Seconds after which others take over the tasks of a dead node. "
             "Unless given: that of the URL, else 10.",
         ),
     ] = None,
@@ -220,7 +224,8 @@ def run(
     allow_pickle: Annotated[
         bool,
         typer.Option(
-            "--allow-pickle", help="Run pickled functions too: who can write to the store runs any code here then."
+            "--allow-pickle",
+            help="Also run pickled functions. Anyone who can write to the store can then run any code here.",
         ),
     ] = False,
     probe_port: Annotated[
@@ -229,18 +234,18 @@ def run(
             min=0,
             max=65535,
             show_default=False,
-            help="Serve /healthz, /readyz and /metrics on this port; 0 picks one.  [unless given: none]",
+            help="Serve /healthz, /readyz and /metrics on this port; 0 picks one.  [default: none]",
         ),
     ] = None,
     probe_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address of --probe-port; 0.0.0.0 is all.")
+        str, typer.Option(metavar="HOST", help="The address of --probe-port; 0.0.0.0 is all addresses.")
     ] = "127.0.0.1",
     name: Name = "default",
     url: Url = None,
 ) -> None:
-    """Run tasks in the foreground, until SIGTERM or Ctrl-C: then let them end, and leave.
+    """Run tasks in the foreground until SIGTERM or Ctrl-C, then let running tasks end and exit.
 
-    Only what the imported modules register with @task is run; what the store says is never imported.
+    Only functions that the imported modules register with @task are run. Nothing from the store is imported.
     """
     if not modules and not allow_pickle:
         raise UsageError("what may be run? give --import MODULE, a module that has functions with @task")
@@ -280,21 +285,21 @@ def _label(text: str) -> tuple[str, str]:
 )
 def submit(
     function: Annotated[
-        str, typer.Argument(metavar="FUNCTION", help="The name of a function: MODULE:NAME, or what @task gave it.")
+        str, typer.Argument(metavar="FUNCTION", help="The name of a function: MODULE:NAME, or its name in @task.")
     ],
     arguments: Annotated[
-        str, typer.Argument(metavar="JSON", help="Its arguments: a list, or an object of arguments by name.")
+        str, typer.Argument(metavar="JSON", help="Its arguments as JSON: a list, or an object of named arguments.")
     ] = "[]",
     *,
     modules: Imports = None,
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait/--detach", help="Wait for the value and print it: Ctrl-C, or --timeout-s, cancels the task then."
+            "--wait/--detach", help="Wait for the value and print it. Ctrl-C and --timeout-s cancel the task."
         ),
     ] = False,
     timeout_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that --wait waits at most; 0 waits for ever.")
+        float, typer.Option(min=0.0, help="The longest wait of --wait in seconds; 0 waits forever.")
     ] = 0.0,
     task_id: Annotated[
         str | None,
@@ -302,21 +307,21 @@ def submit(
             "--id",
             metavar="ID",
             show_default=False,
-            help="Names the task: the same call under the same id is one task.  [unless given: made up]",
+            help="The ID of the task. The same call with the same ID is one task.  [default: generated]",
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="NODE", show_default=False, help="The node that alone may run it.  [unless given: any]"),
+        typer.Option(metavar="NODE", show_default=False, help="The only node that may run it.  [default: any]"),
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="0 runs before 9.")] = 5,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="The priority: 0 runs before 9.")] = 5,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a call and print its id; the task outlives this command, and `result ID` has its value.
+    """Submit a call and print its ID. The task outlives this command, and `result ID` prints its value.
 
-    With --wait it does not: the value is printed, as JSON, and a task that nobody waits for is cancelled.
+    With --wait, print the value as JSON instead. The task is then canceled when the command ends.
     """
     if wait and task_id is not None:
         raise UsageError("--id goes without --wait: only tasks that outlive this command have ids of their own")
@@ -353,7 +358,7 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 @contextmanager
 def _own_mistakes() -> Iterator[None]:
-    """What is wrong with a call before it is stored is a mistake in the command."""
+    """Report errors of a call that has not been stored as mistakes in the command line."""
     try:
         yield
     except (UnknownFunction, TypeError) as error:
@@ -361,7 +366,7 @@ def _own_mistakes() -> Iterator[None]:
 
 
 def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
-    """The value of a call; whatever ends the wait cancels it."""
+    """Return the value of a call. Ending the wait cancels the call."""
     try:
         with waiting(function, future.state):
             return future.result(timeout_s or None)
@@ -377,22 +382,22 @@ def _waited(future: TaskFuture[Any], function: str, timeout_s: float) -> Any:
 
 
 def refuse_own_error(error: BaseException, what: str) -> None:
-    """What a task raised is no defect of this command: one line, as of any other failure.
+    """Report an exception of a task as one line.
 
     Raises:
-        LatchworkError: instead of what a task raised.
+        LatchworkError: Instead of the task's exception.
     """
     if isinstance(error.__cause__, RemoteTraceback) and not isinstance(error, LatchworkError):
         raise LatchworkError(f"task {what!r} raised {type(error).__name__}: {error}") from error
 
 
 def say_value(value: object, *, as_json: bool) -> None:
-    """A value as JSON; what JSON does not know, as Python writes it."""
+    """Print a value as JSON. Values that JSON does not know are printed as Python writes them."""
     say_json({"value": value} if as_json else value, one_line=not as_json, default=repr)
 
 
 class Phase(StrEnum):
-    """States of tasks that are not over."""
+    """The states of tasks that have not ended."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -401,13 +406,13 @@ class Phase(StrEnum):
 @command("latchwork executor status", "latchwork executor status --watch", "latchwork executor status --json")
 def status(
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show who runs tasks, how many are queued and running, and where; dead letters too."""
+    """Show the workers, the queued and running tasks, and the dead letters."""
     with open_store(url, of_cluster=False) as store:
         if not watch:
             _show(inspect(store, name), as_json=as_json)
@@ -467,14 +472,14 @@ def tasks(
     *,
     state: Annotated[
         Phase | None,
-        typer.Option(metavar="STATE", show_default=False, help="Only those: queued or running.  [unless given: all]"),
+        typer.Option(metavar="STATE", show_default=False, help="Show only queued or running tasks.  [default: all]"),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many are read at most, copies counted each.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number to read; each copy counts.")] = 100,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List tasks that are not over, in the order in which they are taken: who runs them, since when they wait."""
+    """List tasks that have not ended, in the order in which they are taken, with their workers and waiting times."""
     with open_store(url, of_cluster=False) as store:
         found = [task for task in list_tasks(store, name, limit=limit) if state is None or task.phase == state.value]
     if as_json:
@@ -503,13 +508,14 @@ def cancel(
     task_id: TaskId,
     *,
     interrupt: Annotated[
-        bool, typer.Option("--interrupt", help="Also when it runs: it is told to stop, and its result is dropped.")
+        bool,
+        typer.Option("--interrupt", help="Also cancel a running task: it is asked to stop, and its result is dropped."),
     ] = False,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Take a task back, whoever submitted it: who waits for its result is told that it was cancelled."""
+    """Cancel a task, whoever submitted it. Its submitter gets a cancellation."""
     with open_store(url, of_cluster=False) as store:
         if not cancel_task(store, task_id, name, interrupt=interrupt):
             now = _state(store, task_id, name)
@@ -529,13 +535,13 @@ def _state(store: Store, task_id: str, name: str) -> str:
 def result(
     task_id: TaskId,
     *,
-    timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for it; 0 waits for ever.")] = 0.0,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete what is known of the task afterwards.")] = False,
+    timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for it; 0 waits forever.")] = 0.0,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the record of the task afterwards.")] = False,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Wait for a task that outlives its submitter, and print its value as JSON; its error is exit code 1."""
+    """Wait for a detached task, and print its value as JSON. An error of the task is exit code 1."""
     with open_store(url, of_cluster=False) as store, Executor(store, name, functions=Functions()) as pool:
         ref = pool.ref(task_id)
         try:
@@ -554,12 +560,12 @@ def result(
 @command("latchwork executor dead list", "latchwork executor dead list --json")
 def dead_list(
     *,
-    limit: Annotated[int, typer.Option(min=1, help="How many are shown at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number to show.")] = 100,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List dead letters: tasks that were taken too often and never ended, with what was said last."""
+    """List dead letters: tasks that were taken too often without ending, with the last reason."""
     with open_store(url, of_cluster=False) as store:
         found = dead_tasks(store, name, limit=limit)
     if as_json:
@@ -573,7 +579,7 @@ def dead_list(
 
 @command("latchwork executor dead revive d.nightly.0")
 def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Put a dead letter back, with all its attempts before it; only of a task that outlives its submitter."""
+    """Requeue a dead letter of a detached task. Its attempts so far count."""
     with open_store(url, of_cluster=False) as store:
         task_id = revive_task(store, letter, name)
     told(f"{task_id}: queued again", {"id": task_id}, as_json=as_json)
@@ -581,14 +587,14 @@ def dead_revive(letter: Letter, *, name: Name = "default", url: Url = None, as_j
 
 @command("latchwork executor dead drop d.nightly.0")
 def dead_drop(letter: Letter, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Delete a dead letter for good."""
+    """Delete a dead letter permanently."""
     with open_store(url, of_cluster=False) as store:
         drop_task(store, letter, name)
     told(f"{letter}: dropped", {"letter": letter}, as_json=as_json)
 
 
 executor_app = group(
-    "Calls that any process submits and one node runs: nodes, tasks, results, dead letters.",
+    "Calls that one process submits and another one runs: workers, tasks, results, dead letters.",
     run=run,
     submit=submit,
     status=status,
@@ -599,5 +605,5 @@ executor_app = group(
 
 
 executor_app.add_typer(
-    group("Dead letters: tasks that were given up.", list=dead_list, revive=dead_revive, drop=dead_drop), name="dead"
+    group("Dead letters: tasks that failed too often.", list=dead_list, revive=dead_revive, drop=dead_drop), name="dead"
 )

@@ -1,4 +1,4 @@
-"""`latchwork plans`: plans run, looked at, drawn, ended and removed from a shell."""
+"""`latchwork plans`: run, inspect, draw, cancel and remove plans."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from latchwork.store import Store, connect
 from latchwork.tasks import DEFAULT
 from latchwork.words import counted, utc_text
 
-PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The id of a plan; `latchwork plans list` has them.")]
-Name = Annotated[str, typer.Option("--name", metavar="KEY", help="The key below which the plans are.")]
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The ID of a plan; see `latchwork plans list`.")]
+Name = Annotated[str, typer.Option("--name", metavar="KEY", help="The key of the plans.")]
 #: So many of the tasks that wait, or failed, are shown.
 _FEW = 10
 
 
 class Form(StrEnum):
-    """How a graph is written."""
+    """The format of a graph."""
 
     MERMAID = "mermaid"
     DOT = "dot"
@@ -63,20 +63,20 @@ def worker(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="A module with functions of @task; the current directory is importable. May be given several times.",
+            help="A module with @task functions, found from the current directory. Repeatable.",
         ),
     ],
     slots: Annotated[int, typer.Option(min=1, max=1000, help="How many tasks run at a time.")] = 1,
     run_in: Annotated[
         Literal["thread", "process"],
-        typer.Option(metavar="WHERE", help="thread, or process: a child for each slot, which can be ended by force."),
+        typer.Option(metavar="WHERE", help="thread or process. A process per slot can be killed."),
     ] = "thread",
     session_ttl_s: Annotated[
         float | None,
         typer.Option(
             min=1.0,
             show_default=False,
-            help="Seconds after which the tasks of a worker that died are run by others. "
+            help="Seconds after which others take over the tasks of a dead worker. "
             "Unless given: that of the URL, else 10.",
         ),
     ] = None,
@@ -84,10 +84,10 @@ def worker(
     name: Name = "default",
     url: Url = None,
 ) -> None:
-    """Run tasks of plans until SIGTERM or Ctrl-C: then let them end, give back what does not, and exit with 0.
+    """Run tasks of plans until SIGTERM or Ctrl-C, then let running tasks end, release the rest, and exit with 0.
 
-    Start it several times, on one machine or many: each task is taken by one of them. What happens is logged to
-    stderr. A second signal does not wait for tasks to end by themselves.
+    Start it several times, on one machine or many. Each task is taken by one worker. Events are logged to stderr. A
+    second signal does not wait for running tasks.
     """
     where = wanted_url(url)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
@@ -111,7 +111,7 @@ def list_plans(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """List plans, the oldest first. One read, however many tasks they have."""
+    """List plans, oldest first, with one read, however many tasks they have."""
     with open_store(url, of_cluster=False) as store:
         found = Plans(store, name).list(state=state)
     rows = [
@@ -141,15 +141,15 @@ def _moment(ms: int) -> str:
 def show_plan(
     plan: PlanId,
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until it has ended.")] = False,
-    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the plan has ended.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes of --watch.")] = 2.0,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show a plan: how many tasks are in which state, what runs where, what failed and why, what waits for what.
+    """Show a plan: the number of tasks per state, running tasks, failures with reasons, and what waits for what.
 
-    Reads all its tasks. With --watch and --json: one JSON document a line.
+    It reads all tasks of the plan. With --watch and --json, it prints one JSON document per line.
     """
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
@@ -192,7 +192,7 @@ def _looked(handle: PlanHandle) -> tuple[PlanStatus, dict[str, list[str]]]:
 
 
 def _waiting(handle: PlanHandle, status: PlanStatus) -> dict[str, list[str]]:
-    """Of the first tasks that wait, what for."""
+    """Return what the first waiting tasks wait for."""
     if not status.tasks.get(TaskState.WAITING):
         return {}
     names = [node.id for node in handle.graph().nodes if node.kind == TaskState.WAITING.value]
@@ -239,11 +239,11 @@ def _document(status: PlanStatus, waiting: dict[str, list[str]]) -> dict[str, ob
 def graph(
     plan: PlanId,
     *,
-    form: Annotated[Form, typer.Option(metavar="FORM", help="mermaid, dot or svg.")] = Form.MERMAID,
+    form: Annotated[Form, typer.Option(metavar="FORM", help="The format: mermaid, dot or svg.")] = Form.MERMAID,
     name: Name = "default",
     url: Url = None,
 ) -> None:
-    """Write what depends on what, with the state of each task, for a page or for Graphviz."""
+    """Print the graph of a plan with the state of each task, for a page or for Graphviz."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         found = Plans(store, name).get(plan).graph()
     text = {Form.MERMAID: to_mermaid, Form.DOT: to_dot, Form.SVG: to_svg}[form](found)
@@ -253,14 +253,16 @@ def graph(
 @command("latchwork plans result 3f2a total", "latchwork plans result 3f2a total --timeout-s 60 --json")
 def result(
     plan: PlanId,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of a task, as t00003 if it was given none.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The name of a task; t00003 is a generated name.")],
     *,
-    timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its end; 0 looks once.")] = 0.0,
+    timeout_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for its end; 0 checks once.")] = 0.0,
     name: Name = "default",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Print the result of a task. Exit code 1 if it has none, or not yet; what it raised is the error then."""
+    """Print the result of a task. The exit code is 1 if it has none, or none yet. An exception of the task is the
+    error.
+    """
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
         handle.state()
@@ -277,7 +279,7 @@ def result(
 
 
 def _plain(value: object) -> object:
-    """The value itself, or as text if it cannot be JSON."""
+    """Return the value, or its text if it is not JSON."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -287,7 +289,7 @@ def _plain(value: object) -> object:
 
 @command("latchwork plans cancel 3f2a")
 def cancel(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """End a plan: what runs is told to stop, and nothing more begins. Workers do it; this does not wait for them."""
+    """Cancel a plan: running tasks are asked to stop, and no more start. Workers do it; the command does not wait."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).cancel()
     told(f"{plan}: cancelling", {"plan": plan, "state": PlanState.CANCELLING.value}, as_json=as_json)
@@ -295,7 +297,7 @@ def cancel(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Js
 
 @command("latchwork plans recover 3f2a")
 def recover(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Run again what failed, was skipped or cancelled in a plan that has ended so; results that are there are kept."""
+    """Retry the failed, skipped and canceled tasks of a plan that has ended. Existing results are kept."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         Plans(store, name).get(plan).recover()
     told(f"{plan}: recovering", {"plan": plan, "state": PlanState.RECOVERING.value}, as_json=as_json)
@@ -303,7 +305,7 @@ def recover(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: J
 
 @command("latchwork plans rm 3f2a")
 def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Remove a plan with all its results, whatever it does. A worker does it; this does not wait for that."""
+    """Remove a plan with all its results, in any state. A worker does it; the command does not wait."""
     with open_store(url, of_cluster=False) as store, _missing_is_usage():
         handle = Plans(store, name).get(plan)
         with suppress(BadRecord):
@@ -314,7 +316,7 @@ def rm(plan: PlanId, *, name: Name = "default", url: Url = None, as_json: Json =
 
 @command("latchwork plans sweep")
 def sweep(*, name: Name = "default", url: Url = None, as_json: Json = False) -> None:
-    """Remove drafts whose builder died, what is left of plans that are gone, and results whose time is over."""
+    """Remove drafts of dead builders, leftovers of removed plans, and expired results."""
     with open_store(url, of_cluster=False) as store:
         count = Plans(store, name).sweep()
     told(f"swept {counted(count, 'plan')}", {"plans": count}, as_json=as_json)
@@ -331,7 +333,7 @@ def _missing_is_usage() -> Iterator[None]:
 
 
 plans_app = group(
-    "Plans: functions that depend on each other, run by workers anywhere, without a server of ours.",
+    "Plans: graphs of calls that workers run, without a server of our own.",
     worker=worker,
     list=list_plans,
     show=show_plan,

@@ -89,7 +89,7 @@ def run(
         typer.Option(
             min=0.1,
             show_default=False,
-            help="Session TTL, after which this host counts as lost.  [unless given: that of the URL, else 10]",
+            help="Session TTL in seconds; then this host counts as lost.  [unless given: that of the URL, else 10]",
         ),
     ] = None,
     join_s: Annotated[
