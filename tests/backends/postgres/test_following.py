@@ -1,0 +1,156 @@
+"""Sessions and watches: one statement for all renewals, changes that were forgotten, notifications that got lost."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+from latchwork_testkit.servers import PostgresServer
+from patience import eventually
+
+ROOT = "(select id from latchwork.roots where name = %s)"
+
+
+def test_the_sessions_of_a_store_are_renewed_together(opened):
+    with PostgresServer(settings={"log_statement": "all"}) as server:
+        store = opened(server.url("app"))
+        sessions = [store.open_session(3.0) for _ in range(40)]
+        count, began = renewals(server), time.monotonic()
+        time.sleep(4.0)
+        passed = (time.monotonic() - began) / 1.0  # each is renewed every second
+        sent = renewals(server) - count
+        assert all(session.state == "active" for session in sessions)
+        assert 3 <= sent <= 8 * passed, "forty sessions alone would be forty a second"
+
+
+def renewals(server):
+    return server.log_path.read_text(errors="replace").count("renew_sessions($1, $2)\n")
+
+
+def test_any_store_ends_the_sessions_of_one_that_died(postgresql, root, opened, sql):
+    store, other = opened(postgresql.url(root)), opened(postgresql.url(root))
+    session = store.open_session(2.0)
+    store.create("bound", b"", session=session)
+    with other.watch("") as watch:
+        watch.next(5.0)
+        sql(postgresql, "update latchwork.sessions set deadline = now() where id = %s", session.id)
+        other._core.backend._hub.expect(0.0)  # what it does by itself when the next deadline comes
+        eventually(lambda: other.get("bound") is None, 5.0)
+        assert [(change.key, change.entry) for change in watch.next(5.0)] == [("bound", None)]
+
+
+def test_a_session_that_was_found_dead_stays_dead_when_the_server_restarts(own, opened, sql):
+    """A restart gives the living a TTL more: the dead must not come back by it."""
+    store, other = opened(own.url("app")), opened(own.url("app"))
+    session = store.open_session(1.0)
+    store.create("bound", b"", session=session)
+    time.sleep(1.1)  # since the start of the server
+    sql(own, "update latchwork.sessions set deadline = now() - interval '1 minute'")
+    alive = sql(own, "select latchwork.is_alive(root, id) from latchwork.sessions")
+    own.kill()
+    own.restart()
+    assert alive == [(False,)]
+    assert other.get("bound") is None
+
+
+def test_a_session_survives_a_crash_of_the_server_that_forgets_its_last_renewals(own, opened, sql):
+    store, other = opened(own.url("app")), opened(own.url("app"))
+    session = store.open_session(6.0)
+    store.create("bound", b"", session=session)
+    own.kill()
+    own.restart()
+    sql(own, "update latchwork.sessions set deadline = now() - interval '1 second'")  # as if they had been lost
+    other._core.backend._hub.expect(0.0)
+    time.sleep(1.0)
+    assert other.get("bound").owner == session.id
+    assert session.state == "active"
+
+
+def test_a_watch_that_missed_what_was_forgotten_begins_again_with_a_snapshot(postgresql, root, opened, proxied, sql):
+    proxy, url = proxied(postgresql, root)
+    store, other = opened(url), opened(postgresql.url(root))
+    other.put("w/gone", b"1")
+    other.put("w/kept", b"1")
+    with store.mirror("w") as mirror:
+        mirror.ready(5.0)
+        proxy.refuse()
+        other.delete("w/gone")
+        for number in range(30):
+            other.put("w/kept", b"%d" % number)
+        sql(postgresql, f"select latchwork.trim({ROOT}, 3, 0)", root)
+        proxy.accept()
+        eventually(lambda: {key: entry.value for key, entry in mirror.items()} == {"w/kept": b"29"}, 8.0)
+
+
+def test_old_changes_are_forgotten_but_never_the_last_ones(postgresql, root, opened, sql):
+    store = opened(postgresql.url(root))
+    for number in range(20):
+        store.put("k", b"%d" % number)
+    (number,) = sql(postgresql, f"select {ROOT}", root)[0]
+    count = "select count(*) from latchwork.changes where root = %s"
+    sql(postgresql, "select latchwork.trim(%s, 5, 60)", number)
+    assert sql(postgresql, count, number)[0][0] >= 20, "the young ones are kept"
+    sql(postgresql, "select latchwork.trim(%s, 5, 0)", number)
+    assert sql(postgresql, count, number) == [(6,)]
+
+
+def test_a_change_whose_notification_was_lost_is_seen_within_two_seconds(postgresql, root, opened, sql):
+    store = opened(postgresql.url(root))
+    store.put("k", b"1")
+    with store.watch("k", leaf=True) as watch:
+        watch.next(5.0)
+        sql(
+            postgresql,
+            "with t as (select nextval('latchwork.tokens') as token), e as (update latchwork.entries set value = '2',"
+            f" token = t.token from t where root = {ROOT} and key = 'k') insert into latchwork.changes"
+            f" (root, token, request, key, created) select {ROOT}, token, 0, 'k', 1 from t",
+            root,
+            root,
+        )
+        assert [change.entry.value for change in watch.next(4.0)] == [b"2"]
+
+
+def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, tmp_path):
+    store = opened(own.url("app"))
+    store.put("w/kept", b"1")
+    with store.mirror("w") as mirror:
+        mirror.ready(5.0)
+        own.stop()
+        shutil.copytree(own.data_dir / "postgres", tmp_path / "backup")
+        own.start()
+        for number in range(20):
+            store.put("w/lost", b"%d" % number)
+        eventually(lambda: mirror.get("w/lost") is not None and mirror["w/lost"].value == b"19")
+        own.stop()
+        shutil.rmtree(own.data_dir / "postgres")
+        shutil.copytree(tmp_path / "backup", own.data_dir / "postgres")
+        hand_to_the_server(own)
+        own.start()
+        eventually(lambda: {key: entry.value for key, entry in mirror.items()} == {"w/kept": b"1"}, 15.0)
+
+
+def hand_to_the_server(server):
+    """A copy that root made belongs to root."""
+    from latchwork_testkit.postgres import _other_user
+
+    user = _other_user()
+    if user is not None:
+        for path in [server.data_dir / "postgres", *(server.data_dir / "postgres").rglob("*")]:
+            shutil.chown(path, user)
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_put_is_told_to_another_store_in_milliseconds(postgresql, root, opened, beats):
+    store, other = opened(postgresql.url(root)), opened(postgresql.url(root))
+    with other.watch("k", leaf=not beats) as watch:
+        watch.next(5.0)
+        took = []
+        for number in range(20):
+            time.sleep(0.02)
+            began = time.monotonic()
+            store.put("k", b"%d" % number)
+            watch.next(5.0)
+            took.append(time.monotonic() - began)
+    assert sorted(took)[10] < 0.25, took
