@@ -112,8 +112,10 @@ def test_a_change_whose_notification_was_lost_is_seen_within_two_seconds(postgre
         assert [change.entry.value for change in watch.next(4.0)] == [b"2"]
 
 
-def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, tmp_path):
-    store = opened(own.url("app"))
+def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, proxied, tmp_path):
+    """Its tokens have come further than the watch had when it is reached again: a number alone would not show it."""
+    proxy, url = proxied(own, "app")
+    store = opened(url)
     store.put("w/kept", b"1")
     with store.mirror("w") as mirror:
         mirror.ready(5.0)
@@ -123,11 +125,16 @@ def test_a_watch_hears_of_a_server_that_has_gone_back_to_a_backup(own, opened, t
         for number in range(20):
             store.put("w/lost", b"%d" % number)
         eventually(lambda: mirror.get("w/lost") is not None and mirror["w/lost"].value == b"19")
+        proxy.refuse()
         own.stop()
         shutil.rmtree(own.data_dir / "postgres")
         shutil.copytree(tmp_path / "backup", own.data_dir / "postgres")
         hand_to_the_server(own)
         own.start()
+        other = opened(own.url("app"))
+        for _ in range(60):
+            other.put("elsewhere", b"")
+        proxy.accept()
         eventually(lambda: {key: entry.value for key, entry in mirror.items()} == {"w/kept": b"1"}, 15.0)
 
 
