@@ -1,12 +1,12 @@
-"""A hungry node in the lines of its lanes, and what it does with what it is told there: claim it, or look.
+"""Items that a waiting node is notified of: it claims them at once, or looks at the queue.
 
-Only the first in the line of a lane is told of an item, by a watch that has all of the lane. So what it is told may be
-claimed at once, in one transaction, where a look would read index, items and claims first. A look is better when there
-is more than the node has room for (then others are told soon, and shares keep nodes from wanting the same items), and
-for what is not to be taken as a matter of course.
+Only the first waiter in the line of a partition is notified of an item, by a watch of the whole partition. So the item
+may be claimed at once, in one transaction. A look would read the index, the items and the claims first. A look is
+better when there are more items than the node has room for (others are notified soon, and shares keep nodes from
+wanting the same items), and for items that need care.
 
-A node that has nothing to run stays where it is, and is told of the next item too: a call that ends at once costs no
-place in the line, neither it nor others. While it runs something it leaves the next item to others.
+A node with nothing to run keeps its place in the line and is notified of the next item too: a task that ends at once
+costs no place in the line. While the node runs something it leaves the next item to others.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from latchwork.tasks.running.worker_hooks import is_suspect
 
 _log = logging.getLogger(__name__)
 
-#: Of more items than these none is told: a look is better.
+#: If more items are free, the node is notified of none of them: a look is better.
 MOST_TOLD = 20
-#: A node that has others ahead of it in a line looks after so many seconds for each of them: what they are told of may
-#: never be taken, if they are dead and nobody knows it yet.
+#: A node looks after so many seconds for each waiter ahead of it in a line: that waiter may be dead, and not take what
+#: it is notified of.
 BEHIND_S = 1.0
-#: A node that runs something is so many seconds later not the first in the line any more.
+#: Seconds for which a node that runs something stays the first in a line.
 STAY_S = 0.02
 
 
 def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -> list[QueueItem]:
-    """What to claim of the items that were told, without a look; nothing when a look is better. Pure.
+    """Return the items to claim without a look; none if a look is better. Pure.
 
     Args:
-        told: all that was free in the lanes that told.
-        lanes: where the node looks now, one after the other.
-        room: how many it may claim.
+        told: all free items of the lanes that reported some.
+        lanes: the lanes in which the node looks now, in order.
+        room: how many items it may claim.
     Returns:
-        In the order in which a look would take them; all that was told, or nothing.
+        All of the items, in the order in which a look would take them, or none.
     """
     if len(told) > room:
         return []
@@ -56,29 +56,29 @@ def worth_claiming(told: Sequence[QueueItem], lanes: Sequence[str], room: int) -
 
 
 def look_within_s(ahead: Iterable[int], look_s: float) -> float:
-    """Seconds after which a node that found nothing looks again. Pure.
+    """Return the seconds after which a node that found nothing looks again. Pure.
 
     Args:
-        ahead: in each of its lines, how many are ahead of it.
-        look_s: where nobody is; the most.
+        ahead: the number of waiters ahead of it, for each of its lines.
+        look_s: the seconds if no waiter is ahead; also the maximum.
     """
     return min([look_s, *(BEHIND_S * each for each in ahead if each)])
 
 
 class NotifiedClaims:
-    """The lines that a node waits in, one for each lane. Safe to share between threads.
+    """The lines that a node waits in, one for each lane, and the items that they report. Thread-safe.
 
     Attributes:
-        is_hungry: it has room, and has found nothing: it is in the lines. With the mutex of the bell.
-        news: rung when that has changed.
+        is_hungry: the node has room and has found nothing, so it waits in the lines. Guarded by the bell's mutex.
+        news: rung when ``is_hungry`` has changed.
 
     Args:
-        backlog: whose lanes.
-        clock: the node's.
-        bell: of the node: rung when something was told. Its mutex is for all of this, too.
+        backlog: the queue.
+        clock: the clock of the node.
+        bell: the notifier of the node, rung for each notification. Its mutex guards this object too.
         stop: set when the node closes.
-        accept: whether an item is one for the node.
-        runs: whether the node runs something; called with the mutex of the bell.
+        accept: whether the node wants an item.
+        runs: whether the node runs something; called with the bell's mutex.
         node_id: the node, for messages.
     """
 
