@@ -253,7 +253,8 @@ class Submitter:
         else:
             self._settled(placed)
         finally:
-            line.collector.give_back(deletions)
+            if deletions:
+                line.collector.give_back(deletions)
 
     async def _placed(
         self, ticket: TaskTicket, line: SubmitterSession, at_ms: int

@@ -310,7 +310,8 @@ class QueueClaim(GuardsWork):
         return self._part(self._give(why, count=count, partition=partition))
 
     def _part(self, ops: Sequence[Op]) -> ClaimEnding:
-        self._home.check()
+        if self._home.is_foreign:
+            raise self._home.error()
         if self._has_ended or self._session.remaining_s() <= 0.0:
             raise self._lost_error()
         return ClaimEnding(self, tuple(ops))

@@ -59,7 +59,8 @@ def packed(value: object, what: str) -> tuple[bytes, bool]:
         NotSerializable: it holds something that would not come back as it is.
     """
     try:
-        if type(value) in _LEAVES:
+        kind = type(value)
+        if kind in _LEAVES or (kind is int and _LEAST_INT <= value <= _MOST_INT):  # type: ignore[operator]
             return msgpack.encode(value), False
         packer = _Packer(what)
         return msgpack.encode(packer.ready(value, 0)), packer.holds_objects
