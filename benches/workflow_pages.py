@@ -22,10 +22,9 @@ from fastapi.responses import HTMLResponse
 from fastapi.testclient import TestClient
 
 from latchwork_testkit.postgres import PostgresServer
-from latchwork_workflows.db import Database, definitions, pools
+from latchwork_workflows.db import Database, backfills, definitions, pools
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.migrations import upgrade
-from latchwork_workflows.db.policies import backfills
 from latchwork_workflows.db.tables import command, definition, instance, shard, task
 from latchwork_workflows.model.validate import checked
 from latchwork_workflows.schemas.pools import PoolSettings

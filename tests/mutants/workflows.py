@@ -56,7 +56,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "the turn of a run is not checked again under the lock",
-        "latchwork_workflows/db/policies/serials.py",
+        "latchwork_workflows/db/concurrency.py",
         "where(mine, instance.c.state.in_(_GOES))",
         "where(mine, sa.false())",
         id_of("workflows/serial", "starts_come_one_after_the_other_each_when_the_one_before_has_ended", on="memory"),
@@ -141,7 +141,7 @@ DEFECTS = (
     Defect(
         "Workflow alerts",
         "a former sender claims a delivery",
-        "latchwork_workflows/db/alerts/deliveries.py",
+        "latchwork_workflows/db/alerts.py",
         "        self.guard(connection)\n        mine = sa.update(delivery).where(delivery.c.id == number",
         "        mine = sa.update(delivery).where(delivery.c.id == number",
         id_of("workflows/alert_sending", "a_former_sender_that_wakes_takes_nothing_more", on="file"),

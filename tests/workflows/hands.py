@@ -13,7 +13,7 @@ from latchwork.primitives import WorkQueue
 from latchwork.types import Absent, At, Create, Delete
 from latchwork_workflows.client import WorkflowClient
 from latchwork_workflows.cluster import StoreCluster
-from latchwork_workflows.db import Database, consuming, definitions, runs
+from latchwork_workflows.db import Database, commands, definitions, runs
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.database import DatabaseUnavailable
@@ -148,7 +148,7 @@ class Stage:
 
     def command(self, number):
         with self.database.read() as connection:
-            return consuming.find(connection, number)
+            return commands.find(connection, number)
 
     def known(self, instance_id):
         with self.database.read() as connection:

@@ -10,9 +10,8 @@ from latchwork.cli.main import application
 from latchwork_workflows.alerts.channels import ChannelInvalid, checked_channel
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.alerts.tables import alert, delivery
-from latchwork_workflows.db.alerts.writing import put
-from latchwork_workflows.db.tables import event
+from latchwork_workflows.db.alerts import put
+from latchwork_workflows.db.tables import alert, delivery, event
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.installation import initialize, join_store
 from latchwork_workflows.maintenance import Doctor, document_of, import_document

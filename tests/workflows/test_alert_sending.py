@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from latchwork_workflows.alerts.sender import WAYS, Sender
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.db.alerts import deliveries
-from latchwork_workflows.db.alerts.tables import alert, channel, delivery
-from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db import alerts
+from latchwork_workflows.db.alerts import put
 from latchwork_workflows.db.database import DatabaseUnavailable
+from latchwork_workflows.db.tables import alert, channel, delivery
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs
@@ -208,7 +208,7 @@ def dies(office, monkeypatch, when):
         made = office.sender()
         if when in {"before it is out", "after it is out"}:
             made._sent = Dying(made._sent, when)
-        take, answer = deliveries.Sending.take, deliveries.Sending.answer
+        take, answer = alerts.Sending.take, alerts.Sending.answer
 
         def taking(self, connection, *args):
             if when == "before it is marked":
@@ -226,8 +226,8 @@ def dies(office, monkeypatch, when):
                 raise Killed
             return found
 
-        patched.setattr(deliveries.Sending, "take", taking)
-        patched.setattr(deliveries.Sending, "answer", answering)
+        patched.setattr(alerts.Sending, "take", taking)
+        patched.setattr(alerts.Sending, "answer", answering)
         with office.database.write() as connection:
             made._sending.own(connection)
         made._installation = installation_of(office.database).id
@@ -468,7 +468,7 @@ def _ignoring_newer(sender):
 def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office, mail, monkeypatch):
     office.mail_channel(mail)
     office.tell("ops")
-    answer, lost = deliveries.Sending.answer, []
+    answer, lost = alerts.Sending.answer, []
 
     def failing(self, *args):
         if len(lost) < 2:
@@ -476,7 +476,7 @@ def test_an_answer_that_the_database_did_not_take_is_written_once_it_does(office
             raise DatabaseUnavailable("away")
         return answer(self, *args)
 
-    monkeypatch.setattr(deliveries.Sending, "answer", failing)
+    monkeypatch.setattr(alerts.Sending, "answer", failing)
     with office.sending():
         office.until("sent")
     assert (len(mail.mails), len(lost)) == (1, 2)

@@ -4,8 +4,8 @@ import pytest
 import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions, runs
-from latchwork_workflows.db.alerts.tables import alert, delivery
-from latchwork_workflows.db.alerts.writing import put_fact
+from latchwork_workflows.db.alerts import put_fact
+from latchwork_workflows.db.tables import alert, delivery
 from latchwork_workflows.state import Fact, Outcome
 from patience import eventually
 from workflows.hands import a_workflow

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from latchwork.errors import WaitTimeout
 from latchwork_workflows import DateRange, WrongState
+from latchwork_workflows.db import backfills
 from latchwork_workflows.db import runs as rows
-from latchwork_workflows.db.policies import backfills
 from latchwork_workflows.db.tables import backfill, command, instance
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.master.backfilling import MOST_AT_ONCE

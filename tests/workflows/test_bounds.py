@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from latchwork_workflows import DefinitionInvalid, WrongState
-from latchwork_workflows.db.consuming import withdraw
+from latchwork_workflows.db.commands import withdraw
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.model import read
 from latchwork_workflows.model.builder import Cron, shell, workflow

@@ -5,9 +5,8 @@ from datetime import date
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.policies import caches
-from latchwork_workflows.db.policies.tables import result_cache
-from latchwork_workflows.db.tables import instance, parameter
+from latchwork_workflows.db import result_cache as result_cache_db
+from latchwork_workflows.db.tables import instance, parameter, result_cache
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.master.chores import Chores
 from latchwork_workflows.model.caching import cache_key_of
@@ -165,12 +164,12 @@ def test_a_lost_answer_leaves_one_success_and_one_row(stage, flow, monkeypatch):
 
 def test_what_is_too_old_is_deleted_and_what_is_not_stays(stage):
     with stage.database.write() as connection:
-        made = {"a" * 64: caches.Known(1, 1.0, 50.0, {}), "b" * 64: caches.Known(1, 1.0, 150.0, {})}
-        caches.keep(connection, made)
+        made = {"a" * 64: result_cache_db.Known(1, 1.0, 50.0, {}), "b" * 64: result_cache_db.Known(1, 1.0, 150.0, {})}
+        result_cache_db.keep(connection, made)
     gone = Chores(stage.database, None, now=lambda: 100.0).run()
     assert gone.outputs == 1
     with stage.database.read() as connection:
-        assert list(caches.find(connection, made)) == ["b" * 64]
+        assert list(result_cache_db.find(connection, made)) == ["b" * 64]
 
 
 # Keys

@@ -6,10 +6,10 @@ import uuid
 import pytest
 
 import latchwork
+from latchwork_workflows.db import grants
 from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.grants import Grant
 from latchwork_workflows.db.history import of_people
-from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.policies.grants import Grant
 from latchwork_workflows.errors import DefinitionInvalid, UnknownWorkflow
 from latchwork_workflows.maintenance import document_of, import_document
 from latchwork_workflows.state import Outcome

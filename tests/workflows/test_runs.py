@@ -3,10 +3,9 @@
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db import Database, definitions, runs
+from latchwork_workflows.db import Database, definitions, overview, runs
 from latchwork_workflows.db.migrations import upgrade
 from latchwork_workflows.db.tables import definition_version, event, schedule
-from latchwork_workflows.db.views import overview
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.model.model import Definition, plan_of
 from latchwork_workflows.model.validate import Checked

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
+from latchwork_workflows.db import backfills
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.db.policies import backfills
 from latchwork_workflows.db.tables import attempt, command, definition, event, instance, schedule
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.backfilling import BackfillState

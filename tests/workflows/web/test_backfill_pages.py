@@ -6,7 +6,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db import backfills
 from latchwork_workflows.db.tables import command, definition, instance
 from latchwork_workflows.state.backfilling import BackfillState
 

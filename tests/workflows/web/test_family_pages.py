@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db import runs
+from latchwork_workflows.db import families, runs
 from latchwork_workflows.db.tables import definition, instance, task
-from latchwork_workflows.db.views import kin
 from workflows.web.seeds import apply, shell
 
 WINDOW = {"all": [{"workflow": "billing.close", "task": "send"}, {"workflow": "nightly", "window": "yesterday"}]}
@@ -133,7 +132,7 @@ def test_who_looks_for_children_reads_no_other_runs_whatever_the_statistics_say(
 
     with seeds.database.read() as connection:
         sa.event.listen(connection, "before_cursor_execute", explained)
-        assert kin.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
-        assert [each.id for each in kin.children_of(connection, family.id)] == [family.child]
+        assert families.children(connection, list(family.tasks.values()))[family.task("load")].id == family.child
+        assert [each.id for each in families.children_of(connection, family.id)] == [family.child]
     assert len(plans) > 3
     assert not [each for each in plans if each[0].startswith("SCAN instance")]

@@ -5,9 +5,8 @@ import re
 import pytest
 import sqlalchemy as sa
 
-from latchwork_workflows.db import pools
-from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.policies.grants import Grant
+from latchwork_workflows.db import grants, pools
+from latchwork_workflows.db.grants import Grant
 from latchwork_workflows.db.tables import command, event, task
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.site import make_site

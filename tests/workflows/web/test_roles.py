@@ -5,10 +5,8 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 
-from latchwork_workflows.db import pools, settings
-from latchwork_workflows.db.alerts import views
-from latchwork_workflows.db.alerts.writing import put
-from latchwork_workflows.db.policies import backfills, grants
+from latchwork_workflows.db import alerts, backfills, grants, pools, settings
+from latchwork_workflows.db.alerts import put
 from latchwork_workflows.schemas.pools import PoolSettings
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BILLING, GOOD, HALF, NIGHTLY, apply
@@ -268,7 +266,7 @@ def filled(route, world, seeds, name):
     path = path.replace("{alert_id}", str(world["alert"]))
     if "/channels/{name}" in path:
         with seeds.database.write() as connection:
-            views.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
+            alerts.put_channel(connection, "ops", {"kind": "webhook", "options": WEBHOOK, "changed_at": 1.0})
         path = path.replace("/channels/{name}", "/channels/ops")
     path = path.replace("{pool}", "few" if method == "PUT" else "nobody")
     if path.startswith("/pools/"):

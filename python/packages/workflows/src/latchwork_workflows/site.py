@@ -16,9 +16,9 @@ from fastapi import FastAPI
 
 from latchwork.errors import LatchworkError
 from latchwork_workflows.api import make_api
-from latchwork_workflows.db import Database
+from latchwork_workflows.db import Database, overview
 from latchwork_workflows.db.accounts import DatabaseAccounts
-from latchwork_workflows.db.views import instances, overview
+from latchwork_workflows.db.views import instances
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.services import EXPECTED, Cluster, Parts, problem_of
 from latchwork_workflows.types import TaskTypes

@@ -23,9 +23,8 @@ from latchwork_workflows.alerts.channels import checked_channel, filled
 from latchwork_workflows.alerts.messages import Message, Told, line, message_of
 from latchwork_workflows.alerts.rows import with_rows
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.db import Database
-from latchwork_workflows.db.alerts import deliveries
-from latchwork_workflows.db.alerts.deliveries import Sending, Taken
+from latchwork_workflows.db import Database, alerts
+from latchwork_workflows.db.alerts import Sending, Taken
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore, Mask
@@ -125,8 +124,8 @@ class Sender:
             self._rests = {name: until for name, until in self._rests.items() if until > now}
             without = busy | self._rests.keys()
         with self._database.read() as connection:
-            strays = deliveries.is_any_sending(connection, mine)
-            found = deliveries.due(connection, now, without=without)
+            strays = alerts.is_any_sending(connection, mine)
+            found = alerts.due(connection, now, without=without)
         if strays and self._remaining_s() > 0.0:
             self._doubt()
         by_channel: dict[str, list[int]] = {}

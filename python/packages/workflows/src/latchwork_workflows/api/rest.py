@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from latchwork_workflows.db import overview
 from latchwork_workflows.db.database import DatabaseUnavailable
-from latchwork_workflows.db.views import overview
 from latchwork_workflows.schemas.nodes import Worker, WorkerTask
 from latchwork_workflows.schemas.workers import ActiveTask
 from latchwork_workflows.services import runs

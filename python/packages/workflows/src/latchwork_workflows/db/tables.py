@@ -1,8 +1,4 @@
-"""The tables. Run state (instance, task, attempt) is written by masters alone, under the token of its shard.
-
-Moments are seconds since the epoch. Ids and tokens are 64 bits: a token of ZooKeeper is beyond 32. Nobody counts rows
-of history or skips over them: pages go by id, and what is asked for again and again has an index of its own.
-"""
+"""The tables of the database."""
 
 from __future__ import annotations
 
@@ -383,4 +379,80 @@ web_session = Table(
     Column("expires_at", Float, nullable=False),
     Index(None, "account"),
     Index(None, "expires_at"),
+)
+
+
+_OPEN_DELIVERY = text("next_at IS NOT NULL")
+
+#: Where alerts go: ``options`` as the kind of the channel has them.
+channel = Table(
+    "channel",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("kind", String(12), nullable=False),
+    Column("options", JSON, nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("changed_at", Float, nullable=False),
+    Column("by", String(200), nullable=False, server_default=text("''")),
+)
+
+#: Something that people are told. ``cause``: what makes it another one of its kind: a moment when the run began, an
+#: attempt, an owner of a shard. A test of a channel is of no instance.
+alert = Table(
+    "alert",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("instance", BigInteger, ForeignKey("instance.id", ondelete="CASCADE")),
+    Column("code", BigInteger),
+    Column("kind", String(12), nullable=False),
+    Column("cause", String(80), nullable=False),
+    Column("task", String(120), nullable=False, server_default=text("''")),
+    Column("at", Float, nullable=False),
+    Column("details", JSON, nullable=False),
+    UniqueConstraint("instance", "kind", "cause"),
+    Index(None, "code", "id"),
+)
+
+#: One alert by one channel. ``tries`` are those that failed, ``doubts`` those whose end nobody knows, ``round`` grows
+#: when somebody asks for it again; ``next_at``: when it is looked at again, NULL: never.
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("alert", BigInteger, ForeignKey("alert.id", ondelete="CASCADE"), nullable=False),
+    Column("channel", String(100), nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("tries", Integer, nullable=False, server_default="0"),
+    Column("doubts", Integer, nullable=False, server_default="0"),
+    Column("round", Integer, nullable=False, server_default="1"),
+    Column("token", BigInteger),
+    Column("next_at", Float),
+    Column("changed_at", Float, nullable=False),
+    Column("error", Text),
+    UniqueConstraint("alert", "channel"),
+    Index("ix_delivery_open", "next_at", "id", sqlite_where=_OPEN_DELIVERY, postgresql_where=_OPEN_DELIVERY),
+    Index(None, "state", "id"),
+)
+
+
+#: Outputs of tasks that succeeded, by the sha256 of all that they were made of. Any shard writes them.
+result_cache = Table(
+    "result_cache",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    # Whose task it was; it may be gone.
+    Column("instance", BigInteger, nullable=False),
+    Column("made_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("outputs", JSON, nullable=False),
+    Index(None, "expires_at"),
+)
+
+#: Which projects may use the workflows of a project; the grantee that is empty stands for all.
+project_grant = Table(
+    "project_grant",
+    metadata,
+    Column("project", String(100), primary_key=True),
+    Column("grantee", String(100), primary_key=True),
+    Column("role", String(10), nullable=False),
 )

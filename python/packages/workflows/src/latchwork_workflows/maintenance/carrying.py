@@ -14,12 +14,10 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from latchwork_workflows.alerts import ChannelInvalid, checked_channel
-from latchwork_workflows.db import Database, definitions, families, tables
+from latchwork_workflows.db import Database, definitions, families, grants, tables
 from latchwork_workflows.db.accounts import end_all
-from latchwork_workflows.db.alerts.tables import channel
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.policies.tables import project_grant
+from latchwork_workflows.db.tables import channel, project_grant
 from latchwork_workflows.errors import DefinitionInvalid, Problem
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.settings.checks import (

@@ -20,13 +20,12 @@ from latchwork.schedules import Cron
 from latchwork.spi import reason
 from latchwork.store import Store
 from latchwork.types import Entry
-from latchwork_workflows.db import Database, pools, schedules
-from latchwork_workflows.db.alerts import views
-from latchwork_workflows.db.alerts.deliveries import STUCK_S
+from latchwork_workflows.db import Database, alerts, pools, schedules
+from latchwork_workflows.db.alerts import STUCK_S
 from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.lineage import missing
 from latchwork_workflows.db.tables import command, definition, instance, task
 from latchwork_workflows.db.tables import shard as shard_
-from latchwork_workflows.db.views.naming import missing
 from latchwork_workflows.errors import StoreMismatch
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.installation import check_pair, installation_of
@@ -326,9 +325,9 @@ class Doctor:
             facts.commands = _commands(connection)
             facts.owners = dict(connection.execute(sa.select(shard_.c.id, shard_.c.owner)).all())
             rows = schedules.rows(connection)
-            there = {each.name for each in views.channels(connection)}
-            facts.unnamed = {name: of for name, of in views.named(connection).items() if name not in there}
-            late = views.stuck(connection, now - STUCK_S)
+            there = {each.name for each in alerts.channels(connection)}
+            facts.unnamed = {name: of for name, of in alerts.named(connection).items() if name not in there}
+            late = alerts.stuck(connection, now - STUCK_S)
             facts.undelivered = [(each.id, each.channel, each.state, each.next_at) for each in late]
             facts.pools = {pool_key(each.name): each.size for each in pools.every(connection)}
             facts.named = pools.users(connection)

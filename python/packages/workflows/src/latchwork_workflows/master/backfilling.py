@@ -15,10 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from latchwork.spi import reason
-from latchwork_workflows.db import definitions
-from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.consuming import CommandRow
-from latchwork_workflows.db.policies import backfills
+from latchwork_workflows.db import backfills, definitions
+from latchwork_workflows.db.commands import CommandRow, CommandType, ask
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.master.orders import Malformed, dates_of

@@ -16,9 +16,7 @@ import sqlalchemy as sa
 
 from latchwork.errors import LatchworkError
 from latchwork.spi import counted, reason
-from latchwork_workflows.db import Database, retention
-from latchwork_workflows.db.alerts import views
-from latchwork_workflows.db.policies import caches
+from latchwork_workflows.db import Database, alerts, result_cache, retention
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore
 
@@ -126,7 +124,7 @@ class Chores:
             self._commands()
             self._fires()
             self._events()
-            while count := self._do(caches.forget, self._now()):
+            while count := self._do(result_cache.forget, self._now()):
                 self._gone.outputs += count
             if self._database.is_sqlite:
                 self._pages()
@@ -205,7 +203,7 @@ class Chores:
 
     def _commands(self) -> None:
         before, after = self._before(self._keep.commands_days), 0
-        while self._do(views.remove_tests, before):
+        while self._do(alerts.remove_tests, before):
             pass
         while True:
             count, more = self._do(retention.remove_commands, before, after)

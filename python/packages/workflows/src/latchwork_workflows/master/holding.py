@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import attempts, families
+from latchwork_workflows.db import attempts, families, grants
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import told as told_people
-from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.blame import why_of

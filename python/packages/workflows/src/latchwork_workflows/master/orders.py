@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from latchwork.spi import MOST_MOMENT_S, is_number
-from latchwork_workflows.db.consuming import CommandRow
+from latchwork_workflows.db.commands import CommandRow
 from latchwork_workflows.model.model import PRIORITIES, Priority
 from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL
 from latchwork_workflows.state import (

@@ -21,7 +21,7 @@ from latchwork.errors import LockLost, OwnershipLost
 from latchwork.spi import reason
 from latchwork.store import Mirror, Store
 from latchwork.types import Fence
-from latchwork_workflows.db import Database, Shard, attempts, consuming, runs, schedules
+from latchwork_workflows.db import Database, Shard, attempts, commands, runs, schedules
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import NotOwner, StoreMismatch
@@ -342,7 +342,7 @@ class ShardRun:
         """Whether there are commands, or schedules that have to start something."""
         with self._tools.database.read() as connection:
             rows = schedules.rows(connection, self._id)
-            has_commands = consuming.is_any_open(connection, self._id)
+            has_commands = commands.is_any_open(connection, self._id)
             self._pools.look(connection)
             waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
             self._turns = next_turns(connection, self._tools.plans, waiting)

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import pools
+from latchwork_workflows.db import concurrency, pools
 from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies import serials
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.blame import is_of_run
@@ -63,8 +62,8 @@ class Turns:
         given = version.definition
         if places(given.serial, given.max_runs) is None:
             return False
-        serials.lock(self._connection, version.code)
-        others = serials.others(self._connection, version.code, but=but)
+        concurrency.lock(self._connection, version.code)
+        others = concurrency.others(self._connection, version.code, but=but)
         found = verdict(given.serial, others, max_runs=given.max_runs, is_wanted=is_wanted, above=above)
         if found.because is not None:
             self._refuse(version, found.turn, found.because)
@@ -118,8 +117,10 @@ class Turns:
         most = places(given.serial, given.max_runs)
         if command not in _AGAIN or most is None or stored.parent is not None or stored.known.dry:
             return
-        serials.lock(self._connection, stored.code)
-        going = [each for each in serials.others(self._connection, stored.code, but=stored.id) if each.state in GOING]
+        concurrency.lock(self._connection, stored.code)
+        going = [
+            each for each in concurrency.others(self._connection, stored.code, but=stored.id) if each.state in GOING
+        ]
         if len(going) >= most:
             other, at_once = going[0], "one goes" if most == 1 else f"{most} go"
             raise WrongState(
@@ -131,9 +132,9 @@ class Turns:
         """Whether it is its turn: then it has to begin in this transaction."""
         if not self._has_room(version, is_wanted=True):
             return False
-        serials.lock(self._connection, stored.code)
+        concurrency.lock(self._connection, stored.code)
         most = places(version.definition.serial, version.definition.max_runs)
-        return stored.id in serials.next_of(self._connection, stored.code, most)
+        return stored.id in concurrency.next_of(self._connection, stored.code, most)
 
     def left(self, written: Iterable[Stored], before: Mapping[int, Stored]) -> set[int]:
         """The shards whose runs wait for one that is over now."""
@@ -143,7 +144,7 @@ class Turns:
             if each.known.state in OVER - {InstanceState.PAUSED}
             and (each.id not in before or before[each.id].known.state is not each.known.state)
         }
-        return self.pokes | serials.shards_waiting(self._connection, codes)
+        return self.pokes | concurrency.shards_waiting(self._connection, codes)
 
 
 def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored]) -> list[int]:
@@ -160,7 +161,7 @@ def next_turns(connection: sa.Connection, plans: Plans, waiting: Iterable[Stored
             most = None  # it fails when it begins
         of = (stored.code, most)
         if of not in first:
-            first[of] = set(serials.next_of(connection, *of))
+            first[of] = set(concurrency.next_of(connection, *of))
         if stored.id in first[of]:
             found.append(stored.id)
     return found

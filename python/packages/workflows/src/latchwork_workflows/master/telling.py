@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.alerts import writing
+from latchwork_workflows.db import alerts
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.plans import Plans, Version
@@ -45,14 +45,14 @@ class Telling:
             task = version.tasks[base_of(name)] if version is not None else None
             mail = task.params.get("mail") if task is not None and task.type == "sql" else None
             if version is not None and isinstance(mail, Mapping):
-                writing.put_rows(self._connection, version.definition, made, name, mail, now=self._now)
+                alerts.put_rows(self._connection, version.definition, made, name, mail, now=self._now)
 
     def _facts(self, made: Stored, after: Instance, why: str) -> None:
         version = _version(self._plans, self._connection, made) if after.facts else None
         if version is None:
             return
         for fact in told(version.plan.alerts, after.facts, dry=after.dry):
-            writing.put_fact(self._connection, version.definition, made, after, fact, now=self._now, why=why)
+            alerts.put_fact(self._connection, version.definition, made, after, fact, now=self._now, why=why)
 
 
 def tell_takeover(
@@ -76,7 +76,7 @@ def tell_takeover(
             by_code.setdefault(each.code, []).append((version, each))
     for found in by_code.values():
         mine = [(version.definition, each) for version, each in found]
-        writing.put_takeover(connection, mine, shard=shard, token=token, owners=owners, now=now)
+        alerts.put_takeover(connection, mine, shard=shard, token=token, owners=owners, now=now)
 
 
 def _goes(known: Instance) -> bool:

@@ -19,11 +19,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from latchwork.spi import reason
-from latchwork_workflows.db import attempts, consuming, definitions, families, runs, schedules
+from latchwork_workflows.db import attempts, commands, definitions, families, result_cache, runs, schedules
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.db.consuming import CommandRow
-from latchwork_workflows.db.policies import caches
+from latchwork_workflows.db.commands import CommandRow, CommandType
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
@@ -115,7 +113,7 @@ class Writing:
         self.written.pokes |= self._holding.finish()
         made = self._recalling.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
-            self.alone(partial(caches.keep, self._connection, batch), _log_left_out)
+            self.alone(partial(result_cache.keep, self._connection, batch), _log_left_out)
         self.written.pokes |= self._turns.left(self.written.instances.values(), self._book.instances)
 
     # Errors of one run
@@ -400,7 +398,7 @@ class Writing:
 
     def do_commands(self) -> None:
         """The open commands of the shard, in their order, each done or refused."""
-        rows = consuming.open_of(self._connection, self._shard, MOST_COMMANDS)
+        rows = commands.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
             if not self._waking.is_done(row):
@@ -419,11 +417,11 @@ class Writing:
                 self._holding.follow()
         except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
             error = str(refusal)
-        consuming.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
+        commands.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
     def _cannot_do(self, row: CommandRow, error: Exception) -> None:
         _log.error("command %d of shard %d cannot be done", row.id, self._shard, exc_info=error)
-        consuming.done(self._connection, row.id, self._now, instance=None, error=why_of(error))
+        commands.done(self._connection, row.id, self._now, instance=None, error=why_of(error))
 
     def _start(self, row: CommandRow) -> int:
         wanted = orders.start_of(row)

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
+from latchwork_workflows.db import backfills
 from latchwork_workflows.db.commands import Asked, CommandType, ask, draw, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
+from latchwork_workflows.db.families import Behind
+from latchwork_workflows.db.families import behind as of_workflow
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies.dependents import Behind
-from latchwork_workflows.db.policies.dependents import behind as of_workflow
-from latchwork_workflows.db.views import backfills, catalog
+from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import WrongState
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of

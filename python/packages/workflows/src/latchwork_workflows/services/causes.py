@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import attempts, pools, workers
-from latchwork_workflows.db.policies import serials
+from latchwork_workflows.db import attempts, concurrency, pools, workers
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.db.views import instances
 from latchwork_workflows.explain import Ahead, Around, Cause, Crew, Full, Held, Known, blamed, causes, why
@@ -200,7 +199,7 @@ def of_run(parts: Parts, row: Row, tasks: Sequence[Row], why_tasks: Mapping[str,
     state, ahead = InstanceState(row.state), []
     with parts.database.read() as connection:
         if state is InstanceState.SERIAL_WAIT:
-            ahead = [each.id for each in serials.others(connection, row.code, but=row.id) if each.state in GOING]
+            ahead = [each.id for each in concurrency.others(connection, row.code, but=row.id) if each.state in GOING]
         owner = connection.execute(sa.select(shard.c.owner).where(shard.c.id == row.shard)).scalar_one_or_none()
     is_held = frozenset(each.name for each in tasks if each.queue_key is None)
     states = {each.name: TaskState(each.state) for each in tasks}

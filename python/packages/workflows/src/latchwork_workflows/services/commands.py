@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from latchwork_workflows.db.consuming import withdraw
+from latchwork_workflows.db.commands import withdraw
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.schemas.commands import Command

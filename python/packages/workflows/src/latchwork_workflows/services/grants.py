@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from latchwork_workflows.db import grants
+from latchwork_workflows.db.grants import ALL, ROLES, Grant
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.policies.grants import ALL, ROLES, Grant
 from latchwork_workflows.looking import Looks
 from latchwork_workflows.looking import told as raised
 from latchwork_workflows.services.parts import Parts, check_name, need

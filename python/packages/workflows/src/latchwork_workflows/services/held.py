@@ -10,9 +10,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from latchwork_workflows.db import families
-from latchwork_workflows.db.policies import grants
-from latchwork_workflows.db.views import kin
+from latchwork_workflows.db import families, grants
 from latchwork_workflows.errors import NotAllowed, UnknownWorkflow
 from latchwork_workflows.explain import Held
 from latchwork_workflows.model.model import Definition, TaskSpec
@@ -43,13 +41,13 @@ def held(
     chosen = [each for each in mine if _kind(specs[base_of(each.name)], each.name)]
     children = {
         row: (each.id, InstanceState(each.state))
-        for row, each in kin.children(connection, [each.id for each in chosen]).items()
+        for row, each in families.children(connection, [each.id for each in chosen]).items()
     }
     found = {}
     for task in chosen:
         spec = specs[base_of(task.name)]
         kind = _kind(spec, task.name)
-        elements = kin.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
+        elements = families.element_states(connection, row.id, task.run, task.name) if kind == "map" else {}
         is_waiting = kind == "dependent" and task.state == TaskState.RUNNING.value
         others = wanted(connection, row, body, spec) if is_waiting else []
         found[task.name] = Held(kind, children.get(task.id), others, elements, task.until)

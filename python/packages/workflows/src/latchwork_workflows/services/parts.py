@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from latchwork.errors import LatchworkError
 from latchwork_workflows.db import Database
 from latchwork_workflows.db.accounts import DatabaseAccounts
+from latchwork_workflows.db.lineage import Known
 from latchwork_workflows.db.views import catalog
-from latchwork_workflows.db.views.naming import Known
 from latchwork_workflows.logs import LogStore
 from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.types import TaskTypes

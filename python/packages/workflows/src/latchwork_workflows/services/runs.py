@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from latchwork.spi import MOST_MOMENT_S, is_number
 from latchwork_workflows.db import families, runs
-from latchwork_workflows.db.commands import INTERNAL, Asked, CommandType, ask, draw, was_asked
-from latchwork_workflows.db.consuming import is_restarting
+from latchwork_workflows.db.commands import INTERNAL, Asked, CommandType, ask, draw, is_restarting, was_asked
 from latchwork_workflows.db.definitions import load as load_definition
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.views import catalog, instances

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latchwork_workflows.db import settings
 from latchwork_workflows.db.history import told
+from latchwork_workflows.db.lineage import TRIES, missing
 from latchwork_workflows.db.settings import ALL, SettingKind
-from latchwork_workflows.db.views.naming import TRIES, missing
 from latchwork_workflows.errors import Problem as Wrong
 from latchwork_workflows.model.settings.checks import (
     MOST,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
+from latchwork_workflows.db import families
 from latchwork_workflows.db.commands import CommandType
-from latchwork_workflows.db.views import instances, kin
+from latchwork_workflows.db.views import instances
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.schemas.commands import CommandSent
@@ -43,8 +44,8 @@ def get(parts: Parts, who: Identity, task_id: int) -> TaskDetail:
     definition = workflows.get(parts, who, run.project, run.name, run.version).definition
     with parts.database.read() as connection:
         tried = instances.attempts_of_task(connection, task_id)
-        tasks = kin.plain_tasks(connection, row.instance, row.run)
-        counts = kin.element_counts(connection, row.instance, row.run)
+        tasks = families.plain_tasks(connection, row.instance, row.run)
+        counts = families.element_counts(connection, row.instance, row.run)
     tasks += [row] if row.map_index >= 0 else []
     child = children(parts, who, [row.id]).get(row.id)
     return TaskDetail(
@@ -88,7 +89,7 @@ def parent(parts: Parts, who: Identity, row: Row) -> Row | None:
 def children(parts: Parts, who: Identity, tasks: Collection[int]) -> Mapping[int, Row]:
     """Return the runs that these tasks started and the account may see, by the ID of the task."""
     with parts.database.read() as connection:
-        found = kin.children(connection, tasks)
+        found = families.children(connection, tasks)
     return {task: row for task, row in found.items() if who.may(Role.VIEWER, row.project)}
 
 
@@ -102,7 +103,7 @@ def children_of_run(
     """
     row = runs.row_of(parts, who, run_id)
     with parts.database.read() as connection:
-        found = kin.children_of(connection, row.id, before=before, most=limit)
+        found = families.children_of(connection, row.id, before=before, most=limit)
     return [ChildRun.of(each, round=each.run) for each in found if who.may(Role.VIEWER, each.project)]
 
 
@@ -118,7 +119,7 @@ def elements(
     if row.map_index >= 0:
         raise Problem(404, f"task {task_id} is an element of a map; ask for the elements of {base_of(row.name)}")
     with parts.database.read() as connection:
-        found = kin.elements(connection, row, state=state.replace("\x00", ""), after=after, most=limit)
+        found = families.elements(connection, row, state=state.replace("\x00", ""), after=after, most=limit)
     return [task_of(each) for each in found]
 
 

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import definitions, families, settings
+from latchwork_workflows.db import definitions, families, grants, settings
 from latchwork_workflows.db.history import told
-from latchwork_workflows.db.policies import grants
 from latchwork_workflows.db.tables import shard
 from latchwork_workflows.db.views import catalog
 from latchwork_workflows.errors import DefinitionInvalid

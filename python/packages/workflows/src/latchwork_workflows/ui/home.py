@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from latchwork_workflows.db.views import catalog, overview
+from latchwork_workflows.db import overview
+from latchwork_workflows.db.views import catalog
 from latchwork_workflows.keys import worker_group_of
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.parts import WorkerSeen, parts_of, seen_codes

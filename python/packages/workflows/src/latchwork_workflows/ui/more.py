@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from latchwork_workflows.db.views import overview
+from latchwork_workflows.db import overview
 from latchwork_workflows.services import schedules
 from latchwork_workflows.services.parts import need_any, parts_of
 from latchwork_workflows.services.workers import at_work

@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 
 from latchwork_workflows.api.models import MOST_ID, Id
-from latchwork_workflows.db import history
-from latchwork_workflows.db.views import catalog, instances, kin
+from latchwork_workflows.db import families, history
+from latchwork_workflows.db.views import catalog, instances
 from latchwork_workflows.schemas.tasks import Attempt
 from latchwork_workflows.services import causes, runs, tasks, workflows
 from latchwork_workflows.services.parts import Parts, parts_of, seen
@@ -72,8 +72,8 @@ def show_run(
     row = runs.row_of(parts, who, run_id)
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
-        all_tasks = kin.plain_tasks(connection, row.id, row.run)
-        elements = kin.element_counts(connection, row.id, row.run)
+        all_tasks = families.plain_tasks(connection, row.id, row.run)
+        elements = families.element_counts(connection, row.id, row.run)
         tried = [attempt_of(each) for each in instances.attempts(connection, row.id, run=row.run, most=500)]
         events = history.of_instance(connection, row.id, most=60)
         asked = instances.open_commands(connection, row.id)
@@ -163,8 +163,8 @@ def show_task(
     body = workflows.get(parts, who, row.project, row.name, row.version).definition
     with parts.database.read() as connection:
         tried = [attempt_of(each) for each in instances.attempts_of_task(connection, task_id)]
-        others = kin.plain_tasks(connection, task.instance, task.run)
-        counts = kin.element_counts(connection, task.instance, task.run).get(task.name, {})
+        others = families.plain_tasks(connection, task.instance, task.run)
+        counts = families.element_counts(connection, task.instance, task.run).get(task.name, {})
     if task.map_index >= 0:
         others.append(task)
     spec = next((each for each in body.tasks if each.name == base_of(task.name)), None)

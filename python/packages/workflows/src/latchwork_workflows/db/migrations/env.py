@@ -2,8 +2,6 @@
 
 from alembic import context
 
-from latchwork_workflows.db.alerts import tables  # noqa: F401 - they are part of the metadata
-from latchwork_workflows.db.policies import tables as of_rules  # noqa: F401
 from latchwork_workflows.db.tables import metadata
 
 context.configure(

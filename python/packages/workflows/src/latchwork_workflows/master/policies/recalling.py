@@ -14,9 +14,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from latchwork_workflows.db import result_cache
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.db.policies import caches
-from latchwork_workflows.db.policies.caches import Known
+from latchwork_workflows.db.result_cache import Known
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.exchange import Result
@@ -112,7 +112,7 @@ class Recalling:
     def _hits(self, stored: Stored, version: Version, found: Recalled, outputs: Outputs) -> dict[str, Known]:
         now, after = self._now, found.after
         keys = self._keys(stored, version, after, {**outputs, **found.outputs})
-        known = caches.find(self._connection, keys.values())
+        known = result_cache.find(self._connection, keys.values())
         hits = {name: known[key] for name, key in keys.items() if key in known}
         return {
             name: each

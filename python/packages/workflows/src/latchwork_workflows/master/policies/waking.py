@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import consuming, families
-from latchwork_workflows.db.commands import CommandType, ask
-from latchwork_workflows.db.consuming import CommandRow
+from latchwork_workflows.db import commands, families
+from latchwork_workflows.db.commands import CommandRow, CommandType, ask
 from latchwork_workflows.master import orders
 
 #: So many runs look in one transaction, of those that wait for one workflow: all shards of a node may do so at once.
@@ -62,11 +61,11 @@ class Waking:
 
     def _is_on_its_way(self, code: int, number: int) -> bool:
         """Whether a round of this workflow is not over; the other commands that ask for one are done."""
-        others = consuming.open_wakes(self._connection, self._shard, code, but=number)
+        others = commands.open_wakes(self._connection, self._shard, code, but=number)
         for other, after in others.items():
             if not after:
                 self._done.add(other)
-                consuming.done(self._connection, other, self._now, instance=None, error=None)
+                commands.done(self._connection, other, self._now, instance=None, error=None)
         return any(others.values())
 
     def _go_on(self, code: int, after: int) -> None:

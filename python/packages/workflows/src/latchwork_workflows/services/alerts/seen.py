@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from latchwork_workflows.alerts import ChannelInvalid, checked_channel
 from latchwork_workflows.alerts.channels import secrets_of
-from latchwork_workflows.db.alerts import views
-from latchwork_workflows.db.alerts.writing import put
+from latchwork_workflows.db import alerts
+from latchwork_workflows.db.alerts import put
 from latchwork_workflows.db.history import told
 from latchwork_workflows.services.parts import Parts, need, seen_codes
 from latchwork_workflows.state.alerting import DeliveryState
@@ -68,18 +68,18 @@ def listed(
         raise Problem(422, f"state: {why}", errors=[("state", why)])
     with parts.database.read() as connection:
         codes = seen_codes(connection, who, project)
-        rows = views.newest(connection, codes=codes, state=state, run=run, before=before, most=most)
-        found = views.deliveries_of(connection, [row.id for row in rows])
+        rows = alerts.newest(connection, codes=codes, state=state, run=run, before=before, most=most)
+        found = alerts.deliveries_of(connection, [row.id for row in rows])
     return [AlertSeen(row, found[row.id]) for row in rows]
 
 
 def find(parts: Parts, who: Identity, number: int) -> AlertSeen:
     """One alert. Raises Problem: 404, there is none that they may see."""
     with parts.database.read() as connection:
-        row = views.find_alert(connection, number)
+        row = alerts.find_alert(connection, number)
         if row is None or not who.may(Role.VIEWER, row.project or ""):
             raise Problem(404, f"there is no alert {number}")
-        return AlertSeen(row, views.deliveries_of(connection, [number])[number])
+        return AlertSeen(row, alerts.deliveries_of(connection, [number])[number])
 
 
 def resend(parts: Parts, who: Identity, number: int) -> None:
@@ -89,11 +89,11 @@ def resend(parts: Parts, who: Identity, number: int) -> None:
         Problem: 403, 404, 409 while it is being sent.
     """
     with parts.database.write() as connection:
-        row = views.find(connection, number)
+        row = alerts.find(connection, number)
         if row is None or not who.may(Role.VIEWER, row.project or ""):
             raise Problem(404, f"there is no delivery {number}")
         need(who, Role.EDITOR, row.project or "")
-        if not views.send_again(connection, number, time.time()):
+        if not alerts.send_again(connection, number, time.time()):
             raise Problem(409, f"delivery {number} is being sent right now; look again in a minute")
         details = {"delivery": number, "channel": row.channel, "kind": row.kind}
         told(connection, "alert resend", by=who.name, project=row.project or "", instance=row.instance, details=details)
@@ -107,7 +107,7 @@ def channels(parts: Parts, who: Identity) -> list[ChannelSeen]:
     """
     need(who, Role.ADMIN)
     with parts.database.read() as connection:
-        rows, named = views.channels(connection), views.named(connection)
+        rows, named = alerts.channels(connection), alerts.named(connection)
     return [ChannelSeen(row, secrets_of(row.options), sorted(named.get(row.name, ()))) for row in rows]
 
 
@@ -127,7 +127,7 @@ def set_channel(
     plain = checked.model_dump(mode="json", exclude_defaults=True)
     values = {"kind": kind, "options": plain, "enabled": enabled, "changed_at": time.time(), "by": who.name[:200]}
     with parts.database.write() as connection:
-        is_new = views.put_channel(connection, name, values)
+        is_new = alerts.put_channel(connection, name, values)
         told(connection, "channel set", by=who.name, details={"channel": name, "kind": kind, "enabled": enabled})
     return is_new
 
@@ -140,7 +140,7 @@ def remove_channel(parts: Parts, who: Identity, name: str) -> None:
     """
     need(who, Role.ADMIN)
     with parts.database.write() as connection:
-        if not views.remove_channel(connection, name):
+        if not alerts.remove_channel(connection, name):
             raise Problem(404, f"there is no channel {name}")
         told(connection, "channel removed", by=who.name, details={"channel": name})
 
@@ -153,7 +153,7 @@ def test_channel(parts: Parts, who: Identity, name: str) -> int:
     """
     need(who, Role.ADMIN)
     with parts.database.write() as connection:
-        if views.find_channel(connection, name) is None:
+        if alerts.find_channel(connection, name) is None:
             raise Problem(404, f"there is no channel {name}")
         details = {"by": who.name}
         made = put(connection, [name], kind="test", cause=uuid.uuid4().hex, now=time.time(), details=details)

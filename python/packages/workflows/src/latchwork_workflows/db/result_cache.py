@@ -1,4 +1,4 @@
-"""Outputs that are known already: of the last success of each key. Any shard writes them, in the order of the keys."""
+"""Outputs of tasks by cache key: of the last success. Any shard writes them, in the order of the keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from latchwork_workflows.db.policies.tables import result_cache
+from latchwork_workflows.db.tables import result_cache
 
 _TOGETHER = 400
 

@@ -1,16 +1,16 @@
-"""Backfills in the database: one row for each, and an instance for each of its moments, all made at once.
+"""Backfills: one row each, and a run for each of its times, all created at once.
 
-Who writes has the guard of the shard in the same transaction; a backfill and its instances are of one shard.
+A writer has the guard of the shard in the same transaction. A backfill and its runs are of one shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db.tables import backfill, command, instance
+from latchwork_workflows.db.tables import backfill, command, definition, instance
 from latchwork_workflows.state import InstanceState
 from latchwork_workflows.state.backfilling import RESTS, BackfillState, Progress
 
@@ -105,3 +105,51 @@ def set_state(connection: sa.Connection, number: int, state: BackfillState, now:
     """It is there now."""
     values = {"state": state.value, "ended_at": now if state in RESTS else None}
     connection.execute(sa.update(backfill).where(backfill.c.id == number).values(**values))
+
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+
+_BACKFILL = sa.select(*backfill.c, definition.c.project, definition.c.name).join(
+    definition, definition.c.code == backfill.c.code
+)
+
+
+def find(connection: sa.Connection, number: int) -> Row | None:
+    """One backfill with the name of its workflow; None if there is none."""
+    return connection.execute(_BACKFILL.where(backfill.c.id == number)).first()
+
+
+def newest(
+    connection: sa.Connection, *, codes: Collection[int] | None = None, before: int | None = None, most: int = 50
+) -> list[Row]:
+    """The newest backfills: of these workflows, or of all; with lower ids than ``before``."""
+    chosen = _BACKFILL.order_by(backfill.c.id.desc()).limit(most)
+    if codes is not None:
+        chosen = chosen.where(backfill.c.code.in_(codes))
+    return list(connection.execute(chosen if before is None else chosen.where(backfill.c.id < before)).all())
+
+
+def counts(connection: sa.Connection, numbers: Collection[int]) -> dict[int, dict[str, int]]:
+    """How many instances of each of these backfills are in each state."""
+    if not numbers:
+        return {}
+    by = (instance.c.backfill, instance.c.state)
+    counted = sa.select(*by, sa.func.count().label("count")).where(instance.c.backfill.in_(numbers)).group_by(*by)
+    found: dict[int, dict[str, int]] = {number: {} for number in numbers}
+    for row in connection.execute(counted):
+        found[row.backfill][row.state] = row[2]
+    return found
+
+
+def instances(
+    connection: sa.Connection, number: int, *, state: str = "", after: float | None = None, most: int | None = None
+) -> list[Row]:
+    """The instances of a backfill, the oldest moment first: in a state, of moments behind one, so many."""
+    columns = (instance.c.id, instance.c.schedule_time, instance.c.state, instance.c.started_at, instance.c.ended_at)
+    chosen = sa.select(*columns).where(instance.c.backfill == number).order_by(instance.c.schedule_time)
+    if state:
+        chosen = chosen.where(instance.c.state == state)
+    if after is not None:
+        chosen = chosen.where(instance.c.schedule_time > after)
+    return list(connection.execute(chosen.limit(most)).all())

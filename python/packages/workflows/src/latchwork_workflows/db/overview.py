@@ -1,4 +1,4 @@
-"""How everything goes: what runs, what failed, what waits for masters."""
+"""The state of the whole installation: active runs, failures, and commands that wait for masters."""
 
 from __future__ import annotations
 

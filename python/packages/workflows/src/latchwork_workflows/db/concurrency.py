@@ -1,7 +1,7 @@
-"""Runs of workflows of which so many go at a time: who has a place, and who is the next.
+"""Runs of workflows that limit how many run at a time: which of them run, and which is next.
 
-Whoever takes a place has the lock of the workflow's row, in the transaction in which its run begins to go: so two
-shards that look at once come one after the other. Who gives it up needs no lock: a run that waits looks again.
+A run begins under the lock of the workflow's row, so two shards that look at once come one after the other. A run that
+ends needs no lock: a run that waits looks again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which projects may use the workflows of a project: a project has a role in another, as an account has.
+"""Grants: which projects may use the workflows of a project.
 
-``viewer``: its tasks may wait for runs there, and get their outputs. ``operator``: they may start workflows there as
-well, with parameters of their choice. Both are checked when a definition is applied and when such a task runs.
+``viewer``: its tasks may wait for runs there and read their outputs. ``operator``: they may also start workflows there,
+with parameters of their choice. Both are checked when a definition is applied and when such a task runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.definitions import Found
-from latchwork_workflows.db.policies.tables import project_grant
+from latchwork_workflows.db.tables import project_grant
 from latchwork_workflows.errors import NotAllowed, Problem, UnknownWorkflow
 from latchwork_workflows.model.lineage import Named, named_in
 from latchwork_workflows.model.model import Definition

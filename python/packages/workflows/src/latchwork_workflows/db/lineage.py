@@ -1,4 +1,4 @@
-"""What the newest versions of workflows name, read once for each, as a version never changes; and what is not there."""
+"""The workflows and settings that the newest versions of workflows name, and those that are missing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,512 @@
+"""Alerts, their deliveries, and channels: written with the fact that they report, sent by one master."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from latchwork_workflows.db.runs import Stored
+from latchwork_workflows.db.tables import (
+    SENDER,
+    about,
+    alert,
+    attempt,
+    channel,
+    definition,
+    definition_version,
+    delivery,
+    instance,
+    task,
+)
+from latchwork_workflows.errors import NotOwner
+from latchwork_workflows.keys import rows_ref
+from latchwork_workflows.model.model import Definition
+from latchwork_workflows.state import FAILED, Fact, Instance
+from latchwork_workflows.state.alerting import Answer, Delivery, DeliveryState, answered
+
+#: So many tasks that failed are named, and so many characters of what each said.
+MOST_NAMED, MOST_ERROR = 20, 1000
+
+
+def put(
+    connection: sa.Connection,
+    channels: Iterable[str],
+    *,
+    kind: str,
+    cause: str,
+    now: float,
+    details: Mapping[str, Any],
+    run: int | None = None,
+    code: int | None = None,
+    task_name: str = "",
+) -> int | None:
+    """Write an alert, to be delivered from now on; its id, None if it is there already."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    row = {"instance": run, "code": code, "kind": kind, "cause": cause, "task": task_name, "at": now}
+    written = insert(alert).values(**row, details=dict(details)).on_conflict_do_nothing().returning(alert.c.id)
+    made: int | None = connection.execute(written).scalar()
+    rows = [
+        {"alert": made, "channel": each, "state": DeliveryState.PENDING.value, "next_at": now, "changed_at": now}
+        for each in dict.fromkeys(channels)
+    ]
+    if made is not None and rows:
+        connection.execute(sa.insert(delivery), rows)
+    return made
+
+
+def put_fact(
+    connection: sa.Connection,
+    definition: Definition,
+    run: Stored,
+    after: Instance,
+    fact: Fact,
+    *,
+    now: float,
+    why: str = "",
+) -> None:
+    """Write what happened to a run, or to one of its tasks.
+
+    Args:
+        connection: the transaction in which the fact is written.
+        definition: of the run; it says which channels.
+        run: with the ids of its tasks.
+        after: as it is now.
+        fact: what happened.
+        now: seconds since the epoch.
+        why: of a run that a defect has ended; empty of any other.
+    """
+    began = connection.execute(sa.select(instance.c.started_at).where(instance.c.id == run.id)).scalar()
+    details = {
+        "workflow": definition.key,
+        "version": run.version,
+        "run": after.run,
+        "schedule_time": run.schedule_time,
+        "started_at": began,
+        "state": after.state.value,
+    }
+    if fact.task:
+        details |= {"n": fact.n, **_attempt(connection, run.ids[fact.task], fact.n)}
+    else:
+        details |= {"failed": _failed(connection, run, after), "why": why[:MOST_ERROR]}
+    cause = f"{run.ids[fact.task]}.{fact.n}" if fact.task else f"{after.run}@{began!r}"
+    channels = definition.alerts.channels if definition.alerts is not None else ()
+    put(
+        connection,
+        channels,
+        kind=fact.kind,
+        cause=cause,
+        now=now,
+        details=details,
+        run=run.id,
+        code=run.code,
+        task_name=fact.task,
+    )
+
+
+def put_takeover(
+    connection: sa.Connection,
+    runs: Collection[tuple[Definition, Stored]],
+    *,
+    shard: int,
+    token: int,
+    owners: tuple[str, str],
+    now: float,
+) -> None:
+    """Write that the master of these runs of one workflow is gone, and another has them: one alert for all of them.
+
+    Args:
+        connection: the transaction in which the shard gets its owner.
+        runs: that go on, with what they run.
+        shard: which.
+        token: of the new owner.
+        owners: the former one, and the new one.
+        now: seconds since the epoch.
+    """
+    definition, first = min(runs, key=lambda each: each[1].id)
+    details = {
+        "workflow": definition.key,
+        "version": first.version,
+        "run": first.known.run,
+        "schedule_time": first.schedule_time,
+        "state": first.known.state.value,
+        "former": owners[0],
+        "owner": owners[1],
+        "runs": [each.id for _, each in list(runs)[:MOST_NAMED]],
+        "count": len(runs),
+    }
+    channels = definition.alerts.channels if definition.alerts is not None else ()
+    cause = f"shard {shard} by {token}"
+    put(
+        connection,
+        channels,
+        kind="takeover",
+        cause=cause,
+        now=now,
+        details=details,
+        run=first.id,
+        code=first.code,
+    )
+
+
+def put_rows(
+    connection: sa.Connection, definition: Definition, run: Stored, name: str, mail: Mapping[str, Any], *, now: float
+) -> None:
+    """Write that the rows of a query are to be mailed; they are in the log store by now.
+
+    Args:
+        connection: the transaction in which its task succeeds.
+        definition: of the run.
+        run: with the ids of its tasks.
+        name: of the task.
+        mail: the channel, and what it says instead of the channel.
+        now: seconds since the epoch.
+    """
+    n = run.known.tasks[name].n
+    mine = sa.select(attempt.c.log_ref).where(attempt.c.task == run.ids[name], attempt.c.n == n)
+    ref = connection.execute(mine.order_by(attempt.c.claim.desc()).limit(1)).scalar()
+    if not ref:
+        return
+    outputs = run.outputs.get(name, {})
+    details = {
+        "workflow": definition.key,
+        "version": run.version,
+        "run": run.known.run,
+        "schedule_time": run.schedule_time,
+        "n": n,
+        "count_rows": outputs.get("rows"),
+        "log_ref": rows_ref(ref),
+        "mail": {"to": list(mail.get("to") or ()), "subject": str(mail.get("subject") or "")},
+    }
+    cause = f"{run.ids[name]}.{n}"
+    put(
+        connection,
+        [str(mail.get("channel"))],
+        kind="rows",
+        cause=cause,
+        now=now,
+        details=details,
+        run=run.id,
+        code=run.code,
+        task_name=name,
+    )
+
+
+def _attempt(connection: sa.Connection, row: int, n: int) -> dict[str, Any]:
+    """What is known of the newest claim of an attempt."""
+    chosen = sa.select(attempt.c.worker, attempt.c.host, attempt.c.error, attempt.c.started_at)
+    mine = chosen.where(attempt.c.task == row, attempt.c.n == n).order_by(attempt.c.claim.desc()).limit(1)
+    found = connection.execute(mine).first()
+    if found is None:
+        return {}
+    return {"worker": found.worker, "host": found.host, "error": (found.error or "")[:MOST_ERROR]}
+
+
+def _failed(connection: sa.Connection, run: Stored, after: Instance) -> list[dict[str, Any]]:
+    """The first tasks that failed or were ended, and what their last attempts said."""
+    names = [name for name, each in after.tasks.items() if each.state in FAILED and name in run.ids]
+    rows = {run.ids[name]: name for name in names[:MOST_NAMED]}
+    if not rows:
+        return []
+    chosen = sa.select(task.c.id, attempt.c.n, attempt.c.error, attempt.c.exit_code, attempt.c.worker)
+    chosen = chosen.join(attempt, sa.and_(attempt.c.task == task.c.id, attempt.c.n == task.c.n))
+    found = {row.id: row for row in connection.execute(chosen.where(task.c.id.in_(rows)).order_by(attempt.c.claim))}
+    made = []
+    for row, name in rows.items():
+        last = found.get(row)
+        said = {} if last is None else {"n": last.n, "error": (last.error or "")[:MOST_ERROR], "worker": last.worker}
+        made.append({"name": name, "state": after.tasks[name].state.value, **said})
+    if len(names) > MOST_NAMED:
+        made.append({"name": f"and {len(names) - MOST_NAMED} more", "state": ""})
+    return made
+
+
+_TOKEN = sa.cast(about.c.value, sa.BigInteger)
+#: Seconds that a delivery may be SENDING before ``doctor`` says so.
+STUCK_S = 900.0
+
+
+class Due(NamedTuple):
+    """A delivery whose time has come.
+
+    Attributes:
+        id: of it.
+        channel: by which.
+    """
+
+    id: int
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A delivery that is SENDING, and ours.
+
+    Attributes:
+        id: of it.
+        round: how often somebody asked for it.
+        by: the name of its channel.
+        channel: the row of its channel: ``kind``, ``options``, ``enabled``; None: there is none of its name.
+        alert: the row of its alert.
+    """
+
+    id: int
+    round: int
+    by: str
+    channel: Any
+    alert: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The right to send, under one hold.
+
+    Attributes:
+        token: of the hold, from the store.
+    """
+
+    token: int
+
+    def own(self, connection: sa.Connection) -> None:
+        """Be the sender from now on.
+
+        Raises:
+            NotOwner: a newer one is.
+        """
+        insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+        row = {"name": SENDER, "value": str(self.token)}
+        connection.execute(insert(about).values(**row).on_conflict_do_nothing())
+        mine = sa.update(about).where(about.c.name == SENDER, self.token >= _TOKEN)
+        if not connection.execute(mine.values(value=str(self.token))).rowcount:
+            raise NotOwner(f"alerts have a newer sender than token {self.token}")
+
+    def guard(self, connection: sa.Connection) -> None:
+        """The first statement of each transaction of a sender.
+
+        Raises:
+            NotOwner: it is that no more; roll back.
+        """
+        mine = sa.update(about).where(about.c.name == SENDER, about.c.value == str(self.token))
+        if not connection.execute(mine.values(value=str(self.token))).rowcount:
+            raise NotOwner(f"alerts are no more sent by token {self.token}")
+
+    def take(self, connection: sa.Connection, number: int, now: float) -> Taken | None:
+        """Mark a delivery as SENDING, before anything is sent; None: its time has not come, or it is gone.
+
+        Raises:
+            NotOwner: somebody else sends.
+        """
+        self.guard(connection)
+        mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state == DeliveryState.PENDING.value)
+        mine = mine.where(delivery.c.next_at <= now)
+        values = {"state": DeliveryState.SENDING.value, "token": self.token, "changed_at": now, "next_at": now}
+        row = connection.execute(mine.values(**values).returning(*delivery.c)).first()
+        if row is None:
+            return None
+        way = connection.execute(sa.select(channel).where(channel.c.name == row.channel)).first()
+        what = connection.execute(sa.select(alert).where(alert.c.id == row.alert)).one()
+        return Taken(row.id, row.round, row.channel, way, what)
+
+    def answer(
+        self, connection: sa.Connection, number: int, answer: Answer, error: str, now: float
+    ) -> DeliveryState | None:
+        """Write how a sending ended; None: it is not ours any more, and whoever has it knows better.
+
+        No guard: what a former sender has heard is true, as long as nobody has decided without it.
+        """
+        chosen = sa.select(delivery).where(delivery.c.id == number, *self._ours())
+        row = connection.execute(chosen.with_for_update()).first()
+        if row is None:
+            return None
+        known = answered(_known(row), answer, error, now)
+        connection.execute(
+            sa.update(delivery).where(delivery.c.id == number, *self._ours()).values(_columns(known, now))
+        )
+        return known.state
+
+    def _ours(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return (delivery.c.state == DeliveryState.SENDING.value, delivery.c.token == self.token)
+
+    def doubt(self, connection: sa.Connection, is_mine: Callable[[int], bool], now: float) -> int:
+        """Deliveries that are SENDING, and not by us: whoever sent them heard no answer. How many.
+
+        Args:
+            connection: a transaction.
+            is_mine: whether this sender has one in hand. It is asked once the rows are read: nobody takes another
+                meanwhile, since that needs the guard too, and what is answered meanwhile is not SENDING any more.
+            now: seconds since the epoch.
+        Raises:
+            NotOwner: somebody else sends.
+        """
+        self.guard(connection)
+        chosen = sa.select(delivery).where(delivery.c.state == DeliveryState.SENDING.value)
+        rows = [row for row in connection.execute(chosen.limit(1000)) if not is_mine(row.id)]
+        for row in rows:
+            error = "its sender ended before it heard an answer"
+            known = answered(_known(row), Answer.DOUBT, error, now)
+            same = sa.and_(delivery.c.id == row.id, delivery.c.state == row.state, delivery.c.token == row.token)
+            connection.execute(sa.update(delivery).where(same).values(_columns(known, now)))
+        return len(rows)
+
+
+def due(connection: sa.Connection, now: float, *, without: Iterable[str] = (), most: int = 200) -> list[Due]:
+    """Deliveries whose time has come, the oldest first, of other channels than these."""
+    chosen = sa.select(delivery.c.id, delivery.c.channel).where(delivery.c.next_at <= now)
+    chosen = chosen.where(delivery.c.state == DeliveryState.PENDING.value, delivery.c.channel.not_in(sorted(without)))
+    return [Due(*row) for row in connection.execute(chosen.order_by(delivery.c.next_at, delivery.c.id).limit(most))]
+
+
+def is_any_sending(connection: sa.Connection, mine: Collection[int]) -> bool:
+    """Whether a delivery is SENDING that is not in these hands."""
+    chosen = sa.select(delivery.c.id).where(delivery.c.state == DeliveryState.SENDING.value).limit(len(mine) + 1)
+    return any(each not in mine for each in connection.execute(chosen).scalars())
+
+
+def _known(row: Any) -> Delivery:
+    return Delivery(DeliveryState(row.state), row.tries, row.doubts, row.next_at, row.error or "")
+
+
+def _columns(known: Delivery, now: float) -> dict[str, Any]:
+    return {
+        "state": known.state.value,
+        "tries": known.tries,
+        "doubts": known.doubts,
+        "next_at": known.next_at,
+        "changed_at": now,
+        "error": known.error[:2000] or None,
+    }
+
+
+#: A row, by the names of its columns.
+Row: TypeAlias = Any
+_ALERT = sa.select(*alert.c, definition.c.project, definition.c.name).outerjoin(
+    definition, definition.c.code == alert.c.code
+)
+_SENDING = DeliveryState.SENDING.value
+
+
+def newest(
+    connection: sa.Connection,
+    *,
+    codes: Collection[int] | None = None,
+    state: str = "",
+    run: int | None = None,
+    before: int | None = None,
+    most: int = 50,
+) -> list[Row]:
+    """The newest alerts with the names of their workflows.
+
+    Args:
+        connection: a transaction.
+        codes: of these workflows; None: of all, tests of channels among them.
+        state: with a delivery in this state.
+        run: of this run.
+        before: with lower ids.
+        most: so many.
+    """
+    chosen = _ALERT.order_by(alert.c.id.desc()).limit(most)
+    if codes is not None:
+        chosen = chosen.where(alert.c.code.in_(codes))
+    if state:
+        mine = sa.select(delivery.c.alert).where(delivery.c.state == state).order_by(delivery.c.id.desc()).limit(10_000)
+        chosen = chosen.where(alert.c.id.in_(mine))
+    if run is not None:
+        chosen = chosen.where(alert.c.instance == run)
+    return list(connection.execute(chosen if before is None else chosen.where(alert.c.id < before)).all())
+
+
+def find_alert(connection: sa.Connection, number: int) -> Row | None:
+    """An alert with the name of its workflow; None: there is none."""
+    return connection.execute(_ALERT.where(alert.c.id == number)).first()
+
+
+def deliveries_of(connection: sa.Connection, alerts: Collection[int]) -> dict[int, list[Row]]:
+    """The deliveries of each of these alerts, by channel."""
+    found: dict[int, list[Row]] = {each: [] for each in alerts}
+    if alerts:
+        chosen = sa.select(delivery).where(delivery.c.alert.in_(alerts)).order_by(delivery.c.channel)
+        for row in connection.execute(chosen):
+            found[row.alert].append(row)
+    return found
+
+
+def find(connection: sa.Connection, number: int) -> Row | None:
+    """A delivery with the project, the workflow and the run of its alert; None: there is none."""
+    columns = (alert.c.instance, alert.c.kind, definition.c.project, definition.c.name)
+    joined = sa.select(*delivery.c, *columns).join(alert, alert.c.id == delivery.c.alert)
+    joined = joined.outerjoin(definition, definition.c.code == alert.c.code)
+    return connection.execute(joined.where(delivery.c.id == number)).first()
+
+
+def send_again(connection: sa.Connection, number: int, now: float) -> bool:
+    """Have a delivery sent from the beginning, as another message; False: it is being sent right now."""
+    mine = sa.update(delivery).where(delivery.c.id == number, delivery.c.state != _SENDING)
+    fresh = {"state": DeliveryState.PENDING.value, "tries": 0, "doubts": 0, "token": None, "error": None}
+    values = {**fresh, "round": delivery.c.round + 1, "next_at": now, "changed_at": now}
+    return bool(connection.execute(mine.values(**values)).rowcount)
+
+
+def channels(connection: sa.Connection) -> list[Row]:
+    """All channels, by name."""
+    return list(connection.execute(sa.select(channel).order_by(channel.c.name)).all())
+
+
+def find_channel(connection: sa.Connection, name: str) -> Row | None:
+    """A channel; None: there is none of this name."""
+    return connection.execute(sa.select(channel).where(channel.c.name == name)).first()
+
+
+def put_channel(connection: sa.Connection, name: str, values: Mapping[str, Any]) -> bool:
+    """Write a channel whose options were checked; whether there was none of its name."""
+    changed = sa.update(channel).where(channel.c.name == name).values(**values)
+    if connection.execute(changed).rowcount:
+        return False
+    connection.execute(sa.insert(channel).values(name=name, **values))
+    return True
+
+
+def remove_channel(connection: sa.Connection, name: str) -> bool:
+    """Delete a channel; False: there is none of this name."""
+    return bool(connection.execute(sa.delete(channel).where(channel.c.name == name)).rowcount)
+
+
+def named(connection: sa.Connection) -> dict[str, list[str]]:
+    """The channels that the newest versions of workflows name, each with these workflows."""
+    newest_ = sa.and_(
+        definition_version.c.code == definition.c.code, definition_version.c.version == definition.c.version
+    )
+    chosen = sa.select(definition_version.c.body).join(definition, newest_)
+    found: dict[str, list[str]] = {}
+    for (body,) in connection.execute(chosen.where(definition_version.c.body.contains("channel"))):
+        try:
+            said = Definition.model_validate_json(body)
+        except ValueError:
+            continue
+        names = set(said.alerts.channels) if said.alerts is not None else set()
+        names |= {str(each.params["mail"].get("channel")) for each in said.tasks if _mails(each.params)}
+        for name in names:
+            found.setdefault(name, []).append(said.key)
+    return found
+
+
+def _mails(params: Mapping[str, Any]) -> bool:
+    return isinstance(params.get("mail"), dict)
+
+
+def stuck(connection: sa.Connection, before: float, most: int = 1000) -> list[Row]:
+    """Deliveries that are open, and whose time came before a moment: ``id``, ``channel``, ``state``, ``next_at``."""
+    columns = (delivery.c.id, delivery.c.channel, delivery.c.state, delivery.c.next_at)
+    chosen = sa.select(*columns).where(delivery.c.next_at < before).order_by(delivery.c.next_at, delivery.c.id)
+    return list(connection.execute(chosen.limit(most)).all())
+
+
+def remove_tests(connection: sa.Connection, before: float, most: int = 500) -> int:
+    """Delete tests of channels from before a moment: they are of no run that they would go with."""
+    chosen = sa.select(alert.c.id).where(alert.c.instance.is_(None), alert.c.at < before).order_by(alert.c.id)
+    ids = list(connection.execute(chosen.limit(most)).scalars())
+    if ids:
+        connection.execute(sa.delete(alert).where(alert.c.id.in_(ids)))
+    return len(ids)
