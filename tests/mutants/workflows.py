@@ -32,7 +32,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a task that has a result is queued again",
-        "latchwork_workflows/master/sending.py",
+        "latchwork_workflows/master/dispatcher.py",
         "            if x in done or x in ended:\n",
         "            if x in done:\n",
         id_of("workflows/sending", "an_item_whose_result_is_there_is_not_put", on="memory"),
@@ -40,7 +40,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "a task that a worker has claimed is taken back",
-        "latchwork_workflows/master/sending.py",
+        "latchwork_workflows/master/dispatcher.py",
         "        checks, ops = self._backlog.removal(item)\n",
         "        checks, ops = self._backlog.removal(item, if_taken=True)\n",
         id_of("workflows/sending", "an_item_that_somebody_has_is_not_taken_back", on="memory"),
@@ -80,7 +80,7 @@ DEFECTS = (
     Defect(
         "Workflow master",
         "an end during a round wakes none of the runs that have looked",
-        "latchwork_workflows/master/policies/waking.py",
+        "latchwork_workflows/master/held_tasks.py",
         "            self._go_on(code, 0)  # behind the rest of that round\n",
         "",
         id_of("workflows/dependent", "what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked", on="memory"),
@@ -96,7 +96,7 @@ DEFECTS = (
     Defect(
         "Workflow slots",
         "a former owner writes the sizes of pools",
-        "latchwork_workflows/master/sending.py",
+        "latchwork_workflows/master/dispatcher.py",
         "            self._commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
         "            self._store.commit([], ops[start : start + _MOST_OPS])\n\n    # Putting\n",
         id_of("workflows/pools", "a_master_that_has_lost_the_shard_writes_no_sizes", on="memory"),
@@ -112,7 +112,7 @@ DEFECTS = (
     Defect(
         "Workflow worker",
         "a task outlives the session of its claim",
-        "latchwork_workflows/worker/performing.py",
+        "latchwork_workflows/worker/runner.py",
         "        self._leash.add(child, hard)\n",
         "        child.allow(hard)\n",
         id_of("workflows/jitter", "worker_without_a_store_ends_its_tasks_before_its_session_can_end"),
@@ -120,7 +120,7 @@ DEFECTS = (
     Defect(
         "Workflow worker",
         "a task is claimed without checking its cancel",
-        "latchwork_workflows/worker/lanes.py",
+        "latchwork_workflows/worker/session.py",
         "[Absent(self._keys.cancel(named.x)), *slot[0]]",
         "list(slot[0])",
         id_of("workflows/worker", "task_that_is_cancelled_before_it_is_taken_is_never_taken"),

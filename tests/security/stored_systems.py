@@ -17,7 +17,7 @@ from latchwork.tasks import BlobRef, StoredRetry
 from latchwork.types import Entry
 from latchwork.worker_group import records as groups
 from latchwork_workflows import exchange
-from latchwork_workflows.worker import outputs
+from latchwork_workflows.worker import attempt
 
 BLOB = BlobRef("owner", "id", 5, "ab")
 RETRY = StoredRetry(2, 0.1, 1.5, 10.0, 0.1, ("m:E",))
@@ -48,8 +48,8 @@ def read_letter(value):
 
 def read_outputs(value):
     try:
-        return outputs._json(value.decode("utf-8", "replace"), 1)
-    except outputs.BadOutput as error:
+        return attempt._json(value.decode("utf-8", "replace"), 1)
+    except attempt.BadOutput as error:
         return str(error)
 
 

@@ -229,7 +229,7 @@ def dies(office, monkeypatch, when):
         patched.setattr(alerts.Sending, "take", taking)
         patched.setattr(alerts.Sending, "answer", answering)
         with office.database.write() as connection:
-            made._sending.own(connection)
+            made._dispatcher.own(connection)
         made._installation = installation_of(office.database).id
         made._look()
         for each in made._at_work():
@@ -278,13 +278,13 @@ def test_a_former_sender_that_wakes_takes_nothing_more(office, mail):
     office.mail_channel(mail)
     former = office.sender()
     with office.database.write() as connection:
-        former._sending.own(connection)
+        former._dispatcher.own(connection)
     with office.sending():
         office.tell("ops", cause="first")
         office.until("sent")
     office.tell("ops", cause="second")
     with pytest.raises(NotOwner), office.database.write() as connection:
-        former._sending.take(connection, office.rows()[1].id, NOW)
+        former._dispatcher.take(connection, office.rows()[1].id, NOW)
     assert office.states() == ["sent", "pending"]
 
 
@@ -360,7 +360,7 @@ def test_a_sender_with_an_older_hold_does_not_begin(office, mail):
         office.until("sent")
         office.tell("ops", cause="second")
         with pytest.raises(NotOwner), office.database.write() as connection:
-            office.sender(token=1)._sending.own(connection)
+            office.sender(token=1)._dispatcher.own(connection)
         office.until("sent", "sent")
     assert len(mail.mails) == 2
 
@@ -404,7 +404,7 @@ def test_nothing_is_begun_once_the_hold_is_not_certain(office, mail):
 def test_a_delivery_that_was_put_off_meanwhile_is_not_taken(office, mail):
     office.mail_channel(mail)
     office.tell("ops")
-    sending = office.sender()._sending
+    sending = office.sender()._dispatcher
     with office.database.write() as connection:
         sending.own(connection)
         connection.execute(sa.update(delivery).values(next_at=NOW + 60.0))  # by another sender, after we had looked

@@ -235,7 +235,7 @@ def test_a_run_that_a_defect_has_ended_is_told_with_the_reason(stage, monkeypatc
             raise RuntimeError("a defect")
 
         with monkeypatch.context() as patched:
-            patched.setattr("latchwork_workflows.master.writing.advance", broken)
+            patched.setattr("latchwork_workflows.master.writer.advance", broken)
             hand.end(claim)
             stage.until(run, "failure")
     (told,) = alerts(stage)

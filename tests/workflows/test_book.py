@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from latchwork_workflows.db.runs import Stored
-from latchwork_workflows.master.book import MOST_DUE, Book, stored_after
+from latchwork_workflows.master.state_cache import MOST_DUE, StateCache, stored_after
 from latchwork_workflows.state import (
     Claimed,
     Ended,
@@ -36,7 +36,7 @@ def after(before, *events, now=100.0):
 
 
 def test_what_is_submitted_is_put_what_runs_is_followed_and_what_is_over_is_forgotten():
-    book, one = Book(), after(stored(), Start())
+    book, one = StateCache(), after(stored(), Start())
     book.put(one)
     assert list(book.to_put) == ["1.1"]
     one = after(one, Claimed("a", 1))
@@ -50,7 +50,7 @@ def test_what_is_submitted_is_put_what_runs_is_followed_and_what_is_over_is_forg
 
 
 def test_what_is_paused_and_resumed_before_it_was_put_is_put():
-    book, one = Book(), after(stored(), Start())
+    book, one = StateCache(), after(stored(), Start())
     book.put(one)
     one = after(one, Pause())
     book.put(one)
@@ -60,7 +60,7 @@ def test_what_is_paused_and_resumed_before_it_was_put_is_put():
 
 
 def test_only_the_newest_attempt_of_the_newest_run_is_found():
-    book, one = Book(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
+    book, one = StateCache(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
     book.put(one)
     book.put(after(one, now=200.0))
     assert book.find(1, 1) is None
@@ -74,7 +74,7 @@ def test_only_the_newest_attempt_of_the_newest_run_is_found():
 
 
 def test_moments_are_due_once_they_have_come_until_they_are_written():
-    book, one = Book(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
+    book, one = StateCache(), after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
     book.put(one)
     assert (book.next_wake, book.due(159.0), book.due(160.0)) == (160.0, [], [7])
     assert book.due(161.0) == [7]  # what was not written is due still
@@ -83,7 +83,7 @@ def test_moments_are_due_once_they_have_come_until_they_are_written():
 
 
 def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each_comes():
-    book = Book()
+    book = StateCache()
     for number in range(2 * MOST_DUE + 1):
         one = after(stored(), Start(), Claimed("a", 1), Ended("a", 1, Outcome.FAILURE))
         book.put(replace(one, id=number, ids={name: 10 * number + row for name, row in one.ids.items()}))
@@ -96,14 +96,14 @@ def test_of_thousands_that_are_due_at_one_moment_so_many_come_at_a_time_and_each
 
 
 def test_what_is_started_by_force_is_taken_back_and_not_put_meanwhile():
-    book, one = Book(), after(stored(), Start())
+    book, one = StateCache(), after(stored(), Start())
     book.put(one)
     book.put(after(one, ForceStart("a")))
     assert (list(book.to_put), book.to_settle) == ([], {7})
 
 
 def test_what_is_overdue_is_to_be_taken_back_and_not_to_be_put():
-    book, one = Book(), stored()
+    book, one = StateCache(), stored()
     waits = Plan({"a": Rule(max_queued_s=5.0)})
     known = advance(waits, advance(waits, one.known, [Start()], 100.0), [], 105.0)
     book.put(stored_after(one, known, {"a": 1}, {}, {}))
@@ -111,7 +111,7 @@ def test_what_is_overdue_is_to_be_taken_back_and_not_to_be_put():
 
 
 def test_what_is_stopped_is_settled_until_it_is_over():
-    book, one = Book(), after(stored(), Start(), Claimed("a", 1))
+    book, one = StateCache(), after(stored(), Start(), Claimed("a", 1))
     book.put(one)
     one = after(one, Stop())
     book.put(one)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import task
-from latchwork_workflows.master import parcels
+from latchwork_workflows.master import dispatcher
 from latchwork_workflows.model.logical import chosen
 from latchwork_workflows.state import Outcome
 from patience import eventually
@@ -91,7 +91,7 @@ def test_expressions_are_evaluated_while_no_transaction_is_open(stage, monkeypat
         return chosen(*args)
 
     seen = []
-    monkeypatch.setattr(parcels, "chosen", evaluate)
+    monkeypatch.setattr(dispatcher, "chosen", evaluate)
     version = stage.apply(a_switch("1 > 0"))
     hand = stage.hand()
     with stage.master():
@@ -103,7 +103,7 @@ def test_expressions_are_evaluated_while_no_transaction_is_open(stage, monkeypat
 
 
 def test_a_switch_that_was_held_when_its_master_ended_is_decided_by_the_next_one(stage, monkeypatch):
-    monkeypatch.setattr(parcels, "chosen", lambda *_: stage.refused())
+    monkeypatch.setattr(dispatcher, "chosen", lambda *_: stage.refused())
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master(node="first"):
@@ -111,7 +111,7 @@ def test_a_switch_that_was_held_when_its_master_ended_is_decided_by_the_next_one
         hand.end(hand.wait("a"), outputs={"rows": 11})
         stage.until_task(made, s="running")
     assert stage.states(made) == {"a": "success", "s": "running", "many": "waiting", "few": "waiting"}
-    monkeypatch.setattr(parcels, "chosen", chosen)
+    monkeypatch.setattr(dispatcher, "chosen", chosen)
     with stage.master(node="second"):
         hand.end(hand.wait("many"))
         stage.until(made, "success")
@@ -142,7 +142,7 @@ def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, mo
 
         monkeypatch.setattr(stage.database, "write", once)
 
-    monkeypatch.setattr(parcels, "chosen", evaluate)
+    monkeypatch.setattr(dispatcher, "chosen", evaluate)
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master():
@@ -154,7 +154,7 @@ def test_a_switch_is_decided_once_though_the_write_of_its_choice_fails(stage, mo
 
 
 def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(stage, client, monkeypatch):
-    monkeypatch.setattr(parcels, "chosen", lambda *_: stage.refused())
+    monkeypatch.setattr(dispatcher, "chosen", lambda *_: stage.refused())
     version = stage.apply(a_switch())
     hand = stage.hand()
     with stage.master():
@@ -163,7 +163,7 @@ def test_a_switch_without_a_choice_pauses_and_is_decided_when_its_run_goes_on(st
         stage.until_task(made, s="running")
         client.runs.pause(made)
         stage.until(made, "paused")
-        monkeypatch.setattr(parcels, "chosen", chosen)
+        monkeypatch.setattr(dispatcher, "chosen", chosen)
         client.runs.resume(made)
         hand.end(hand.wait("many"))
         stage.until(made, "success")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import latchwork
 from latchwork_workflows.db.tables import waiting
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.master.policies import waking
+from latchwork_workflows.master import held_tasks
 from latchwork_workflows.state import InstanceState, Outcome, TaskState
 from latchwork_workflows.state.dependents import WINDOWS, of_run, spans
 from patience import eventually
@@ -149,7 +149,7 @@ def test_who_depends_in_another_shard_hears_of_an_end_within_a_moment(database_u
 
 
 def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monkeypatch):
-    monkeypatch.setattr(waking, "MOST_WOKEN", 2)
+    monkeypatch.setattr(held_tasks, "MOST_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():
@@ -163,7 +163,7 @@ def test_more_than_look_in_one_transaction_look_in_rounds_of_several(stage, monk
 
 def test_what_ends_while_a_round_goes_on_is_seen_by_those_that_have_looked(stage, monkeypatch):
     """The rest of a round is a command, and so is what ended behind those that have looked: they look once more."""
-    monkeypatch.setattr(waking, "MOST_WOKEN", 2)
+    monkeypatch.setattr(held_tasks, "MOST_WOKEN", 2)
     hand = stage.hand()
     target, version = stage.apply(a_workflow("target", tasks={"t": []})), stage.apply(a_dependent("target"))
     with stage.master():

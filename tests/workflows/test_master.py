@@ -13,7 +13,7 @@ from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.installation import adopt_store, join_store
 from latchwork_workflows.keys import x_of
 from latchwork_workflows.master import inputs
-from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -242,13 +242,13 @@ def test_the_history_of_a_run_that_is_over_still_gets_its_late_results(stage):
 
 def test_the_next_task_is_put_before_what_has_ended_is_tidied(stage, monkeypatch):
     version = stage.apply(a_workflow())
-    hand, tidied, tidy = stage.hand(), threading.Event(), Sending.tidy
+    hand, tidied, tidy = stage.hand(), threading.Event(), Dispatcher.tidy
 
     def late(*args):
         tidied.wait(30.0)
         tidy(*args)
 
-    monkeypatch.setattr(Sending, "tidy", late)
+    monkeypatch.setattr(Dispatcher, "tidy", late)
     with stage.master():
         made = stage.start(version)
         hand.end(hand.wait("a"))

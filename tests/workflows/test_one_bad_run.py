@@ -11,13 +11,13 @@ from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.schedules import ScheduleRow
 from latchwork_workflows.db.tables import attempt, command, event, schedule, task
-from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
 
 MARK_S = 86_399.0
-WRITING, PARCELS = "latchwork_workflows.master.writing", "latchwork_workflows.master.parcels"
+WRITING, PARCELS = "latchwork_workflows.master.writer", "latchwork_workflows.master.dispatcher"
 
 
 class Fault:
@@ -56,7 +56,7 @@ def on_prepare(fault, bad, rows):
 
 
 def on_dispatch(fault, bad, rows):
-    fault.at(Sending, "_ops_of", lambda self, parcel: parcel.place.item.task in rows)
+    fault.at(Dispatcher, "_ops_of", lambda self, parcel: parcel.place.item.task in rows)
 
 
 def two(stage):
@@ -215,7 +215,7 @@ def test_a_run_whose_tasks_cannot_be_taken_back_ends(stage, monkeypatch):
         stage.until_task(bad, a="submitted")
         rows = set(stage.rows(bad).values())
         fault = Fault(monkeypatch, RuntimeError("a defect"))
-        fault.at(Sending, "take_back", lambda self, places: any(each.item.task in rows for each in places.values()))
+        fault.at(Dispatcher, "take_back", lambda self, places: any(each.item.task in rows for each in places.values()))
         stage.send("pause", bad)
         stage.until(bad, "failure")
     assert reasons(stage, bad) == [f"run {bad} cannot go on: RuntimeError: a defect"]
@@ -230,7 +230,7 @@ def test_a_run_whose_worker_cannot_be_looked_for_ends(stage, monkeypatch):
         stage.until_task(good, a="running")
         rows = set(stage.rows(bad).values())
         Fault(monkeypatch, RuntimeError("a defect")).at(
-            Sending, "has_died", lambda self, place: place.item.task in rows
+            Dispatcher, "has_died", lambda self, place: place.item.task in rows
         )
         stage.lose(first)
         stage.until(bad, "failure")

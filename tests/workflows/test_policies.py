@@ -204,7 +204,7 @@ def test_a_master_has_nothing_in_mind_of_what_is_over(stage):
             hand.end(claim, Outcome.KILLED)
             stage.until(made, "stopped")
         eventually(lambda: stage.left() == [])
-        held = {**vars(run), **vars(run._book)}
+        held = {**vars(run), **vars(run._cache)}
         eventually(lambda: not any(each for each in held.values() if isinstance(each, dict | set)))
         assert not run._cancelled
 

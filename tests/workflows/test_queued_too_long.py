@@ -3,7 +3,7 @@
 import pytest
 
 from latchwork_workflows.errors import DefinitionInvalid
-from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.state import Outcome
 from patience import eventually
 from workflows.hands import a_workflow
@@ -47,14 +47,14 @@ def test_what_no_worker_takes_in_time_has_failed_counts_as_a_try_and_says_so(sta
 
 def test_a_worker_that_takes_it_before_it_is_taken_back_runs_it(stage, flow, clock, monkeypatch):
     hand, taken = stage.hand(), {}
-    take_back = Sending.take_back
+    take_back = Dispatcher.take_back
 
     def late(sending, places):
         if not taken:
             taken.update(hand.take())
         return take_back(sending, places)
 
-    monkeypatch.setattr(Sending, "take_back", late)
+    monkeypatch.setattr(Dispatcher, "take_back", late)
     with stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
@@ -71,7 +71,7 @@ def test_a_master_that_dies_before_it_has_taken_it_back_leaves_that_to_the_next(
     with monkeypatch.context() as patch, stage.master(now=lambda: clock[0]):
         made = stage.start(flow)
         eventually(stage.items)
-        patch.setattr(Sending, "take_back", lambda _self, _places: [])
+        patch.setattr(Dispatcher, "take_back", lambda _self, _places: [])
         later(stage, clock, 61)
         eventually(lambda: stage.known(made).tasks["a"].is_overdue)
     assert stage.items()

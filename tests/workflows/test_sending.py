@@ -5,7 +5,7 @@ import pytest
 from latchwork.types import At
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import Item
-from latchwork_workflows.master.sending import Parcel, Place, Sending
+from latchwork_workflows.master.dispatcher import Dispatcher, Place, TaskItem
 from workflows.hands import Hand
 
 
@@ -13,13 +13,13 @@ from workflows.hands import Hand
 def owner(stage):
     store = stage.store
     lock = store.create("lock", b"")
-    made = Sending(store, stage.keys, 0, store.fence(lock.created, At(lock)))
+    made = Dispatcher(store, stage.keys, 0, store.fence(lock.created, At(lock)))
     yield made
     made.close()
 
 
 def parcel(task, n=1, value=b"{}", body=None):
-    return Parcel(Place("default", "s1", Item(task, n, 0)), value, body)
+    return TaskItem(Place("default", "s1", Item(task, n, 0)), value, body)
 
 
 def free(stage):

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from latchwork_workflows import DateRange, WrongState
 from latchwork_workflows.db import definitions
 from latchwork_workflows.db.tables import instance
-from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.master.state_cache import Plans
 from latchwork_workflows.state import InstanceState, Outcome
 from latchwork_workflows.state.serial import Other, Turn, verdict
 from patience import eventually

@@ -19,7 +19,7 @@ from latchwork_workflows.model.values import Run, values_of
 from latchwork_workflows.services import workflows
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.worker import Secrets
-from latchwork_workflows.worker.preparing import with_password
+from latchwork_workflows.worker.preparation import with_password
 from workflows import working
 from workflows.hands import client_of, stage_in_memory
 

@@ -4,7 +4,8 @@ import pytest
 
 import latchwork
 from latchwork_workflows.logs import open_logs
-from latchwork_workflows.worker import Worker, WorkerOptions, node, tenants
+from latchwork_workflows.worker import Worker, WorkerOptions, preparation
+from latchwork_workflows.worker import worker as worker_module
 
 
 @pytest.mark.parametrize(
@@ -12,23 +13,23 @@ from latchwork_workflows.worker import Worker, WorkerOptions, node, tenants
     [(0, (), "-"), (0, ("etl", "db"), "db,etl"), (0, ("etl", "root"), "etl,root,-"), (65534, ("etl",), "nobody,-")],
 )
 def test_worker_says_as_which_users_it_runs_tasks(monkeypatch, uid, allowed, said):
-    monkeypatch.setattr(tenants.os, "geteuid", lambda: uid)
-    found = tenants.tenants_label(allowed)
+    monkeypatch.setattr(preparation.os, "geteuid", lambda: uid)
+    found = preparation.tenants_label(allowed)
     monkeypatch.undo()
     assert found == said
 
 
 @pytest.mark.parametrize(("uid", "allowed", "is_root"), [(0, (), True), (0, ("etl",), False), (65534, (), False)])
 def test_tasks_without_a_tenant_run_as_root_only_without_a_list(monkeypatch, uid, allowed, is_root):
-    monkeypatch.setattr(tenants.os, "geteuid", lambda: uid)
-    found = tenants.runs_as_root(allowed)
+    monkeypatch.setattr(preparation.os, "geteuid", lambda: uid)
+    found = preparation.runs_as_root(allowed)
     monkeypatch.undo()
     assert found is is_root
 
 
 @pytest.mark.parametrize("is_root", [True, False])
 def test_worker_that_is_root_without_a_list_warns_once_at_its_start(tmp_path, monkeypatch, caplog, is_root):
-    monkeypatch.setattr(node, "runs_as_root", lambda allowed: is_root and not allowed)
+    monkeypatch.setattr(worker_module, "runs_as_root", lambda allowed: is_root and not allowed)
     monkeypatch.setattr(Worker, "_live", lambda _: None)  # joins nothing
     with latchwork.connect("memory://tenants") as store:
         worker = Worker(store, logs=open_logs(tmp_path / "logs"), options=WorkerOptions(work_dir=tmp_path / "work"))

@@ -23,10 +23,9 @@ from latchwork_workflows.logs import LogStoreMismatch, open_logs
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import Command, TaskTypes
 from latchwork_workflows.types.shell import ShellParams
-from latchwork_workflows.worker import Secrets, tenants
-from latchwork_workflows.worker.lanes import Lanes
-from latchwork_workflows.worker.outputs import outputs_of
-from latchwork_workflows.worker.shift import Shift
+from latchwork_workflows.worker import Secrets, preparation
+from latchwork_workflows.worker.attempt import outputs_of
+from latchwork_workflows.worker.session import WorkflowHooks, WorkflowSession
 from patience import eventually
 
 from . import working
@@ -514,7 +513,7 @@ def test_slot_of_a_worker_that_dies_is_free_with_its_session(store, logs, tmp_pa
 @pytest.fixture
 def deaf(monkeypatch, tmp_path, logs):
     """A worker that looks only when it has a reason, on a store whose watches report nothing from now on."""
-    monkeypatch.setattr("latchwork_workflows.worker.shift.WorkerLoop", partial(WorkerLoop, look_s=3600.0))
+    monkeypatch.setattr("latchwork_workflows.worker.session.WorkerLoop", partial(WorkerLoop, look_s=3600.0))
     url = f"memory://{uuid.uuid4().hex}"
     with FaultyStore(latchwork.connect(url)) as faulty, latchwork.connect(url) as opened:
         store = workflows_store(opened)
@@ -530,13 +529,13 @@ def deaf(monkeypatch, tmp_path, logs):
 
 def test_a_slot_that_was_refused_is_wanted_again_though_no_watch_reports_it_free(deaf, monkeypatch):
     store, made = deaf
-    refusals, refused = [], Lanes.refused
+    refusals, refused = [], WorkflowHooks.refused
 
     def noted(lanes, item):
         refusals.append(item.id)
         return refused(lanes, item)
 
-    monkeypatch.setattr(Lanes, "refused", noted)
+    monkeypatch.setattr(WorkflowHooks, "refused", noted)
     store.create(KEYS.slot("db", 0), b"9.1", session=store.session)
     x = shell(store, 1, "true", lane="default~db")
     made._work.feeder.poke()
@@ -610,7 +609,7 @@ def test_tenant_that_the_machine_does_not_know_is_a_failure_that_names_it(store,
 
 
 def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, tmp_path, monkeypatch):
-    monkeypatch.setattr("latchwork_workflows.worker.lanes.may_become", lambda tenant, _allowed: tenant is None)
+    monkeypatch.setattr("latchwork_workflows.worker.session.may_become", lambda tenant, _allowed: tenant is None)
     made = working.worker(store, tmp_path)
     shell(store, 1, "true", tenant="somebody")
     assert result(store, shell(store, 2, "true")).outcome is Outcome.SUCCESS
@@ -635,10 +634,10 @@ def test_worker_that_is_not_root_leaves_tasks_of_other_users_alone(store, logs, 
     ],
 )
 def test_worker_that_is_root_runs_tasks_as_the_users_on_its_list_alone(tenant, allowed, may):
-    assert tenants.may_become(tenant, allowed) is may
+    assert preparation.may_become(tenant, allowed) is may
     if not may:
-        with pytest.raises(tenants.NoTenant, match="name that user with its --tenants"):
-            tenants.user_of(tenant, allowed)
+        with pytest.raises(preparation.NoTenant, match="name that user with its --tenants"):
+            preparation.user_of(tenant, allowed)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others become nobody else")
@@ -701,7 +700,9 @@ def test_task_type_that_raises_fails_its_task_and_tells_no_secret(store, logs, t
 
 
 def test_a_close_waits_longer_than_tasks_have_to_end_after_sigterm(store, logs, tmp_path, monkeypatch):
-    waited, end = [], Shift.end
-    monkeypatch.setattr(Shift, "end", lambda shift, timeout_s: waited.append(timeout_s) or end(shift, timeout_s))
+    waited, end = [], WorkflowSession.end
+    monkeypatch.setattr(
+        WorkflowSession, "end", lambda shift, timeout_s: waited.append(timeout_s) or end(shift, timeout_s)
+    )
     working.worker(store, tmp_path, stop_grace_s=45.0).close()
     assert min(waited) > 45.0

@@ -56,9 +56,8 @@ from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.types.logical import SubProcessParams
 from latchwork_workflows.worker import Secrets, WorkerOptions
-from latchwork_workflows.worker.attempt import Attempt
-from latchwork_workflows.worker.outputs import BadOutput, outputs_of
-from latchwork_workflows.worker.preparing import CannotRun, Preparing
+from latchwork_workflows.worker.attempt import Attempt, BadOutput, outputs_of
+from latchwork_workflows.worker.preparation import CannotRun, Preparation
 
 if TYPE_CHECKING:
     from latchwork.primitives import QueueClaim
@@ -153,7 +152,7 @@ class Trying:
         self._folder = folder
         self._secrets = Secrets()
         bundles = BundleCache(folder / "bundles")
-        self._preparing = Preparing(
+        self._preparing = Preparation(
             WorkerOptions(work_dir=folder), self._types, self._secrets, bundles, open_logs(folder / "logs")
         )
         self._now = self._began = now

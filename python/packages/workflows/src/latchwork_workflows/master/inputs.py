@@ -1,20 +1,20 @@
-"""What a shard's part of the store tells: events of instances, and rows of attempts. Pure.
-
-Of an attempt that nobody waits for any more (an earlier run, an instance that is over) only its history is kept.
-"""
+"""What a master of a shard reads from the store: who runs its attempts, how they ended, and which are orphans."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from latchwork.errors import BadRecord, InvalidKey
+from latchwork.spi import counted
 from latchwork.types import Entry
 from latchwork_workflows.db.attempts import AttemptRow
 from latchwork_workflows.exchange import Result, Running
-from latchwork_workflows.keys import attempt_of
-from latchwork_workflows.master.book import Attempt, Book
+from latchwork_workflows.keys import attempt_of, is_attempt, x_of
+from latchwork_workflows.master.dispatcher import Dispatcher
+from latchwork_workflows.master.state_cache import StateCache, SubmittedAttempt
 from latchwork_workflows.state import Claimed, Ended, Event, Lost, Outcome
 from latchwork_workflows.state.records import IN_HANDS
 
@@ -132,17 +132,17 @@ def _result(entry: Entry) -> Result:
         return Result(Outcome.FATAL, entry.created, "?", "?", 0.0, 0.0, error=why[:1000])
 
 
-def missing(book: Book, found: Seen) -> list[Attempt]:
+def missing(cache: StateCache, found: Seen) -> list[SubmittedAttempt]:
     """Attempts that ran, of which nothing is to be seen: their workers may be dead. To be looked at one by one."""
-    if len(book.running) == len(found.running) and book.running.keys() == found.running.keys():
+    if len(cache.running) == len(found.running) and cache.running.keys() == found.running.keys():
         return []
-    return [each for x, each in book.running.items() if x not in found.running and x not in found.results]
+    return [each for x, each in cache.running.items() if x not in found.running and x not in found.results]
 
 
-def replaced(book: Book, found: Seen, claims: Mapping[str, int]) -> list[Attempt]:
+def replaced(cache: StateCache, found: Seen, claims: Mapping[str, int]) -> list[SubmittedAttempt]:
     """Attempts that ran under one claim, and run under another now: between two looks the first one was lost."""
     seen_ = found.running
-    return [each for x, each in book.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
+    return [each for x, each in cache.running.items() if x in seen_ and claims.get(x, 0) not in {0, seen_[x].claim}]
 
 
 @dataclass(slots=True)
@@ -157,16 +157,16 @@ class Told:
     """
 
     events: dict[int, list[Event]] = field(default_factory=dict)
-    claimed: list[tuple[Attempt, Runs]] = field(default_factory=list)
+    claimed: list[tuple[SubmittedAttempt, Runs]] = field(default_factory=list)
     ended: list[tuple[str, Result]] = field(default_factory=list)
-    lost: list[Attempt] = field(default_factory=list)
+    lost: list[SubmittedAttempt] = field(default_factory=list)
 
-    def tell(self, attempt: Attempt, event: Event) -> None:
+    def tell(self, attempt: SubmittedAttempt, event: Event) -> None:
         """An event more."""
         self.events.setdefault(attempt.instance, []).append(event)
 
 
-class Lull:
+class Debounce:
     """Claims that nothing else came with are written a moment later: nobody waits for their rows.
 
     The result of a short task comes meanwhile, and one transaction has both. For one thread.
@@ -193,47 +193,47 @@ class Lull:
         self._since = None
 
 
-def told(book: Book, found: Seen, lost: Mapping[Attempt, bool], claims: Mapping[str, int]) -> Told:
+def told(cache: StateCache, found: Seen, lost: Mapping[SubmittedAttempt, bool], claims: Mapping[str, int]) -> Told:
     """What has happened since the last look.
 
     Args:
-        book: what is known.
+        cache: what is known.
         found: what is there.
         lost: attempts whose claims are over without a result, and whether their workers died.
         claims: by attempt, the claim that is known of it.
     """
     result = Told()
     for gone, died in lost.items():
-        result.tell(gone, _lost(book, gone, died=died))
+        result.tell(gone, _lost(cache, gone, died=died))
         result.lost.append(gone)
     for x, runs in found.running.items():
-        attempt = book.find(*attempt_of(x))
-        if attempt is None or claims.get(x) == runs.claim or book.state_of(attempt) not in IN_HANDS:
+        attempt = cache.find(*attempt_of(x))
+        if attempt is None or claims.get(x) == runs.claim or cache.state_of(attempt) not in IN_HANDS:
             continue
-        result.tell(attempt, Claimed(attempt.name, attempt.n, _run(book, attempt)))
+        result.tell(attempt, Claimed(attempt.name, attempt.n, _run(cache, attempt)))
         result.claimed.append((attempt, runs))
     for x, each in found.results.items():
-        of = book.find(*attempt_of(x))
+        of = cache.find(*attempt_of(x))
         result.ended.append((x, each))
         if of is not None:
             took_s = max(0.0, each.ended_at - each.started_at)
-            result.tell(of, Ended(of.name, of.n, each.outcome, _run(book, of), took_s))
+            result.tell(of, Ended(of.name, of.n, each.outcome, _run(cache, of), took_s))
     return result
 
 
-def _lost(book: Book, attempt: Attempt, *, died: bool) -> Lost:
-    return Lost(attempt.name, attempt.n, _run(book, attempt), died=died)
+def _lost(cache: StateCache, attempt: SubmittedAttempt, *, died: bool) -> Lost:
+    return Lost(attempt.name, attempt.n, _run(cache, attempt), died=died)
 
 
-def _run(book: Book, attempt: Attempt) -> int:
-    return book.instances[attempt.instance].known.run
+def _run(cache: StateCache, attempt: SubmittedAttempt) -> int:
+    return cache.instances[attempt.instance].known.run
 
 
-def in_mind(book: Book, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
-    """Instance and workflow of what was told, by the row of the task; and the rows that are not in the book."""
+def in_mind(cache: StateCache, told: Told) -> tuple[dict[int, tuple[int, int]], set[int]]:
+    """Instance and workflow of what was told, by the row of the task; and the rows that are not in the cache."""
     rows = {attempt_of(x) for x, _ in told.ended} | {(each.task, each.n) for each, _ in told.claimed}
-    found = {row: book.find(row, n) for row, n in rows}
-    known = {row: (each.instance, book.instances[each.instance].code) for row, each in found.items() if each}
+    found = {row: cache.find(row, n) for row, n in rows}
+    known = {row: (each.instance, cache.instances[each.instance].code) for row, each in found.items() if each}
     return known, found.keys() - known.keys()
 
 
@@ -256,3 +256,40 @@ def row_of(task: int, n: int, result: Result) -> AttemptRow:
         result.exit_code,
         error,
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+def in_hands(cache: StateCache) -> set[str]:
+    """The attempts that a shard has with workers, or queued for them."""
+    return {
+        x_of(stored.ids[name], task.n)
+        for stored in cache.instances.values()
+        for name, task in stored.known.tasks.items()
+        if task.in_hands
+    }
+
+
+def repair(dispatcher: Dispatcher, cache: StateCache, shard: int, is_ours: Callable[[Iterable[int]], set[int]]) -> None:
+    """Drop what nobody waits for.
+
+    Args:
+        dispatcher: of the shard, under its fence.
+        cache: read just now, with all results taken in.
+        shard: which.
+        is_ours: which of these tasks are of this shard, or of none any more if the shard is to care for those.
+    """
+    marked = dispatcher.marked()
+    items = dispatcher.items()
+    wanted = in_hands(cache)
+    orphans = {x: place for x, place in items.items() if place.item.shard == shard and x not in wanted}
+    back = dispatcher.take_back(orphans)
+    ended = dispatcher.cancel({x: place for x, place in orphans.items() if x not in back})
+    left = {x for x in marked if x not in items and x not in wanted and is_attempt(x)}
+    ours = is_ours({attempt_of(x)[0] for x in left})
+    gone = sorted(x for x in left if attempt_of(x)[0] in ours)
+    dispatcher.unmark(gone)
+    if orphans or gone:
+        what = f"{counted(len(orphans), 'item')} and {counted(len(gone), 'mark')} that nobody waits for"
+        _log.warning("shard %d: dropped %s (%d are ended by their workers)", shard, what, len(ended))

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from latchwork.types import Delete, Op, Put
 from latchwork_workflows.db import pools
 from latchwork_workflows.keys import PROJECT, pool_key
-from latchwork_workflows.master.sending import Sending
+from latchwork_workflows.master.dispatcher import Dispatcher
 from latchwork_workflows.schemas.pools import MAX_SIZE
 
 #: Its master writes the sizes.
@@ -25,12 +25,12 @@ class PoolSizes:
 
     Args:
         shard: The shard of this master. All but the first do nothing.
-        sending: The store, under the fence of the shard.
+        dispatcher: The store, under the fence of the shard.
     """
 
-    def __init__(self, shard: int, sending: Sending) -> None:
+    def __init__(self, shard: int, dispatcher: Dispatcher) -> None:
         self._is_ours = shard == FIRST_SHARD
-        self._sending = sending
+        self._dispatcher = dispatcher
         self._wanted: Mapping[str, int] | None = None
         self._written: Mapping[str, int] | None = None
 
@@ -51,13 +51,13 @@ class PoolSizes:
         """
         if self._wanted is None or self._wanted == self._written:
             return
-        keys = self._sending.keys
-        there = {key: value for key, value in self._sending.values(keys.slots).items() if key.endswith("/size")}
+        keys = self._dispatcher.keys
+        there = {key: value for key, value in self._dispatcher.values(keys.slots).items() if key.endswith("/size")}
         now = {keys.pool_size(name): str(size).encode() for name, size in self._wanted.items()}
         ops: list[Op] = [Put(key, value) for key, value in now.items() if there.get(key) != value]
         gone = [key for key in there if key not in now]
         free = str(MAX_SIZE).encode()
         ops += [Put(key, free) for key in gone if f"/{PROJECT}" in key and there[key] != free]
         ops += [Delete(key) for key in gone if f"/{PROJECT}" not in key]
-        self._sending.write(ops)
+        self._dispatcher.write(ops)
         self._written = self._wanted

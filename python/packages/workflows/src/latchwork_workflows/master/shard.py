@@ -26,16 +26,13 @@ from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import NotOwner, StoreMismatch
 from latchwork_workflows.keys import Keys, Order
-from latchwork_workflows.master.blame import NeedsCare, is_of_run, why_of
-from latchwork_workflows.master.book import Attempt, Book
-from latchwork_workflows.master.inputs import Looking, Lull, Seen, missing, replaced, told
-from latchwork_workflows.master.mending import mend
-from latchwork_workflows.master.parcels import Parcels
-from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.master.commands import NeedsCare, is_of_run, why_of
+from latchwork_workflows.master.concurrency import next_turns
+from latchwork_workflows.master.dispatcher import PASSING, Dispatcher, Place, TaskItem, TaskSpecs
+from latchwork_workflows.master.inputs import Debounce, Looking, Seen, missing, repair, replaced, told
 from latchwork_workflows.master.pools import PoolSizes
-from latchwork_workflows.master.sending import PASSING, Parcel, Place, Sending
-from latchwork_workflows.master.taking_turns import next_turns
-from latchwork_workflows.master.writing import Writing, Written
+from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt
+from latchwork_workflows.master.writer import TurnWriter, Written
 from latchwork_workflows.owning import Owning
 from latchwork_workflows.state import Ended, Event, Outcome, Removed
 
@@ -94,28 +91,28 @@ class ShardRun:
         self._tools = tools
         self._id = shard
         self._guard = Shard(shard, fence.token)
-        self._sending = Sending(tools.store.within(remaining_s), tools.keys, shard, fence)
-        self._owning = Owning(self._guard, tools.store, tools.keys, self._sending.check_owner)
+        self._dispatcher = Dispatcher(tools.store.within(remaining_s), tools.keys, shard, fence)
+        self._owning = Owning(self._guard, tools.store, tools.keys, self._dispatcher.check_owner)
         self._prefix = tools.keys.shard(shard)
         self._clock: Clock = tools.store.clock
         self._news = threading.Event()
         self._stopping = False
-        self._book = Book()
+        self._cache = StateCache()
         self._claims: dict[str, int] = {}
         self._cancelled: set[str] = set()
-        self._removed: dict[str, Attempt] = {}
+        self._removed: dict[str, SubmittedAttempt] = {}
         self._tidy: tuple[list[str], list[str], int] = ([], [], 0)
         self._marked = 0
         self._noted_at = -1e18
         self._abandoned: dict[str, Place] = {}
         self._pokes: set[int] = set()
-        self._parcels = Parcels(tools.database, tools.plans, shard)
-        self._pools = PoolSizes(shard, self._sending)
-        self._looking, self._lull = Looking(self._prefix), Lull()
+        self._task_specs = TaskSpecs(tools.database, tools.plans, shard)
+        self._pools = PoolSizes(shard, self._dispatcher)
+        self._looking, self._debounce = Looking(self._prefix), Debounce()
         self._fires: list[tuple[schedules.ScheduleRow, float]] = []
         self._broken: set[schedules.ScheduleRow] = set()
         self._next_fire: float | None = None
-        self._turns: list[int] = []
+        self._concurrency: list[int] = []
         self._polled_at = -1e18
         self._poke = -1
         self._is_known = self._is_careful = False
@@ -140,7 +137,7 @@ class ShardRun:
                 self._live(mirror)
             self._give_up()
         finally:
-            self._sending.close()
+            self._dispatcher.close()
 
     def _give_up(self) -> None:
         with suppress(*PASSING, sa.exc.SQLAlchemyError), self._transaction() as connection:
@@ -176,7 +173,7 @@ class ShardRun:
         """Look, write, do; seconds until the next turn."""
         if not self._is_known:
             self._own(mirror)
-        now = self._book.at(self._tools.now())
+        now = self._cache.at(self._tools.now())
         found = self._looking.look(mirror.snapshot().values())
         is_asked = self._is_polled(found, now)
         written = self._write(found, now, is_asked=is_asked)
@@ -201,12 +198,12 @@ class ShardRun:
         with self._transaction() as connection:
             former = self._guard.former(connection)
             self._owning.take(connection, self._tools.node, *found)
-            writing = self._writing(connection, Book())
+            writing = self._writing(connection, StateCache())
             known = self._read(connection, writing)
             owners = former, self._tools.node
             writing.tell_takeover(known, token=self._guard.token, owners=owners)
             writing.finish()
-        self._book = Book(known)
+        self._cache = StateCache(known)
         self._took(writing.written)
         self._claims, self._cancelled, self._removed = {}, set(), {}
         self._pools.forget()
@@ -214,7 +211,7 @@ class ShardRun:
         self._is_known = True
         self._polled_at = -1e18
 
-    def _read(self, connection: sa.Connection, writing: Writing) -> list[Stored]:
+    def _read(self, connection: sa.Connection, writing: TurnWriter) -> list[Stored]:
         """What goes on; carefully, those that cannot be read have ended."""
         ids = runs.active(connection, self._id)
         if not self._is_careful:
@@ -225,13 +222,13 @@ class ShardRun:
         return self._tools.database.write()
 
     def _writing(
-        self, connection: sa.Connection, book: Book, *, now: float | None = None, is_careful: bool = False
-    ) -> Writing:
+        self, connection: sa.Connection, cache: StateCache, *, now: float | None = None, is_careful: bool = False
+    ) -> TurnWriter:
         tools = self._tools
-        return Writing(
+        return TurnWriter(
             connection,
             self._id,
-            book,
+            cache,
             plans=tools.plans,
             order=tools.order,
             now=tools.now() if now is None else now,
@@ -255,38 +252,38 @@ class ShardRun:
     def _write(self, found: Seen, now: float, *, is_asked: bool) -> Written | None:
         """One transaction, if there is anything to write."""
         lost = self._lost(found)
-        what = told(self._book, found, lost, self._claims)
-        due = self._book.due(now)
+        what = told(self._cache, found, lost, self._claims)
+        due = self._cache.due(now)
         has_commands = is_asked and self._ask(now)
         removed, self._removed = self._removed, {}
         if not (what.events or what.ended or what.claimed or due or has_commands or removed):
             if found.strange:
                 self._tidy[1].extend(found.strange)
             return None
-        if not (due or has_commands or removed) and self._lull.lasts(what, self._clock.now()):
+        if not (due or has_commands or removed) and self._debounce.lasts(what, self._clock.now()):
             return None
         for attempt in removed.values():
-            stored = self._book.instances.get(attempt.instance)
+            stored = self._cache.instances.get(attempt.instance)
             if stored is not None:
                 what.tell(attempt, Removed(attempt.name, attempt.n, stored.known.run))
         with self._transaction() as connection:
             seq = self._guard.guard(connection)
             self._note(connection)
-            writing = self._writing(connection, self._book, now=now)
+            writing = self._writing(connection, self._cache, now=now)
             writing.take_in(what)
             writing.wake(each for each in due if each not in what.events)
             if has_commands:
                 writing.fire((row, at) for row, at in self._fires if at <= now)
                 writing.do_commands()
-                writing.begin(self._turns)
+                writing.begin(self._concurrency)
             writing.finish()
             if not self._is_careful:
-                self._parcels.read(connection, writing.written.instances.values())
+                self._task_specs.read(connection, writing.written.instances.values())
         for attempt, each in what.claimed:
             self._claims[attempt.x] = each.claim
         for x in writing.written.ended:
             self._claims.pop(x, None)
-        self._lull.end()
+        self._debounce.end()
         self._looking.took(writing.written.ended)
         # What was seen before a doubt is seen again.
         ended = list(dict.fromkeys([*self._tidy[0], *writing.written.ended]))
@@ -299,22 +296,22 @@ class ShardRun:
             self._guard.note(connection, self._marked)
             self._noted_at = self._clock.now()
 
-    def _lost(self, found: Seen) -> dict[Attempt, bool]:
+    def _lost(self, found: Seen) -> dict[SubmittedAttempt, bool]:
         """Attempts that ran, of which nothing is there, and whether their workers died."""
-        result: dict[Attempt, bool] = {}
+        result: dict[SubmittedAttempt, bool] = {}
 
-        def look(attempt: Attempt) -> None:
-            died = self._sending.has_died(self._place(attempt))
+        def look(attempt: SubmittedAttempt) -> None:
+            died = self._dispatcher.has_died(self._place(attempt))
             if died is not None:
                 result[attempt] = died
 
-        def heard(attempt: Attempt) -> None:
+        def heard(attempt: SubmittedAttempt) -> None:
             result[attempt] = not found.running[attempt.x].running.given_back
 
-        asks = [(each, look) for each in missing(self._book, found)]
-        asks += [(each, heard) for each in replaced(self._book, found, self._claims)]
+        asks = [(each, look) for each in missing(self._cache, found)]
+        asks += [(each, heard) for each in replaced(self._cache, found, self._claims)]
         self._each_run((each.instance, partial(ask, each)) for each, ask in asks)
-        return {each: died for each, died in result.items() if each.instance in self._book.instances}
+        return {each: died for each, died in result.items() if each.instance in self._cache.instances}
 
     def _each_run(self, todo: Iterable[tuple[int, Callable[[], object]]]) -> None:
         """Do something for each of these runs; an error that follows from one ends that one."""
@@ -329,11 +326,11 @@ class ShardRun:
         if errors:
             self._write_carefully(lambda writing: writing.end_all(errors))
 
-    def _write_carefully(self, do: Callable[[Writing], object]) -> None:
+    def _write_carefully(self, do: Callable[[TurnWriter], object]) -> None:
         """A transaction for runs that something is wrong with."""
         with self._transaction() as connection:
             self._guard.guard(connection)
-            writing = self._writing(connection, self._book, is_careful=True)
+            writing = self._writing(connection, self._cache, is_careful=True)
             do(writing)
             writing.finish()
         self._took(writing.written)
@@ -344,12 +341,12 @@ class ShardRun:
             rows = schedules.rows(connection, self._id)
             has_commands = commands.is_any_open(connection, self._id)
             self._pools.look(connection)
-            waiting = [self._book.instances[each] for each in sorted(self._book.waiting)]
-            self._turns = next_turns(connection, self._tools.plans, waiting)
+            waiting = [self._cache.instances[each] for each in sorted(self._cache.waiting)]
+            self._concurrency = next_turns(connection, self._tools.plans, waiting)
         self._fires = [fire for each in rows if each.online and each.enabled for fire in self._next_of(each, now)]
         self._next_fire = min((at for _, at in self._fires), default=None)
         self._tools.told(True)
-        return has_commands or bool(self._turns) or self._is_due(now)
+        return has_commands or bool(self._concurrency) or self._is_due(now)
 
     def _next_of(self, row: schedules.ScheduleRow, now: float) -> list[tuple[schedules.ScheduleRow, float]]:
         """The next fire time of a schedule, if it has one that can be computed, and that started what it should."""
@@ -367,10 +364,10 @@ class ShardRun:
         """What was committed is what we know."""
         self._tools.told(True)
         for each in written.instances.values():
-            self._book.put(each)
-        if len(self._claims) > 2 * len(self._book.running) + 1000:
-            self._claims = {x: claim for x, claim in self._claims.items() if x in self._book.running}
-        self._cancelled &= self._book.running.keys()
+            self._cache.put(each)
+        if len(self._claims) > 2 * len(self._cache.running) + 1000:
+            self._claims = {x: claim for x, claim in self._claims.items() if x in self._cache.running}
+        self._cancelled &= self._cache.running.keys()
         self._abandoned.update(written.abandoned)
         if written.mends:
             self._mends, self._is_known = True, False
@@ -383,15 +380,15 @@ class ShardRun:
         """What follows in the store. Whatever does not get through is done in the next turn."""
         self._is_busy = False
         pokes, self._pokes = self._pokes, set()
-        self._sending.poke(pokes)
+        self._dispatcher.poke(pokes)
         self._pools.tell()
         self._put()  # first: somebody waits for it, and for nothing else here
         ended, strange, seq = self._tidy
         if ended or strange:
-            self._sending.tidy(ended, strange, seq)
+            self._dispatcher.tidy(ended, strange, seq)
             self._marked = seq
             self._tidy = ([], [], seq)
-        self._each_run((each, partial(self._settle, each)) for each in list(self._book.to_settle))
+        self._each_run((each, partial(self._settle, each)) for each in list(self._cache.to_settle))
         while self._abandoned:
             self._abandon(*next(iter(self._abandoned.items())))
         self._choose()
@@ -399,8 +396,8 @@ class ShardRun:
     def _abandon(self, x: str, place: Place) -> None:
         """Take back what an ended run has queued, and have workers end what they have of it."""
         try:
-            if not self._sending.take_back({x: place}):
-                self._sending.cancel({x: place})
+            if not self._dispatcher.take_back({x: place}):
+                self._dispatcher.cancel({x: place})
         except Exception as error:
             if not is_of_run(error):
                 raise
@@ -408,41 +405,41 @@ class ShardRun:
         del self._abandoned[x]
 
     def _put(self) -> None:
-        waiting = list(self._book.to_put.values())[:MOST_PUTS]
+        waiting = list(self._cache.to_put.values())[:MOST_PUTS]
         if not waiting:
             return
-        self._is_busy = len(self._book.to_put) > MOST_PUTS
-        made, failed = self._parcels.make(self._book, waiting)
+        self._is_busy = len(self._cache.to_put) > MOST_PUTS
+        made, failed = self._task_specs.make(self._cache, waiting)
         done, refused = self._sent(made)
         for x in done:
-            self._book.to_put.pop(x, None)
+            self._cache.to_put.pop(x, None)
         failed += [(each, refused[each.x]) for each in waiting if each.x in refused]
         if failed:
             self._write_carefully(partial(self._fail, failed))
             self._is_busy = True
 
     def _choose(self) -> None:
-        """Decide switches, and write their choices. What is not written is in the next book again."""
-        waiting = list(self._book.to_choose.values())
+        """Decide switches, and write their choices. What is not written is in the next cache again."""
+        waiting = list(self._cache.to_choose.values())
         if not waiting:
             return
-        choices = self._parcels.choose(self._book, waiting)
+        choices = self._task_specs.choose(self._cache, waiting)
         for attempt in choices:
-            self._book.to_choose.pop((attempt.instance, attempt.name), None)
+            self._cache.to_choose.pop((attempt.instance, attempt.name), None)
         made = {attempt: choice for attempt, choice in choices.items() if choice is not None}
-        self._is_busy |= bool(made or self._book.to_choose)
+        self._is_busy |= bool(made or self._cache.to_choose)
         if made:
             with self._transaction() as connection:
                 self._guard.guard(connection)
-                writing = self._writing(connection, self._book)
+                writing = self._writing(connection, self._cache)
                 writing.choose(made)
                 writing.finish()
             self._took(writing.written)
 
-    def _sent(self, made: list[Parcel]) -> tuple[list[str], dict[str, str]]:
+    def _sent(self, made: list[TaskItem]) -> tuple[list[str], dict[str, str]]:
         """Put items; the attempts that need not be looked at again, and why others can never be put."""
         try:
-            return self._sending.put(made), {}
+            return self._dispatcher.put(made), {}
         except Exception as error:
             if not is_of_run(error):
                 raise
@@ -450,16 +447,16 @@ class ShardRun:
         refused: dict[str, str] = {}
         for each in made:
             try:
-                done += self._sending.put([each])
+                done += self._dispatcher.put([each])
             except Exception as error:
                 if not is_of_run(error):
                     raise
                 refused[each.place.item.x] = why_of(error)
         return done, refused
 
-    def _fail(self, failed: Iterable[tuple[Attempt, str]], writing: Writing) -> None:
+    def _fail(self, failed: Iterable[tuple[SubmittedAttempt, str]], writing: TurnWriter) -> None:
         for attempt, why in failed:
-            run = self._book.instances[attempt.instance].known.run
+            run = self._cache.instances[attempt.instance].known.run
             event: Event = Ended(attempt.name, attempt.n, Outcome.FATAL, run)
             writing.fail(attempt.instance, attempt.name, attempt.n, why, event)
 
@@ -471,37 +468,37 @@ class ShardRun:
                 gone = attempts.gone_tasks(connection, tasks) if self._id == 0 else set()
                 return gone | attempts.known_tasks(connection, self._id, tasks).keys()
 
-        mend(self._sending, self._book, self._id, is_ours)
+        repair(self._dispatcher, self._cache, self._id, is_ours)
         self._mends = False
 
     def _settle(self, instance: int) -> None:
         """Take back and cancel what an instance has in hands."""
-        stored = self._book.instances[instance]
+        stored = self._cache.instances[instance]
         known = stored.known
         names = {name: self._attempt(instance, name) for name in (*known.to_remove, *known.to_kill)}
         back = {names[name].x: self._place(names[name]) for name in known.to_remove}
-        for x in self._sending.take_back(back):
+        for x in self._dispatcher.take_back(back):
             self._removed[x] = next(each for each in names.values() if each.x == x)
             self._is_busy = True
         ends = {names[name].x: self._place(names[name]) for name in known.to_kill}
         new = {x: place for x, place in ends.items() if x not in self._cancelled}
-        self._cancelled.update(self._sending.cancel(new))
+        self._cancelled.update(self._dispatcher.cancel(new))
 
-    def _attempt(self, instance: int, name: str) -> Attempt:
-        stored = self._book.instances[instance]
-        return Attempt(instance, name, stored.ids[name], stored.known.tasks[name].n)
+    def _attempt(self, instance: int, name: str) -> SubmittedAttempt:
+        stored = self._cache.instances[instance]
+        return SubmittedAttempt(instance, name, stored.ids[name], stored.known.tasks[name].n)
 
-    def _place(self, attempt: Attempt) -> Place:
-        stored = self._book.instances[attempt.instance]
+    def _place(self, attempt: SubmittedAttempt) -> Place:
+        stored = self._cache.instances[attempt.instance]
         return Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._id)
 
     def _wait_s(self, now: float) -> float:
         """Seconds until somebody waits for something."""
-        until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._lull.left_s(self._clock.now())]
-        if self._book.next_wake is not None:
-            until.append(self._book.next_wake - now)
+        until = [self._tools.poll_s - (self._clock.now() - self._polled_at), self._debounce.left_s(self._clock.now())]
+        if self._cache.next_wake is not None:
+            until.append(self._cache.next_wake - now)
         if self._next_fire is not None:
             until.append(self._next_fire - now)
-        if self._book.to_settle or self._book.to_put:
+        if self._cache.to_settle or self._cache.to_put:
             until.append(1.0)
         return max(0.001, min(until))

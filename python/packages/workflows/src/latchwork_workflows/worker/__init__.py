@@ -4,7 +4,7 @@ It keeps to itself how a child is started, heard and ended. A worker knows the s
 """
 
 from latchwork_workflows.secrets import CHANNELS, SHARED, SecretMissing, Secrets, write_secret
-from latchwork_workflows.worker.node import Worker
 from latchwork_workflows.worker.options import WorkerOptions
+from latchwork_workflows.worker.worker import Worker
 
 __all__ = ["CHANNELS", "SHARED", "SecretMissing", "Secrets", "Worker", "WorkerOptions", "write_secret"]

@@ -1,4 +1,4 @@
-"""What a worker is told. Immutable."""
+"""Options of a worker."""
 
 from __future__ import annotations
 

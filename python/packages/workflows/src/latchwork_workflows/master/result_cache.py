@@ -1,9 +1,4 @@
-"""Outputs that are known already: a task that would be queued has them at once, in the transaction that would queue it.
-
-Who may look, and what is kept, follows from the version alone. A key is reckoned when a task would be queued, and again
-when it is given to a worker, who sends it back with the result: what is kept is kept by what the worker was given, even
-if a parameter of the project was changed in between.
-"""
+"""Tasks whose outputs are known already: they succeed without a worker."""
 
 from __future__ import annotations
 
@@ -20,8 +15,8 @@ from latchwork_workflows.db.result_cache import Known
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.db.tables import event
 from latchwork_workflows.exchange import Result
-from latchwork_workflows.master.parcels import run_of
-from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.master.dispatcher import run_of
+from latchwork_workflows.master.state_cache import Plans, Version
 from latchwork_workflows.state import Ended, Instance, Outcome, TaskState, advance, base_of, index_of
 
 _log = logging.getLogger(__name__)
@@ -29,7 +24,7 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class Recalled:
+class CachedResult:
     """What an instance is, once the tasks whose outputs are known have them.
 
     Attributes:
@@ -65,7 +60,7 @@ class Recalled:
             connection.execute(sa.insert(event), rows)
 
 
-class Recalling:
+class ResultCache:
     """What is known in one transaction, and what is to be. For one thread."""
 
     def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:
@@ -87,7 +82,7 @@ class Recalling:
             known = Known(stored.id, self._now, self._now + spec.cache_s, result.outputs)
             self.made[result.cache_key] = known
 
-    def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> Recalled:
+    def recall(self, stored: Stored, version: Version, after: Instance, outputs: Outputs) -> CachedResult:
         """The instance, after tasks that would be queued now have the outputs that are known.
 
         Args:
@@ -96,7 +91,7 @@ class Recalling:
             after: the instance as it would be.
             outputs: of its tasks that have ended, by name.
         """
-        found = Recalled(after)
+        found = CachedResult(after)
         if after.fresh or not version.may_recall:
             return found
         while hits := self._hits(stored, version, found, outputs):
@@ -109,7 +104,7 @@ class Recalling:
             found.after = replace(made, facts=(*was.facts, *made.facts), calls=(*was.calls, *made.calls))
         return found
 
-    def _hits(self, stored: Stored, version: Version, found: Recalled, outputs: Outputs) -> dict[str, Known]:
+    def _hits(self, stored: Stored, version: Version, found: CachedResult, outputs: Outputs) -> dict[str, Known]:
         now, after = self._now, found.after
         keys = self._keys(stored, version, after, {**outputs, **found.outputs})
         known = result_cache.find(self._connection, keys.values())

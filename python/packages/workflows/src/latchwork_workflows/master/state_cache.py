@@ -1,20 +1,30 @@
-"""What a shard's master has in mind: its active instances as the last transaction wrote them. Pure, one thread only.
-
-It is worth what the last transaction was worth: after a doubt it is thrown away and made anew.
-"""
+"""The state of a shard's runs in memory, and the definitions that they have."""
 
 from __future__ import annotations
 
 import heapq
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+
+from latchwork.spi import mutex
+from latchwork_workflows.db import definitions
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.keys import x_of
-from latchwork_workflows.state import Instance, InstanceState, Task, TaskState
+from latchwork_workflows.model.caching import cache_key_of
+from latchwork_workflows.model.model import Definition, TaskSpec, plan_of
+from latchwork_workflows.model.settings.naming import connections_of, environments_of
+from latchwork_workflows.model.validate import in_order
+from latchwork_workflows.model.values import Run
+from latchwork_workflows.state import Instance, InstanceState, Plan, Task, TaskState
 from latchwork_workflows.state.records import OVER
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.types.registry import UnknownType
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +34,7 @@ _BACK_S = 2.0
 MOST_DUE = 200
 
 
-class Attempt(NamedTuple):
+class SubmittedAttempt(NamedTuple):
     """The newest attempt of a task.
 
     Attributes:
@@ -45,17 +55,17 @@ class Attempt(NamedTuple):
         return x_of(self.task, self.n)
 
 
-class Book:
+class StateCache:
     """The instances of one shard that are not over."""
 
     def __init__(self, instances: Iterable[Stored] = ()) -> None:
         self.instances: dict[int, Stored] = {}
         #: What has to be in the backlog, and is not known to be.
-        self.to_put: dict[str, Attempt] = {}
+        self.to_put: dict[str, SubmittedAttempt] = {}
         #: What a worker is known to have.
-        self.running: dict[str, Attempt] = {}
+        self.running: dict[str, SubmittedAttempt] = {}
         #: Held tasks that may be switches without a choice, by instance and name.
-        self.to_choose: dict[tuple[int, str], Attempt] = {}
+        self.to_choose: dict[tuple[int, str], SubmittedAttempt] = {}
         #: Instances with something to take back or to end.
         self.to_settle: set[int] = set()
         #: Instances that wait for their turn.
@@ -96,7 +106,7 @@ class Book:
         for n in {was.n if was is not None else task.n, task.n}:
             self.to_put.pop(x_of(row, n), None)
             self.running.pop(x_of(row, n), None)
-        attempt = Attempt(stored.id, name, row, task.n)
+        attempt = SubmittedAttempt(stored.id, name, row, task.n)
         self.to_choose.pop((stored.id, name), None)
         if task.held:  # the master has it itself
             if is_going and task.state is TaskState.RUNNING:
@@ -118,15 +128,15 @@ class Book:
             self.to_put.pop(x, None)
             self.running.pop(x, None)
 
-    def find(self, task: int, n: int) -> Attempt | None:
+    def find(self, task: int, n: int) -> SubmittedAttempt | None:
         """The attempt, if it is the newest of a task of an instance that is not over."""
         instance, name = self._of_task.get(task, (0, ""))
         stored = self.instances.get(instance)
         if stored is None or stored.known.tasks[name].n != n:
             return None
-        return Attempt(instance, name, task, n)
+        return SubmittedAttempt(instance, name, task, n)
 
-    def state_of(self, attempt: Attempt) -> TaskState:
+    def state_of(self, attempt: SubmittedAttempt) -> TaskState:
         """Where the task is."""
         return self.instances[attempt.instance].known.tasks[attempt.name].state
 
@@ -188,3 +198,103 @@ def stored_after(
         queue_keys={**({} if is_new_run else before.queue_keys), **queue_keys},
         outputs={**({} if is_new_run else before.outputs), **outputs},
     )
+
+
+_MOST = 500
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a workflow.
+
+    Attributes:
+        code: of the workflow.
+        number: of the version.
+        definition: what it says.
+        plan: what ``advance`` has to know of it.
+    """
+
+    code: int
+    number: int
+    definition: Definition
+    plan: Plan
+
+    @cached_property
+    def width(self) -> int:
+        """How many of its tasks may be with workers side by side: the most that are equally deep; a map is one."""
+        depth: dict[str, int] = {}
+        count: dict[int, int] = {}
+        for name, rule in self.plan.rules.items():
+            depth[name] = max((depth[each] + 1 for each in rule.after), default=0)
+            if not rule.kind:
+                count[depth[name]] = count.get(depth[name], 0) + 1
+        return max(count.values(), default=0)
+
+    @cached_property
+    def may_recall(self) -> bool:
+        """Whether any of its tasks may have outputs that are known."""
+        return any(each.cache_s is not None for each in self.definition.tasks)
+
+    @cached_property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """By name."""
+        return {each.name: each for each in self.definition.tasks}
+
+    @cached_property
+    def environments(self) -> frozenset[str]:
+        """The environments that it names."""
+        return environments_of(self.definition)
+
+    @cached_property
+    def connections(self) -> frozenset[str] | None:
+        """The stored connections that it names; None: any, as a value says it."""
+        return connections_of(self.definition)
+
+
+class Plans:
+    """Versions by workflow and number.
+
+    Args:
+        types: the task types that this process knows.
+    """
+
+    def __init__(self, types: TaskTypes | None = None) -> None:
+        self._mutex = mutex()
+        self._types = types or TaskTypes()
+        self._known: OrderedDict[tuple[int, int], Version] = OrderedDict()
+
+    def get(self, connection: sa.Connection, code: int, number: int) -> Version:
+        """A version.
+
+        Raises:
+            UnknownWorkflow: there is none.
+            ValueError: this program cannot read it.
+        """
+        with self._mutex:
+            found = self._known.get((code, number))
+            if found is not None:
+                self._known.move_to_end((code, number))
+                return found
+        definition = definitions.load(connection, code, number)
+        order = in_order({each.name: each.after for each in definition.tasks})
+        made = Version(code, number, definition, plan_of(definition, order))
+        with self._mutex:
+            self._known[code, number] = made
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+        return made
+
+    def cache_key(
+        self, run: Run, task: TaskSpec, n: int, outputs: Mapping[str, Mapping[str, Any]], *, index: int
+    ) -> str | None:
+        """By what the outputs of an attempt are kept; None: they are not, also where its values cannot be filled in."""
+        if task.cache_s is None:
+            return None
+        try:
+            quoted = self._types.get(task.type).quoted
+        except UnknownType:
+            quoted = frozenset(task.params)  # it may look at any value
+        try:
+            return cache_key_of(run, task, n, outputs, quoted=quoted, index=index)
+        except (KeyError, ValueError):
+            return None

@@ -1,23 +1,209 @@
-"""What a shard's master does in the store: tidies results, puts items, takes them back, cancels. All under its fence.
-
-Each step is one transaction that changes nothing when it was done before, so what is not certain is done once more.
-"""
+"""Sends tasks to workers: their specs, and their items in the store."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
 
 from latchwork.errors import Conflict, InvalidKey, LatchworkError, OutcomeUnknown, Unavailable
 from latchwork.primitives import QueueItem, WorkQueue
 from latchwork.store import Store
 from latchwork.types import Absent, Check, Delete, Exists, Fence, Op, Put
+from latchwork_workflows.db import Database, settings
+from latchwork_workflows.db.attempts import AttemptRow
+from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.exchange import cancel_of
 from latchwork_workflows.keys import Item, Keys
+from latchwork_workflows.master.commands import is_of_run, why_of
+from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version
+from latchwork_workflows.model.logical import chosen
+from latchwork_workflows.model.specs import spec_of
+from latchwork_workflows.model.templates import CONNECTION, names_in
+from latchwork_workflows.model.values import Run, values_of
+from latchwork_workflows.state import Instance, Plan, Task, TaskState, base_of, index_of
+from latchwork_workflows.state.records import NOT_TAKEN
+
+#: So many switches are decided in one turn,
+MOST_CHOICES = 200
+#: and after so many seconds no further one.
+_CHOICES_S = 0.2
+
+
+class Choice(NamedTuple):
+    """What a switch has chosen.
+
+    Attributes:
+        heads: The tasks that go on.
+        why: Why it cannot be decided; empty if it was.
+    """
+
+    heads: tuple[str, ...] = ()
+    why: str = ""
+
+
+class TaskSpecs:
+    """What the workers of one shard are given. For one thread.
+
+    Args:
+        database: where runs, and what is stored for their projects, are read.
+        plans: the versions that are known.
+        shard: which.
+    """
+
+    def __init__(self, database: Database, plans: Plans, shard: int) -> None:
+        self._database = database
+        self._plans = plans
+        self._shard = shard
+        self._runs: dict[int, tuple[Version, Run]] = {}
+
+    def read(self, connection: sa.Connection, written: Iterable[Stored]) -> None:
+        """Read what items of these will be made of, in the transaction that wrote them: ``make`` needs none then.
+
+        What cannot be read here is left to ``make``.
+        """
+        self._runs = {}
+        parameters: dict[str, Mapping[str, Any]] = {}
+        for stored in written:
+            if any(map(_is_queued, stored.known.tasks.values())):
+                with suppress(ValueError):
+                    self._read(connection, stored, parameters)
+
+    def _read(self, connection: sa.Connection, stored: Stored, parameters: dict[str, Mapping[str, Any]]) -> None:
+        version = self._plans.get(connection, stored.code, stored.version)
+        project = version.definition.project
+        if project not in parameters:
+            parameters[project] = settings.parameters(connection, project)
+        self._runs[stored.id] = version, run_of(connection, version, stored, parameters[project])
+
+    def make(
+        self, cache: StateCache, attempts: Collection[SubmittedAttempt]
+    ) -> tuple[list[TaskItem], list[tuple[SubmittedAttempt, str]]]:
+        """What to put, and which attempts nobody can be given, with the reasons."""
+        unread = self._read_rest(cache, {each.instance for each in attempts})
+        made: list[TaskItem] = []
+        failed = [(each, unread[each.instance]) for each in attempts if each.instance in unread]
+        for attempt in (each for each in attempts if each.instance not in unread):
+            try:
+                made.append(self._task_item(cache.instances[attempt.instance], attempt))
+            except Exception as error:
+                if not is_of_run(error):
+                    raise
+                failed.append((attempt, why_of(error)))
+        self._runs = {}
+        return made, failed
+
+    def choose(self, cache: StateCache, held: Collection[SubmittedAttempt]) -> dict[SubmittedAttempt, Choice | None]:
+        """Decide switches; no transaction is open while their expressions are evaluated.
+
+        Args:
+            cache: What is known.
+            held: Tasks that the master holds.
+        Returns:
+            The choices of those that are switches, and None for the others. The rest may be missing if it takes long.
+        """
+        switches = self._switches(cache, held)
+        made: dict[SubmittedAttempt, Choice | None] = dict.fromkeys(set(held) - set(switches))
+        switches = switches[:MOST_CHOICES]
+        unread = self._read_rest(cache, {each.instance for each in switches})
+        until = time.monotonic() + _CHOICES_S
+        for attempt in switches:
+            why = unread.get(attempt.instance, "")
+            made[attempt] = Choice(why=why) if why else self._choice(cache.instances[attempt.instance], attempt)
+            if time.monotonic() > until:
+                break
+        self._runs = {}
+        return made
+
+    def _switches(self, cache: StateCache, held: Iterable[SubmittedAttempt]) -> list[SubmittedAttempt]:
+        """Those that are switches, or of a version that cannot be read."""
+        found: list[SubmittedAttempt] = []
+        with self._database.read() as connection:
+            for attempt in held:
+                stored = cache.instances[attempt.instance]
+                try:
+                    plan = self._plans.get(connection, stored.code, stored.version).plan
+                except Exception as error:
+                    if not is_of_run(error):
+                        raise
+                    found.append(attempt)
+                else:
+                    found += [attempt] if plan.kind(attempt.name) == "switch" else []
+        return found
+
+    def _choice(self, stored: Stored, attempt: SubmittedAttempt) -> Choice:
+        version, run = self._runs[stored.id]
+        task = version.tasks[attempt.name]
+        try:
+            return Choice(tuple(chosen(task, values_of(run, task, attempt.n, stored.outputs), stored.outputs)))
+        except Exception as error:
+            if not is_of_run(error):
+                raise
+            return Choice(why=why_of(error))
+
+    def _read_rest(self, cache: StateCache, instances: set[int]) -> dict[int, str]:
+        rest = [cache.instances[each] for each in sorted(instances - self._runs.keys())]
+        if not rest:
+            return {}
+        failed: dict[int, str] = {}
+        parameters: dict[str, Mapping[str, Any]] = {}
+        with self._database.read() as connection:
+            for stored in rest:
+                try:
+                    with connection.begin_nested():  # PostgreSQL takes nothing more after an error
+                        self._read(connection, stored, parameters)
+                except Exception as error:
+                    if not is_of_run(error):
+                        raise
+                    failed[stored.id] = why_of(error)
+        return failed
+
+    def _task_item(self, stored: Stored, attempt: SubmittedAttempt) -> TaskItem:
+        version, run = self._runs[stored.id]
+        task, index = version.tasks[base_of(attempt.name)], index_of(attempt.name)
+        key = self._plans.cache_key(run, task, attempt.n, stored.outputs, index=index)
+        place = (self._shard, stored.code, stored.version)
+        spec = spec_of(run, task, attempt.task, attempt.n, stored.outputs, place=place, index=index, cache_key=key)
+        value, body = spec.to_bytes()
+        return TaskItem(Place.of(stored.queue_keys[attempt.name], attempt.task, attempt.n, self._shard), value, body)
+
+
+def _is_queued(task: Task) -> bool:
+    return task.state is TaskState.SUBMITTED
+
+
+def run_of(
+    connection: sa.Connection, version: Version, stored: Stored, parameters: Mapping[str, Any] | None = None
+) -> Run:
+    """An instance, as values follow from it: with what is stored for its project now; its parameters may be given."""
+    project = version.definition.project
+    environments = settings.variables(connection, project, version.environments) if version.environments else {}
+    return Run(
+        version.definition,
+        stored.id,
+        stored.schedule_time,
+        stored.params,
+        settings.parameters(connection, project) if parameters is None else parameters,
+        environments,
+        _connections(connection, project, version, environments),
+    )
+
+
+def _connections(
+    connection: sa.Connection, project: str, version: Version, environments: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    if version.connections is None:
+        return settings.urls(connection, project)
+    named = {each[len(CONNECTION) :] for each in names_in(environments) if each.startswith(CONNECTION)}
+    names = version.connections | named
+    return settings.urls(connection, project, names) if names else {}
+
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +236,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class TaskItem:
     """An item that is to be put.
 
     Attributes:
@@ -64,7 +250,7 @@ class Parcel:
     body: bytes | None = None
 
 
-class Sending:
+class Dispatcher:
     """The store of one shard's owner. For one thread.
 
     Args:
@@ -142,10 +328,10 @@ class Sending:
 
     # Putting
 
-    def put(self, parcels: Iterable[Parcel]) -> list[str]:
+    def put(self, task_items: Iterable[TaskItem]) -> list[str]:
         """Put items, unless they are there, or have ended; the attempts that need not be looked at again."""
         done: list[str] = []
-        for batch in _batches(parcels):
+        for batch in _batches(task_items):
             try:
                 self._commit(
                     [Absent(self.keys.result(self._shard, each.place.item.x)) for each in batch],
@@ -160,12 +346,12 @@ class Sending:
                 done += [each.place.item.x for each in batch]
         return done
 
-    def _ops_of(self, parcel: Parcel) -> list[Op]:
+    def _ops_of(self, parcel: TaskItem) -> list[Op]:
         place = parcel.place
         ops = self._backlog.put_ops(place.lane, place.shelf, {place.item.id: parcel.value})
         return ops if parcel.body is None else [*ops, Put(self.keys.data(place.item.x), parcel.body)]
 
-    def _put_each(self, batch: Sequence[Parcel]) -> list[str]:
+    def _put_each(self, batch: Sequence[TaskItem]) -> list[str]:
         """Some of a batch are there, or have ended: those are left out."""
         items = self._store.get_many([self.key(each.place) for each in batch])
         results = self._store.get_many([self.keys.result(self._shard, each.place.item.x) for each in batch])
@@ -267,10 +453,10 @@ class Sending:
         return item is None or not item.why
 
 
-def _batches(parcels: Iterable[Parcel]) -> Iterable[list[Parcel]]:
-    batch: list[Parcel] = []
+def _batches(task_items: Iterable[TaskItem]) -> Iterable[list[TaskItem]]:
+    batch: list[TaskItem] = []
     size = count = 0
-    for each in parcels:
+    for each in task_items:
         more = len(each.value) + len(each.body or b"") + 400
         ops = 3 if each.body is not None else 2
         if batch and (count + ops > _MOST_OPS or size + more > _MOST_BYTES):
@@ -285,3 +471,29 @@ def _batches(parcels: Iterable[Parcel]) -> Iterable[list[Parcel]]:
 
 #: What ends a turn and not the run: the next turn does it again.
 PASSING: tuple[type[LatchworkError], ...] = (Unavailable, OutcomeUnknown, Conflict)
+
+
+def untaken(stored: Stored, plan: Plan, after: Instance, now: float) -> list[AttemptRow]:
+    """A row for each attempt that was taken back since no worker had taken it.
+
+    Args:
+        stored: the instance before.
+        plan: what its version says.
+        after: the instance now.
+        now: seconds since the epoch.
+    """
+    return [
+        AttemptRow(
+            stored.ids[fact.task],
+            fact.n,
+            0,
+            "",
+            "",
+            now,
+            ended_at=now,
+            outcome=NOT_TAKEN,
+            error=f"no worker took it within {plan.rule(fact.task).max_queued_s or 0:g} s",
+        )
+        for fact in after.facts
+        if fact.kind == NOT_TAKEN
+    ]

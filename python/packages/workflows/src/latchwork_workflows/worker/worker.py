@@ -1,7 +1,4 @@
-"""``Worker``: a process that runs the tasks of its groups, each in a child of its own.
-
-docs/design/workflows.md has the steps and the races.
-"""
+"""``Worker``: a process that runs the tasks of its worker groups, each in a child process."""
 
 from __future__ import annotations
 
@@ -18,9 +15,8 @@ from latchwork_workflows.model.model import NAME_PATTERN
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.worker.options import WorkerOptions
-from latchwork_workflows.worker.preparing import ATTEMPTS, BUNDLES, work_folder
-from latchwork_workflows.worker.shift import Shift
-from latchwork_workflows.worker.tenants import runs_as_root
+from latchwork_workflows.worker.preparation import ATTEMPTS, BUNDLES, runs_as_root, work_folder
+from latchwork_workflows.worker.session import WorkflowSession
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +26,7 @@ SESSION_TTL_S = 30.0
 _KILL_S = 10.0
 
 
-class Worker(Node[Shift]):
+class Worker(Node[WorkflowSession]):
     """Runs tasks: ``with Worker(store, logs=open_logs(url)) as worker: worker.run_forever()``.
 
     It pulls: what it takes is its own as long as its session lasts, and its children end before that can. After a lost
@@ -100,8 +96,8 @@ class Worker(Node[Shift]):
             )
         super().start()
 
-    def _worker_session(self, session: Session) -> Shift:
-        return Shift(
+    def _worker_session(self, session: Session) -> WorkflowSession:
+        return WorkflowSession(
             self._store,
             self._keys,
             self.name,

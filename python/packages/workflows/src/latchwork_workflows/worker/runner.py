@@ -1,7 +1,7 @@
-"""Runs one attempt in a child: started, heard, and ended when its time, its claim or its instance is over.
+"""Runs one attempt in a child process: starts it, reads its output, and ends it with its time, claim or run.
 
-The thread of a slot does it all. It waits for the child's output and its end; what has to end the child comes from
-other threads (``TaskContext``) or from the child's supervisor, which needs none of ours.
+The thread of a slot does all of it. It waits for the child's output and its end; a reason to end the child comes from
+other threads (``TaskContext``) or from the child's supervisor, which needs none of our threads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from latchwork_workflows.exchange import Result, Spec
 from latchwork_workflows.keys import Keys, rows_ref
 from latchwork_workflows.logs import AttemptLog, Health, LogStore
 from latchwork_workflows.state import Outcome
-from latchwork_workflows.worker.attempt import Attempt, Ending, code_of, failure_of, result_of
+from latchwork_workflows.worker.attempt import (
+    MOST_BYTES,
+    Attempt,
+    BadOutput,
+    Ending,
+    code_of,
+    failure_of,
+    outputs_of,
+    result_of,
+)
 from latchwork_workflows.worker.options import WorkerOptions
-from latchwork_workflows.worker.outputs import MOST_BYTES, BadOutput, outputs_of
-from latchwork_workflows.worker.preparing import CannotRun, Prepared, Preparing
+from latchwork_workflows.worker.preparation import CannotRun, Preparation, Prepared
 
 _READ_BYTES = 65_536
 #: So many bytes of rows are kept for a mail.
 MOST_KEPT = 10_000_000
 
 
-class Performing:
+class AttemptRunner:
     """Runs attempts of one session. Safe to share between threads.
 
     Args:
@@ -55,7 +63,7 @@ class Performing:
         logs: LogStore,
         health: Health,
         *,
-        preparing: Preparing,
+        preparing: Preparation,
         options: WorkerOptions,
         leash: DeadlineExtender,
         folder: Path,
@@ -66,7 +74,7 @@ class Performing:
         self._keys = keys
         self._logs = logs
         self._health = health
-        self._preparing = preparing
+        self._preparation = preparing
         self._options = options
         self._leash = leash
         self._folder = folder
@@ -96,7 +104,7 @@ class Performing:
 
     def _ending(self, attempt: Attempt, context: TaskContext, log: AttemptLog, folder: Path) -> Ending:
         try:
-            prepared = self._preparing.prepare(attempt, self._spec(attempt), folder)
+            prepared = self._preparation.prepare(attempt, self._spec(attempt), folder)
         except BadRecord as error:
             return Ending(Outcome.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
         except CannotRun as error:

@@ -1,4 +1,4 @@
-"""What people are to be told of what was written, in the same transaction: of runs, of tasks, and rows by mail."""
+"""Alerts of a turn: written with the facts that they report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from latchwork_workflows.db import alerts
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.master.state_cache import Plans, Version
 from latchwork_workflows.state import Instance, TaskState, base_of
 from latchwork_workflows.state.alerting import told
 from latchwork_workflows.state.records import IN_HANDS, OVER
@@ -18,7 +18,7 @@ from latchwork_workflows.state.records import IN_HANDS, OVER
 _log = logging.getLogger(__name__)
 
 
-class Telling:
+class Notifications:
     """The alerts of one transaction. For one thread."""
 
     def __init__(self, connection: sa.Connection, plans: Plans, now: float) -> None:

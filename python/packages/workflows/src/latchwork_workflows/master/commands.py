@@ -1,4 +1,4 @@
-"""Commands as events: what a row of the database asks an instance to do. Pure."""
+"""The arguments of commands, checked; and errors that are of a run and not of its master."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from latchwork.spi import MOST_MOMENT_S, is_number
+import sqlalchemy as sa
+
+from latchwork.errors import LatchworkError
+from latchwork.spi import MOST_MOMENT_S, is_number, reason
 from latchwork_workflows.db.commands import CommandRow
+from latchwork_workflows.errors import NotAllowed, UnknownWorkflow, WrongState
 from latchwork_workflows.model.model import PRIORITIES, Priority
 from latchwork_workflows.model.moments import MOST_MOMENTS, MOST_PARALLEL
 from latchwork_workflows.state import (
@@ -179,3 +183,36 @@ def _scope(row: CommandRow) -> Scope:
         return Scope(row.args.get("scope") or Scope.DOWNSTREAM)
     except ValueError:
         raise Malformed(f"command {row.id}: scope is {row.args['scope']!r:.40}") from None
+
+
+#: So many characters of an error are kept.
+MOST_WHY = 1000
+#: The database refused what a statement was to write.
+_REFUSED = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError, sa.exc.NotSupportedError)
+
+
+class NeedsCare(Exception):
+    """Part of a turn failed, perhaps because of one run: the turn is undone, and repeated run by run."""
+
+
+def is_of_run(error: Exception) -> bool:
+    """Whether an error may follow from the run, command or row at hand.
+
+    Everything does but what the database and the store raise about themselves, and the loss of the shard. A
+    ``MemoryError`` and a ``RecursionError`` do.
+    """
+    if isinstance(error, sa.exc.SQLAlchemyError):
+        is_refused = isinstance(error, _REFUSED) or type(error) is sa.exc.StatementError
+        return is_refused and not getattr(error, "connection_invalidated", False)
+    if isinstance(error, LatchworkError):
+        return isinstance(error, (ValueError, NotAllowed, UnknownWorkflow, WrongState))
+    return not isinstance(error, NeedsCare)
+
+
+def why_of(error: Exception) -> str:
+    """The error for people, as text that any database takes."""
+    if isinstance(error, KeyError):
+        return f"nothing has the name {error.args[0]!r}, which a parameter refers to"
+    is_ours = isinstance(error, (ValueError, LatchworkError)) and not isinstance(error, UnicodeError)
+    text = str(error) if is_ours and str(error) else reason(error)
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")[:MOST_WHY]

@@ -1,4 +1,4 @@
-"""Who may go: workflows of which so many runs go at a time, and the pools of projects; in the shard's transaction."""
+"""Which runs may begin: workflows that limit how many run at a time, and the pools of projects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from latchwork_workflows.db.commands import CommandType, ask
 from latchwork_workflows.db.history import told
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import WrongState
-from latchwork_workflows.master.blame import is_of_run
-from latchwork_workflows.master.plans import Plans, Version
+from latchwork_workflows.master.commands import is_of_run
+from latchwork_workflows.master.state_cache import Plans, Version
 from latchwork_workflows.schemas.pools import project_pool
 from latchwork_workflows.state.records import OVER, InstanceState
 from latchwork_workflows.state.serial import GOING, Other, Turn, places, verdict
@@ -21,7 +21,7 @@ from latchwork_workflows.state.serial import GOING, Other, Turn, places, verdict
 _AGAIN = frozenset({"recover", "rerun"})
 
 
-class Turns:
+class Concurrency:
     """Who may go, in one transaction. For one thread.
 
     Attributes:

@@ -1,9 +1,4 @@
-"""What follows for tasks that the master holds itself, in the transaction in which it was asked.
-
-Children are made, asked and listened to here; dependents look, switches choose, maps are expanded and gathered. What
-happens to an instance may ask something of another: that is a list that is worked through, not a stack, so that nesting
-costs neither threads nor depth of calls.
-"""
+"""Tasks that the master runs itself: sub-processes, dependents, switches, conditions and maps."""
 
 from __future__ import annotations
 
@@ -16,16 +11,15 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from latchwork_workflows.db import attempts, families, grants
+from latchwork_workflows.db import attempts, commands, families, grants
 from latchwork_workflows.db.attempts import AttemptRow
-from latchwork_workflows.db.commands import CommandType, ask
+from latchwork_workflows.db.commands import CommandRow, CommandType, ask
 from latchwork_workflows.db.history import told as told_people
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
-from latchwork_workflows.master.blame import why_of
-from latchwork_workflows.master.orders import Wanted
-from latchwork_workflows.master.parcels import Choice, run_of
-from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.master.commands import Malformed, Wanted, why_of
+from latchwork_workflows.master.dispatcher import Choice, run_of
+from latchwork_workflows.master.state_cache import Plans
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.templates import fill
 from latchwork_workflows.model.validate import MOST_ITEMS, MOST_TASKS
@@ -72,7 +66,7 @@ _OUTCOMES = {
 Outputs = Mapping[str, Mapping[str, Any]]
 
 
-class Writer(Protocol):
+class RunWriter(Protocol):
     """What writes instances."""
 
     def stored(self, instance: int) -> Stored | None:
@@ -100,10 +94,10 @@ class Writer(Protocol):
         ...
 
 
-class Holding:
+class HeldTasks:
     """What follows in one transaction. For one thread."""
 
-    def __init__(self, connection: sa.Connection, shard: int, plans: Plans, now: float, writer: Writer) -> None:
+    def __init__(self, connection: sa.Connection, shard: int, plans: Plans, now: float, writer: RunWriter) -> None:
         self._connection = connection
         self._shard = shard
         self._plans = plans
@@ -365,3 +359,62 @@ class Holding:
 
 
 _NONE = Task(TaskState.SKIPPED)
+
+
+#: So many runs look in one transaction, of those that wait for one workflow: all shards of a node may do so at once.
+MOST_WOKEN = 50
+
+
+class WakeUps:
+    """The rounds of one transaction. For one thread.
+
+    Args:
+        connection: a transaction that the guard has begun.
+        shard: whose runs look.
+        now: seconds since the epoch.
+        wake: has a run look.
+    """
+
+    def __init__(self, connection: sa.Connection, shard: int, now: float, wake: Callable[[int], None]) -> None:
+        self._connection = connection
+        self._shard = shard
+        self._now = now
+        self._wake = wake
+        self._done: set[int] = set()
+        #: There is more to do, for which a command was written.
+        self.goes_on = False
+
+    def is_done(self, row: CommandRow) -> bool:
+        """Whether another command of this transaction was for this one, too."""
+        return row.id in self._done
+
+    def command(self, row: CommandRow) -> None:
+        """Of a workflow of which something has ended: begin a round, or go on with one.
+
+        Raises:
+            Malformed: it names no workflow.
+        """
+        code, after = row.args.get("code"), row.args.get("after", 0)
+        if not isinstance(code, int) or not isinstance(after, int):
+            raise Malformed(f"command {row.id} wakes nobody")
+        if not after and self._is_on_its_way(code, row.id):
+            self._go_on(code, 0)  # behind the rest of that round
+            return
+        found = families.waiting_for(self._connection, self._shard, code, after=after, most=MOST_WOKEN)
+        for instance in found:
+            self._wake(instance)
+        if len(found) == MOST_WOKEN:
+            self._go_on(code, found[-1])
+
+    def _is_on_its_way(self, code: int, number: int) -> bool:
+        """Whether a round of this workflow is not over; the other commands that ask for one are done."""
+        others = commands.open_wakes(self._connection, self._shard, code, but=number)
+        for other, after in others.items():
+            if not after:
+                self._done.add(other)
+                commands.done(self._connection, other, self._now, instance=None, error=None)
+        return any(others.values())
+
+    def _go_on(self, code: int, after: int) -> None:
+        ask(self._connection, CommandType.WAKE, shard_id=self._shard, args={"code": code, "after": after})
+        self.goes_on = True

@@ -1,11 +1,4 @@
-"""One transaction of a shard's master: the guard, then what happened, then what follows from it.
-
-An instance is advanced once in a turn, with all that was seen of it; commands come after that, each by itself, since a
-state may refuse one.
-
-Any other error that may follow from one run undoes the transaction (``NeedsCare``). The next turn is careful: each run,
-command, schedule and row of history has a savepoint, and an error there undoes only that and ends that run.
-"""
+"""Writes a turn of a shard: commands, results and what follows from them, in one transaction of the database."""
 
 from __future__ import annotations
 
@@ -27,20 +20,25 @@ from latchwork_workflows.db.tables import event
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.exchange import Result
 from latchwork_workflows.keys import Order, attempt_of, log_ref
-from latchwork_workflows.master import orders
-from latchwork_workflows.master.backfilling import Backfills
-from latchwork_workflows.master.blame import NeedsCare, is_of_run, why_of
-from latchwork_workflows.master.book import Attempt, Book, stored_after
-from latchwork_workflows.master.holding import Holding
+from latchwork_workflows.master.backfills import Backfills
+from latchwork_workflows.master.commands import (
+    BACKFILLS,
+    STARTS,
+    Malformed,
+    NeedsCare,
+    Wanted,
+    event_of,
+    is_of_run,
+    start_of,
+    why_of,
+)
+from latchwork_workflows.master.concurrency import Concurrency
+from latchwork_workflows.master.dispatcher import Choice, Place, untaken
+from latchwork_workflows.master.held_tasks import HeldTasks, WakeUps
 from latchwork_workflows.master.inputs import Runs, Told, in_mind, row_of
-from latchwork_workflows.master.parcels import Choice
-from latchwork_workflows.master.plans import Plans, Version
-from latchwork_workflows.master.policies.recalling import Recalling
-from latchwork_workflows.master.policies.untaken import untaken
-from latchwork_workflows.master.policies.waking import Waking
-from latchwork_workflows.master.sending import Place
-from latchwork_workflows.master.taking_turns import Turns
-from latchwork_workflows.master.telling import Telling, tell_takeover
+from latchwork_workflows.master.notifications import Notifications, tell_takeover
+from latchwork_workflows.master.result_cache import ResultCache
+from latchwork_workflows.master.state_cache import Plans, StateCache, SubmittedAttempt, Version, stored_after
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.model.specs import queue_key_of
 from latchwork_workflows.state import Begin, Event, Fact, Instance, InstanceState, TaskState, Wake, advance, base_of
@@ -77,14 +75,14 @@ class Written:
     broken: set[int] = field(default_factory=set)
 
 
-class Writing:
+class TurnWriter:
     """One turn's writes, in a transaction that the guard has begun. For one thread."""
 
     def __init__(
         self,
         connection: sa.Connection,
         shard: int,
-        book: Book,
+        cache: StateCache,
         *,
         plans: Plans,
         order: Order,
@@ -93,28 +91,28 @@ class Writing:
     ) -> None:
         self._connection = connection
         self._shard = shard
-        self._book = book
+        self._cache = cache
         self._plans = plans
         self._order = order
         self._now = now
         self._is_careful = is_careful  # the last turn was undone: which run it was is found out
         self.written = Written()
-        self._holding = Holding(connection, shard, plans, now, self)
+        self._held = HeldTasks(connection, shard, plans, now, self)
         self._backfills = Backfills(connection, shard, plans, now, self)
-        self._turns = Turns(connection)
-        self._waking = Waking(connection, shard, now, lambda each: self.advance(each, [Wake()]))
-        self._recalling = Recalling(connection, plans, now)
-        self._telling = Telling(connection, plans, now)
+        self._concurrency = Concurrency(connection)
+        self._wake_ups = WakeUps(connection, shard, now, lambda each: self.advance(each, [Wake()]))
+        self._result_cache = ResultCache(connection, plans, now)
+        self._notifications = Notifications(connection, plans, now)
 
     def finish(self) -> None:
         """The last of it: the next dates of backfills; then who waits for what has ended gets to know."""
-        self._holding.follow()
-        self.written.more |= self._backfills.lead(self.written.instances, self._book.instances)
-        self.written.pokes |= self._holding.finish()
-        made = self._recalling.made
+        self._held.follow()
+        self.written.more |= self._backfills.lead(self.written.instances, self._cache.instances)
+        self.written.pokes |= self._held.finish()
+        made = self._result_cache.made
         for batch in [{key: known} for key, known in made.items()] if self._is_careful else [made]:
             self.alone(partial(result_cache.keep, self._connection, batch), _log_left_out)
-        self.written.pokes |= self._turns.left(self.written.instances.values(), self._book.instances)
+        self.written.pokes |= self._concurrency.left(self.written.instances.values(), self._cache.instances)
 
     # Errors of one run
 
@@ -128,7 +126,7 @@ class Writing:
             with _needs_care():
                 do()
             return
-        written, todo = self.written, list(self._holding.todo)
+        written, todo = self.written, list(self._held.todo)
         before = dict(written.instances), list(written.ended), dict(written.abandoned)
         try:
             with self._connection.begin_nested():
@@ -137,7 +135,7 @@ class Writing:
             if not is_of_run(error):
                 raise
             written.instances, written.ended, written.abandoned = before
-            self._holding.todo = todo
+            self._held.todo = todo
             failed(error)
 
     def prepared(self, do: Callable[[], object], failed: Callable[[Exception], object]) -> None:
@@ -178,9 +176,9 @@ class Writing:
         made = self.written.instances[stored.id] = stored_after(stored, known, stored.ids, {}, {})
         for tell in (
             partial(self._abandon, stored),
-            partial(self._holding.saved, stored, made, known),
-            partial(self._holding.abandoned, stored),
-            partial(self._telling.saved, stored, made, known, why=why),
+            partial(self._held.saved, stored, made, known),
+            partial(self._held.abandoned, stored),
+            partial(self._notifications.saved, stored, made, known, why=why),
             partial(self.tell, stored.id, "error", details={"error": why}),
         ):
             self.alone(tell, _log_left_out)
@@ -206,7 +204,7 @@ class Writing:
         """A run that was read just now, if it can go on; else it is ended."""
         stored = self.stored(instance)
         if stored is not None:
-            self.of_run(instance, partial(Book, [stored]))
+            self.of_run(instance, partial(StateCache, [stored]))
         found = self.written.instances.get(instance, stored)
         return None if found is None or found.known.state in OVER else found
 
@@ -219,12 +217,12 @@ class Writing:
             self.advance(instance, events, outputs=outputs)
 
     def _history(self, told: Told) -> dict[int, dict[str, Mapping[str, Any]]]:
-        known, rest = in_mind(self._book, told)
+        known, rest = in_mind(self._cache, told)
         known |= attempts.known_tasks(self._connection, self._shard, rest)
         rows: list[tuple[int, AttemptRow]] = []
         outputs: dict[int, dict[str, Mapping[str, Any]]] = {}
 
-        def claimed(attempt: Attempt, runs_: Runs) -> None:
+        def claimed(attempt: SubmittedAttempt, runs_: Runs) -> None:
             instance, code = known[attempt.task]
             ref = log_ref(code, instance, attempt.x, runs_.claim)
             who = runs_.running
@@ -232,10 +230,10 @@ class Writing:
             rows.append((instance, row))
 
         def ended(row: int, n: int, result: Result) -> None:
-            found = self._book.find(row, n)
+            found = self._cache.find(row, n)
             if found is not None:
                 outputs.setdefault(found.instance, {})[found.name] = result.outputs
-                self._recalling.note(self._book.instances[found.instance], found.name, result)
+                self._result_cache.note(self._cache.instances[found.instance], found.name, result)
             rows.append((known[row][0], row_of(row, n, result)))
 
         for attempt, runs_ in told.claimed:
@@ -280,7 +278,7 @@ class Writing:
     ) -> None:
         """An instance with events that no state refuses, and what follows for others."""
         self.step(instance, events, (outputs or {}).get(instance, {}))
-        self._holding.follow()
+        self._held.follow()
 
     def step(self, instance: int, events: Iterable[Event], outputs: Mapping[str, Mapping[str, Any]]) -> None:
         """The same for this instance alone."""
@@ -296,7 +294,7 @@ class Writing:
 
     def stored(self, instance: int) -> Stored | None:
         """An instance of this shard, as it is now; None: it is not there, or has ended and cannot be read."""
-        known = self.written.instances.get(instance) or self._book.instances.get(instance)
+        known = self.written.instances.get(instance) or self._cache.instances.get(instance)
         if known is not None:
             return known
         found: dict[int, Stored] = {}
@@ -325,7 +323,7 @@ class Writing:
             and after.tasks[name].state is TaskState.SUCCESS
             and stored.known.tasks[name] != after.tasks[name]
         }
-        known = self._recalling.recall(stored, version, after, {**(stored.outputs if is_same_run else {}), **ended})
+        known = self._result_cache.recall(stored, version, after, {**(stored.outputs if is_same_run else {}), **ended})
         after, ended = known.after, {**ended, **{name: dict(each) for name, each in known.outputs.items()}}
         keys = self._queue_keys(stored, version, after)
         ids = runs.save(self._connection, stored, after, self._now, queue_keys=keys, outputs=ended)
@@ -334,8 +332,8 @@ class Writing:
         known.tell(self._connection, stored.id, self._now)
         made = stored_after(stored, after, ids, keys, ended)
         self.written.instances[stored.id] = made
-        self._holding.saved(stored, made, after)
-        self._telling.saved(stored, made, after)
+        self._held.saved(stored, made, after)
+        self._notifications.saved(stored, made, after)
         return made
 
     def _queue_keys(self, stored: Stored, version: Version, after: Instance) -> dict[str, str]:
@@ -354,7 +352,7 @@ class Writing:
                     now=self._now,
                     order=self._order,
                     forced=forced,
-                    is_limited=self._turns.is_limited(version.definition.project),
+                    is_limited=self._concurrency.is_limited(version.definition.project),
                 )
         return found
 
@@ -371,13 +369,13 @@ class Writing:
         self.of_run(instance, save)
         self.advance(instance, [ended])
 
-    def choose(self, choices: Mapping[Attempt, Choice]) -> None:
+    def choose(self, choices: Mapping[SubmittedAttempt, Choice]) -> None:
         """Switches were decided."""
         for attempt, choice in choices.items():
             stored = self.stored(attempt.instance)
             if stored is not None:
-                self._holding.chose(stored, attempt.name, attempt.n, choice)
-                self._holding.follow()
+                self._held.chose(stored, attempt.name, attempt.n, choice)
+                self._held.follow()
 
     def tell(self, instance: int, kind: str, *, details: Mapping[str, Any]) -> None:
         """An event more, for people."""
@@ -401,21 +399,21 @@ class Writing:
         rows = commands.open_of(self._connection, self._shard, MOST_COMMANDS)
         self.written.more = len(rows) == MOST_COMMANDS
         for row in rows:
-            if not self._waking.is_done(row):
+            if not self._wake_ups.is_done(row):
                 self.alone(partial(self._do_command, row), partial(self._cannot_do, row))
-        self.written.more |= self._waking.goes_on
+        self.written.more |= self._wake_ups.goes_on
 
     def _do_command(self, row: CommandRow) -> None:
         instance, error, backfill = None, None, None
         try:
             if row.type == CommandType.MEND.value:
                 self.written.mends = True
-            elif row.type in orders.BACKFILLS or "backfill" in row.args:
+            elif row.type in BACKFILLS or "backfill" in row.args:
                 backfill = self._backfills.command(row)
             else:
-                instance = self._start(row) if row.type in orders.STARTS else self._change(row)
-                self._holding.follow()
-        except (WrongState, UnknownWorkflow, orders.Malformed) as refusal:
+                instance = self._start(row) if row.type in STARTS else self._change(row)
+                self._held.follow()
+        except (WrongState, UnknownWorkflow, Malformed) as refusal:
             error = str(refusal)
         commands.done(self._connection, row.id, self._now, instance=instance, error=error, backfill=backfill)
 
@@ -424,15 +422,15 @@ class Writing:
         commands.done(self._connection, row.id, self._now, instance=None, error=why_of(error))
 
     def _start(self, row: CommandRow) -> int:
-        wanted = orders.start_of(row)
+        wanted = start_of(row)
         definitions.check_online(self._connection, wanted.code)
         version = self._plans.get(self._connection, wanted.code, wanted.version)
-        waits = self._turns.has_to_wait(version, dry=wanted.event.dry)
+        waits = self._concurrency.has_to_wait(version, dry=wanted.event.dry)
         made = self.make(replace(wanted, event=replace(wanted.event, waits=waits)), row.by)
         self.tell(made, "begin", details={"command": row.id, "by": row.by})
         return made
 
-    def make(self, wanted: orders.Wanted, by: str, **columns: Any) -> int:
+    def make(self, wanted: Wanted, by: str, **columns: Any) -> int:
         """A new instance; ``columns`` say whose child it is. An error of what it writes has the turn undone."""
         version = self._plans.get(self._connection, wanted.code, wanted.version)
         after = advance(version.plan, Instance(), [wanted.event], self._now)
@@ -466,9 +464,9 @@ class Writing:
 
     def _change(self, row: CommandRow) -> int | None:
         if row.type == "wake" and row.instance is None:
-            self._waking.command(row)
+            self._wake_ups.command(row)
             return None
-        wanted = orders.event_of(row)
+        wanted = event_of(row)
         instance = row.instance or 0
         stored = self.stored(instance)
         if stored is None:
@@ -476,7 +474,7 @@ class Writing:
         families.check_alone(self._connection, instance, stored.parent, row.type)
         version = self._plans.get(self._connection, stored.code, stored.version)
         after = advance(version.plan, stored.known, [wanted], self._now)
-        self._turns.check_again(stored, version, row.type)
+        self._concurrency.check_again(stored, version, row.type)
         self._save(stored, version, after, {})
         return instance
 
@@ -484,14 +482,14 @@ class Writing:
         """Runs whose turn it was when somebody looked."""
         for instance in instances:
             self.of_run(instance, partial(self._begin, instance))
-            self._holding.follow()
+            self._held.follow()
 
     def _begin(self, instance: int) -> None:
         stored = self.stored(instance)
         if stored is None or stored.known.state is not InstanceState.SERIAL_WAIT:
             return
         try:
-            is_next = self._turns.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
+            is_next = self._concurrency.is_next(stored, self._plans.get(self._connection, stored.code, stored.version))
         except (ValueError, UnknownWorkflow):
             is_next = True  # no version can start it: it fails, and not its shard
         if is_next:
@@ -500,7 +498,7 @@ class Writing:
     def turn(self, code: int, version: int, *, above: Collection[int], but: int = 0) -> bool:
         """Whether a run that is a part of others waits for its turn; errors as for ``Turns.has_to_wait``."""
         made = self._plans.get(self._connection, code, version)
-        return self._turns.has_to_wait(made, dry=False, above=above, but=but)
+        return self._concurrency.has_to_wait(made, dry=False, above=above, but=but)
 
     def has_to_wait(self, stored: Stored) -> bool:
         """Whether a date of a backfill waits for its turn. One that no version can start does not: it fails."""
@@ -508,7 +506,7 @@ class Writing:
             version = self._plans.get(self._connection, stored.code, stored.version)
         except (ValueError, UnknownWorkflow):
             return False
-        return self._turns.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
+        return self._concurrency.has_to_wait(version, dry=stored.known.dry, is_wanted=True)
 
 
 @contextmanager

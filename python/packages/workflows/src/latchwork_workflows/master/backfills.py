@@ -1,8 +1,4 @@
-"""Backfills as their shard's master leads them: made with all their instances, then led on as these end.
-
-What to do is decided by the rows, in the transaction in which one of them changed; so there is no moment at which a
-date has ended and nobody knows that the next is to start.
-"""
+"""Backfills: so many of their runs at a time."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from latchwork_workflows.db import backfills, definitions
 from latchwork_workflows.db.commands import CommandRow, CommandType, ask
 from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
-from latchwork_workflows.master.orders import Malformed, dates_of
-from latchwork_workflows.master.plans import Plans
+from latchwork_workflows.master.commands import Malformed, dates_of
+from latchwork_workflows.master.state_cache import Plans
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
 from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState, next_step

@@ -1,0 +1,496 @@
+"""A worker in one session: the partitions that it takes tasks of, its slots, and its threads."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from latchwork.errors import BadRecord, InvalidKey, Unavailable
+from latchwork.primitives import Group, QueueClaim, QueueItem, WorkQueue
+from latchwork.spi import mutex
+from latchwork.store import Session, Store
+from latchwork.tasks import (
+    Bury,
+    Done,
+    Ending,
+    Functions,
+    GroupCommit,
+    Outcome,
+    Payloads,
+    Registered,
+    Release,
+    Run,
+    Slots,
+    StoredCall,
+    TaskContext,
+    TaskStopped,
+    WorkerHooks,
+    WorkerLoop,
+)
+from latchwork.tasks.children import DeadlineExtender, end_left
+from latchwork.types import Absent, Change, Check, Create, Delete, Op
+from latchwork_workflows.bundles import BundleCache
+from latchwork_workflows.exchange import Head, Result, Running
+from latchwork_workflows.keys import Item, Keys
+from latchwork_workflows.logs import Health, LogStore
+from latchwork_workflows.secrets import Secrets
+from latchwork_workflows.state import Outcome as Word
+from latchwork_workflows.types import TaskTypes
+from latchwork_workflows.worker.attempt import Attempt, result_of
+from latchwork_workflows.worker.attempt import Ending as RunEnding
+from latchwork_workflows.worker.options import MOST_CLAIMS, WorkerOptions
+from latchwork_workflows.worker.pools import PoolSlots
+from latchwork_workflows.worker.preparation import (
+    ATTEMPTS,
+    BUNDLES,
+    Preparation,
+    may_become,
+    own_user,
+    tenants_label,
+    work_folder,
+)
+from latchwork_workflows.worker.runner import AttemptRunner
+
+_log = logging.getLogger(__name__)
+
+_FUNCTION = "latchwork_workflows:attempt"
+
+
+class WorkflowHooks(WorkerHooks):
+    """The hooks of a worker's feeder, for one session.
+
+    Args:
+        keys: the keys.
+        session: what the marks of running tasks live by.
+        options: of the worker.
+        types: the task types that can be run here.
+        health: of the log store: while it takes nothing, neither do we.
+        performing: runs attempts.
+        cancels: which attempts are cancelled, as far as is known here.
+        pools: The slots of pools.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        session: Session,
+        options: WorkerOptions,
+        *,
+        types: TaskTypes,
+        health: Health,
+        performing: AttemptRunner,
+        cancels: Mapping[str, object],
+        pools: PoolSlots,
+    ) -> None:
+        self._keys = keys
+        self._session = session
+        self._options = options
+        self._types = frozenset(types.names)
+        self._instant = frozenset(name for name in types.loaded if getattr(types.get(name), "is_instant", False))
+        self._health = health
+        self._runner = performing
+        self._cancels = cancels
+        self._pools = pools
+        self._lock = mutex()
+        self._attempts: dict[str, Attempt] = {}
+        self.payloads = Payloads()
+        self.functions = Functions()
+        self._registered = Registered(_FUNCTION, self.run)
+        self.functions.add(self._registered)
+
+    # Which
+
+    def lanes(self) -> Sequence[str]:
+        """Those of our groups; none while no log can be written."""
+        return self._pools.lanes() if self._health.is_ok else ()
+
+    def waits(self) -> Sequence[str]:
+        """Those of our groups."""
+        return self._options.groups
+
+    def accept(self, item: QueueItem) -> bool:
+        """Whether it can run here; what is no task is ours too, so that it gets out of the way."""
+        try:
+            head = Head.of(item.value)
+        except BadRecord:
+            return True
+        return head.type in self._types and may_become(head.tenant, self._options.tenants)
+
+    def extra(self, item: QueueItem) -> tuple[Sequence[Check], Sequence[Op]]:
+        """That it is not cancelled; and who runs it."""
+        try:
+            named = Item.of(item.id)
+        except InvalidKey:
+            return (), ()
+        slot = self._pools.take(item.partition, named.x)
+        if slot is None:
+            return [Absent(item.key)], ()  # it is there: so it is left, until a slot is free
+        who = self._runner
+        said = Running(who.worker, who.host, time.time(), item.why[:200]).to_bytes()
+        running = Create(self._keys.running(named.shard, named.x), said, self._session)
+        return [Absent(self._keys.cancel(named.x)), *slot[0]], [running, *slot[1]]
+
+    def refused(self, item: QueueItem) -> bool:
+        """It was cancelled, or another has its slot: look for that again, unless we know of the cancel."""
+        try:
+            x = Item.of(item.id).x
+        except InvalidKey:
+            return False
+        return self._pools.given_up(x) and self._keys.cancel(x) not in self._cancels
+
+    # From the claim to the run
+
+    def begin(self, claim: QueueClaim) -> Run | Ending:
+        """What to run; or its end, if it cannot be run, or must not."""
+        try:
+            named = Item.of(claim.item.id)
+        except InvalidKey as error:
+            return Bury(f"it is no task of workflows: {error}"[:500])
+        self._pools.taken(named.x)
+        try:
+            head = _head_of(claim.value, named)
+        except BadRecord as error:
+            head = Head(named.shard, named.task, named.n, 1, 1, 1, "?", "?", "?", has_body=True)
+            why = RunEnding(Word.FATAL, f"what the master wrote for this attempt cannot be read: {error}")
+            return self._ended(Attempt(claim, head, claim.fence.token), why)
+        attempt = Attempt(claim, head, claim.fence.token)
+        if claim.attempts > MOST_CLAIMS:
+            last = f"; the last one said: {claim.item.why}" if claim.item.why else ""
+            why = RunEnding(Word.FATAL, f"it has killed its worker {MOST_CLAIMS} times{last}")
+            return self._ended(attempt, why)
+        if head.type in self._instant:
+            return self._ended(attempt, RunEnding(Word.SUCCESS))
+        with self._lock:
+            self._attempts[head.x] = attempt  # from here on we hear of its cancel
+        if self._keys.cancel(head.x) in self._cancels:
+            return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command before it began"))
+        payload = self.payloads.encode_call(self._registered, (head.x,), {})
+        return Run(StoredCall(_FUNCTION, payload), head.x, head.timeout_s, head.n)
+
+    def run(self, x: str, context: TaskContext) -> None:
+        """In a slot: run it to its end, which is noted with it."""
+        with self._lock:
+            attempt = self._attempts.get(x)
+        if attempt is None:  # its claim was lost before it began
+            raise TaskStopped(f"attempt {x} is not ours any more")
+        attempt.result = self._runner.perform(attempt, context)
+
+    # Its end
+
+    def finish(self, claim: QueueClaim, outcome: Outcome) -> Ending:
+        """With its result; or given back, if it has none."""
+        with self._lock:
+            attempt = self._attempts.get(Item.of(claim.item.id).x)
+        if attempt is None:
+            return Release("it was lost", count=False)
+        if outcome.failure is None and attempt.result is not None:
+            return self._done(attempt, attempt.result)
+        if attempt.is_cancelled:
+            return self._ended(attempt, RunEnding(Word.KILLED, "it was stopped by a command"))
+        failure = outcome.failure
+        kind = None if failure is None else failure.loaded_class
+        why = "" if failure is None else failure.summary
+        if kind is not None and issubclass(kind, TaskStopped):
+            return Release(why[:200], count=False)
+        _log.error("worker %s gives attempt %s back: %s", self._runner.worker, attempt.x, why)
+        return Release(why[:200], after_s=1.0)
+
+    def _ended(self, attempt: Attempt, ending: RunEnding) -> Done:
+        """The end of one that did not run, or whose run is not to be waited for."""
+        result = result_of(attempt, ending, self._runner.worker, self._runner.host, has_log=False)
+        return self._done(attempt, result)
+
+    def _done(self, attempt: Attempt, result: Result) -> Done:
+        head = attempt.head
+        ops: list[Op] = [Create(self._keys.result(head.shard, head.x), result.to_bytes())]
+        if head.has_body:
+            ops.append(Delete(self._keys.data(head.x)))
+        return Done(ops=tuple(ops))
+
+    def at_end(self, claim: QueueClaim) -> Sequence[Op]:
+        """It runs no more."""
+        try:
+            named = Item.of(claim.item.id)
+        except InvalidKey:
+            return ()
+        return [Delete(self._keys.running(named.shard, named.x)), *self._pools.release(named.x)]
+
+    def claim_over(self, claim: QueueClaim) -> bool:
+        """Forget it. Look for what may have its slot: the mirror may never report one that came and went."""
+        try:
+            x = Item.of(claim.item.id).x
+        except InvalidKey:
+            return False
+        with self._lock:
+            found = self._attempts.get(x)
+            if found is not None and found.claim is claim:
+                del self._attempts[x]
+        return self._pools.given_up(x)
+
+    # Ended from outside
+
+    def cancelled(self, x: str) -> str | None:
+        """An attempt is cancelled: the path of its item if it is here."""
+        with self._lock:
+            attempt = self._attempts.get(x)
+        if attempt is None:
+            return None
+        attempt.is_cancelled = True
+        return attempt.claim.item.path
+
+    def cut_off(self, stop: Callable[[str], Any]) -> None:
+        """The store is out of reach, and we do not wait: none of ours goes on."""
+        with self._lock:
+            attempts = list(self._attempts.values())
+        for each in attempts:
+            each.is_cut_off = True
+            stop(each.claim.item.path)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those that are here, in no order."""
+        with self._lock:
+            return list(self._attempts.values())
+
+
+def _head_of(value: bytes, named: Item) -> Head:
+    head = Head.of(value)
+    if head.x != named.x or head.shard != named.shard:
+        raise BadRecord(f"it is that of attempt {head.x} of shard {head.shard}")
+    return head
+
+
+#: The backlog's own limit of attempts is never met: who takes a task once too often ends it with a result.
+_ANY_NUMBER = 1_000_000
+#: Seconds after which a log store that takes nothing is tried again.
+_PROBE_S = 2.0
+#: Seconds more than a child has to end, until its slot is given up for stuck.
+_STUCK_S = 20.0
+#: Seconds for the first look at what is cancelled.
+_MIRROR_S = 30.0
+#: Of lists among the labels.
+_LABEL_CHARS = 1_500
+
+
+class WorkflowSession:
+    """Runs tasks as long as one session lasts. Safe to share between threads.
+
+    Args:
+        store: the store.
+        keys: the keys.
+        name: of the worker.
+        host: the machine's.
+        options: of the worker.
+        work_dir: folder in which tasks run, made by ``work_folder``.
+        logs: where logs go.
+        types: the task types of this process.
+        secrets: of this machine.
+        session: what we live by; closed at the end.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        name: str,
+        host: str,
+        options: WorkerOptions,
+        *,
+        work_dir: Path,
+        logs: LogStore,
+        types: TaskTypes,
+        secrets: Secrets,
+        session: Session,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._name = name
+        self._options = options
+        self._logs = logs
+        self.session = session
+        self._folder = work_dir / ATTEMPTS / name
+        self.health = Health(self._log_store_changed)
+        told_s, force_s = options.margins_s(session.ttl_s)
+        self._leash = DeadlineExtender(session.remaining_s, margin_s=force_s)
+        preparing = Preparation(options, types, secrets, BundleCache(work_dir / BUNDLES), logs)
+        performing = AttemptRunner(
+            store,
+            keys,
+            logs,
+            self.health,
+            preparing=preparing,
+            options=options,
+            leash=self._leash,
+            folder=self._folder,
+            worker=name,
+            host=host,
+        )
+        self._cancels = store.mirror(keys.cancels, wait=False, values=False)
+        self._pools = PoolSlots(store, keys, options.groups, self._poke, session)
+        names = frozenset(types.names)
+        self.hooks = WorkflowHooks(
+            keys,
+            session,
+            options,
+            types=types,
+            health=self.health,
+            performing=performing,
+            cancels=self._cancels,
+            pools=self._pools,
+        )
+        self.group = Group(store, keys.workers, member_id=name, labels=_labels(options, names, logs), session=session)
+        self.slots = Slots(
+            options.slots,
+            self.hooks.functions,
+            self.hooks.payloads,
+            stop_grace_s=options.stop_grace_s + _STUCK_S,
+            label=name,
+            clock=store.clock,
+        )
+        self._commits = GroupCommit(store, label=name)
+        backlog = WorkQueue(store, keys.backlog, max_attempts=_ANY_NUMBER, session=session, label=name)
+        self.feeder = WorkerLoop(
+            backlog, self.slots, self._commits, self.hooks, store=store, node_id=name, margin_s=told_s
+        )
+        self._ended = threading.Event()
+        self._troubled = threading.Event()
+        self._suspect = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._forgets: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Join, and begin to take tasks.
+
+        Raises:
+            NodeIdInUse, MemberEvicted: another worker has our name, or we are not wanted.
+            LogStoreMismatch: the log store is that of other workflows.
+            LatchworkError: not now.
+        """
+        found = self._store.get(self._keys.id)
+        if found is None:
+            raise Unavailable("no workflows were begun in this store yet; run 'latchwork workflows init', or a master")
+        self._logs.check(found.value.decode("ascii", "replace"))
+        self.group.start()
+        self.group.wait_joined(None)
+        if (left := end_left()) > 0:
+            _log.warning(
+                "worker %s: ended %d processes of tasks whose worker and supervisor were killed", self._name, left
+            )
+        _empty(self._folder)  # of one of our name that died: its children have ended with its session
+        self._cancels.ready(_MIRROR_S)
+        self._forgets.append(self._cancels.on_change(self._see_cancels))
+        self._pools.begin(_MIRROR_S)
+        if self._options.on_disconnect == "stop":
+            self._forgets.append(self.session.on_state(self._see_state))
+            self._start(self._end_when_cut_off, "cut-off")
+        self._start(self._probe, "logs")
+        self.feeder.start()
+
+    def _start(self, target: Callable[[], None], what: str) -> None:
+        thread = threading.Thread(target=target, name=f"latchwork-flows-{what}-{self._name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """Take nothing more, and wait for what runs; False when the time is over."""
+        return self.feeder.drain(timeout_s)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Stop all tasks, give them back, and leave; see ``WorkerSession``. Each step is idempotent."""
+        self._ended.set()
+        for event in (self._troubled, self._suspect):
+            event.set()
+        left = self.feeder.close(timeout_s)
+        self._commits.close(timeout_s if self.session.remaining_s() > 0.0 else 0.0)
+        self.slots.close(timeout_s)
+        for forget in self._forgets:
+            forget()
+        self._cancels.close()
+        self._pools.close()
+        for thread in self._threads:
+            thread.join()
+        self._leash.close()
+        self.group.close()
+        self.session.close()
+        return left
+
+    def trouble(self) -> str | None:
+        """Return why it takes no tasks: its logs cannot be written."""
+        return None if self.health.is_ok else f"its logs cannot be written: {self.health.error}"
+
+    # What others do
+
+    def _see_cancels(self, batch: Iterable[Change]) -> None:
+        for change in batch:
+            path = None if change.entry is None else self.hooks.cancelled(change.key.rpartition("/")[2])
+            if path is not None:
+                self.feeder.stop_task(path)
+
+    def _see_state(self, state: str) -> None:
+        if state == "suspect":
+            self._suspect.set()
+
+    def _end_when_cut_off(self) -> None:
+        clock = self._store.clock
+        while not self._ended.is_set():
+            self._suspect.wait()
+            self._suspect.clear()
+            clock.wait(self._ended, self._options.disconnect_grace_s)
+            if not self._ended.is_set() and self.session.state in ("suspect", "lost"):
+                _log.warning("worker %s: the store is out of reach; its tasks are ended", self._name)
+                self.hooks.cut_off(self.feeder.stop_task)
+
+    def _poke(self) -> None:
+        self.feeder.poke()
+
+    def _log_store_changed(self) -> None:
+        if self.health.is_ok:
+            self._poke()
+        else:
+            self._troubled.set()
+
+    def _probe(self) -> None:
+        """While logs cannot be written, find out when they can."""
+        while not self._ended.is_set():
+            self._troubled.wait()
+            self._troubled.clear()
+            while not self._ended.is_set() and not self.health.is_ok:
+                self._store.clock.wait(self._ended, _PROBE_S)
+                try:
+                    self._logs.probe()
+                except OSError as error:
+                    self.health.note(error)
+                else:
+                    self.health.note(None)
+
+
+def _labels(options: WorkerOptions, types: frozenset[str], logs: LogStore) -> dict[str, str]:
+    """What others see of us."""
+    tenants = tenants_label(options.tenants)
+    return {
+        "groups": ",".join(options.groups)[:_LABEL_CHARS],
+        "slots": str(options.slots),
+        "types": ",".join(sorted(types))[:_LABEL_CHARS],
+        "user": own_user(),
+        **({"tenants": tenants} if len(tenants) <= _LABEL_CHARS else {}),
+        "logs": logs.url[:500],
+        "version": _version(),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("latchwork")
+    except PackageNotFoundError:  # run from its source
+        return "unknown"
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    work_folder(folder)
