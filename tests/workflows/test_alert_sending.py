@@ -18,7 +18,7 @@ from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import initialize, installation_of
 from latchwork_workflows.logs import open_logs
 from latchwork_workflows.secrets import Secrets
-from latchwork_workflows.state.alerting import Answer
+from latchwork_workflows.state.alerts import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, MailServer, running
 

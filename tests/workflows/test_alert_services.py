@@ -15,7 +15,7 @@ from latchwork_workflows.alerts import by_apprise
 from latchwork_workflows.alerts.channels import AppriseOptions
 from latchwork_workflows.alerts.messages import Message
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.state.alerting import Answer
+from latchwork_workflows.state.alerts import Answer
 from patience import eventually
 from workflows.mail_servers import HookServer, running
 from workflows.test_alert_sending import Office

@@ -17,7 +17,7 @@ from latchwork_workflows.master.backfills import MOST_AT_ONCE
 from latchwork_workflows.model.model import ScheduleSpec
 from latchwork_workflows.model.moments import MOST_MOMENTS, moments_of
 from latchwork_workflows.state import Outcome
-from latchwork_workflows.state.backfilling import BackfillState, Progress, next_step
+from latchwork_workflows.state.backfills import BackfillState, Progress, next_step
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -9,7 +9,7 @@ from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.keys import lane_of, pool_key, pools_of, workflows_store
 from latchwork_workflows.looking import BadRequest
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.serial import Other, Turn, verdict
+from latchwork_workflows.state.concurrency import Other, Turn, verdict
 from latchwork_workflows.worker.pools import PoolSlots
 from patience import eventually
 from workflows.hands import a_workflow

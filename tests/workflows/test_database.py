@@ -19,7 +19,7 @@ from latchwork_workflows.db.migrations import needs_upgrade, upgrade, versions
 from latchwork_workflows.db.tables import about, instance, metadata, shard
 from latchwork_workflows.errors import NotOwner, SchemaTooNew
 from latchwork_workflows.installation import initialize
-from latchwork_workflows.state.dependents import Span
+from latchwork_workflows.state.families import Span
 from patience import eventually
 
 

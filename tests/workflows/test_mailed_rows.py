@@ -6,8 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from latchwork_workflows.alerts.messages import Message, Told
-from latchwork_workflows.alerts.rows import with_rows
+from latchwork_workflows.alerts.messages import Message, Told, with_rows
 from latchwork_workflows.alerts.sender import Sender
 from latchwork_workflows.db.accounts import DatabaseAccounts
 from latchwork_workflows.keys import rows_ref

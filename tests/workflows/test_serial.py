@@ -10,7 +10,7 @@ from latchwork_workflows.db import definitions
 from latchwork_workflows.db.tables import instance
 from latchwork_workflows.master.state_cache import Plans
 from latchwork_workflows.state import InstanceState, Outcome
-from latchwork_workflows.state.serial import Other, Turn, verdict
+from latchwork_workflows.state.concurrency import Other, Turn, verdict
 from patience import eventually
 from workflows.hands import a_workflow
 

@@ -10,7 +10,7 @@ from latchwork_workflows.db import backfills
 from latchwork_workflows.db.database import DatabaseUnavailable
 from latchwork_workflows.db.tables import attempt, command, definition, event, instance, schedule
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.backfilling import BackfillState
+from latchwork_workflows.state.backfills import BackfillState
 from latchwork_workflows.web import Role
 from workflows.web.seeds import BAD, BILLING, GOOD, HALF, NIGHTLY, apply, shell
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db import backfills
 from latchwork_workflows.db.tables import command, definition, instance
-from latchwork_workflows.state.backfilling import BackfillState
+from latchwork_workflows.state.backfills import BackfillState
 
 FORM = "/workflows/default/nightly/backfill"
 DAY_S = 86_400.0

@@ -12,7 +12,7 @@ from typing import Any
 from latchwork_workflows.alerts.channels import AppriseOptions
 from latchwork_workflows.alerts.messages import Message
 from latchwork_workflows.alerts.sending import NotSent
-from latchwork_workflows.state.alerting import Answer
+from latchwork_workflows.state.alerts import Answer
 
 _MOST_TOLD = 500
 

@@ -20,8 +20,7 @@ from latchwork.errors import LatchworkError
 from latchwork.spi import call_user, mutex, reason
 from latchwork_workflows.alerts import by_apprise, mail, webhook
 from latchwork_workflows.alerts.channels import checked_channel, filled
-from latchwork_workflows.alerts.messages import Message, Told, line, message_of
-from latchwork_workflows.alerts.rows import with_rows
+from latchwork_workflows.alerts.messages import Message, Told, line, message_of, with_rows
 from latchwork_workflows.alerts.sending import NotSent
 from latchwork_workflows.db import Database, alerts
 from latchwork_workflows.db.alerts import Sending, Taken
@@ -29,7 +28,7 @@ from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.installation import installation_of
 from latchwork_workflows.logs import LogStore, Mask
 from latchwork_workflows.secrets import CHANNELS, Secrets
-from latchwork_workflows.state.alerting import Answer, DeliveryState
+from latchwork_workflows.state.alerts import Answer, DeliveryState
 
 _log = logging.getLogger(__name__)
 

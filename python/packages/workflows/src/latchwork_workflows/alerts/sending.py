@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from latchwork_workflows.state.alerting import Answer
+from latchwork_workflows.state.alerts import Answer
 
 
 class NotSent(Exception):

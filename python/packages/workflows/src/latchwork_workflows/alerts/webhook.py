@@ -17,7 +17,7 @@ from latchwork.spi import reason
 from latchwork_workflows.alerts.channels import WebhookOptions, check_url
 from latchwork_workflows.alerts.messages import Message, line
 from latchwork_workflows.alerts.sending import Deadline, NotSent, tls_of
-from latchwork_workflows.state.alerting import Answer
+from latchwork_workflows.state.alerts import Answer
 
 #: So much of an answer is read.
 _MOST_ANSWER = 2_000

@@ -26,7 +26,7 @@ from latchwork_workflows.errors import NotOwner
 from latchwork_workflows.keys import rows_ref
 from latchwork_workflows.model.model import Definition
 from latchwork_workflows.state import FAILED, Fact, Instance
-from latchwork_workflows.state.alerting import Answer, Delivery, DeliveryState, answered
+from latchwork_workflows.state.alerts import Answer, Delivery, DeliveryState, answered
 
 #: So many tasks that failed are named, and so many characters of what each said.
 MOST_NAMED, MOST_ERROR = 20, 1000

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import backfill, command, definition, instance
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.backfilling import RESTS, BackfillState, Progress
+from latchwork_workflows.state.backfills import RESTS, BackfillState, Progress
 
 _FAILED = frozenset({InstanceState.FAILURE, InstanceState.STOPPED})
 #: What a stop of the backfill is told to.

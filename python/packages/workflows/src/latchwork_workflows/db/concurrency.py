@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from latchwork_workflows.db.tables import definition, instance, task
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.serial import GOING, Other
+from latchwork_workflows.state.concurrency import GOING, Other
 
 _WAITS = InstanceState.SERIAL_WAIT.value
 _GOES = [state.value for state in GOING]

@@ -20,9 +20,8 @@ from latchwork_workflows.errors import Problem, WrongState
 from latchwork_workflows.model.logical import full_name
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import InstanceState, TaskState, element
-from latchwork_workflows.state.children import may_be_asked
 from latchwork_workflows.state.conditions import Other, leaves
-from latchwork_workflows.state.dependents import Span
+from latchwork_workflows.state.families import Span, may_be_asked
 from latchwork_workflows.types.logical import DependentParams
 
 #: The lock of PostgreSQL under which definitions are written that start others.

@@ -28,7 +28,7 @@ from latchwork_workflows.db.tables import (
     task,
     web_session,
 )
-from latchwork_workflows.state.backfilling import BackfillState
+from latchwork_workflows.state.backfills import BackfillState
 
 #: Rows of a transaction.
 ROWS = 500

@@ -19,7 +19,7 @@ from latchwork_workflows.master.commands import Malformed, dates_of
 from latchwork_workflows.master.state_cache import Plans
 from latchwork_workflows.model.model import PRIORITIES
 from latchwork_workflows.state import Event, Start, Stop
-from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState, next_step
+from latchwork_workflows.state.backfills import STOPPABLE, BackfillState, next_step
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from latchwork_workflows.errors import WrongState
 from latchwork_workflows.master.commands import is_of_run
 from latchwork_workflows.master.state_cache import Plans, Version
 from latchwork_workflows.schemas.pools import project_pool
+from latchwork_workflows.state.concurrency import GOING, Other, Turn, places, verdict
 from latchwork_workflows.state.records import OVER, InstanceState
-from latchwork_workflows.state.serial import GOING, Other, Turn, places, verdict
 
 #: Commands by which a run that is over goes on.
 _AGAIN = frozenset({"recover", "rerun"})

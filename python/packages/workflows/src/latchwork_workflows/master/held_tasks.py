@@ -47,9 +47,8 @@ from latchwork_workflows.state import (
     element,
     index_of,
 )
-from latchwork_workflows.state.children import MOST_DEPTH, asked, told
 from latchwork_workflows.state.conditions import Condition, Other, verdict
-from latchwork_workflows.state.dependents import of_run, of_spans, spans
+from latchwork_workflows.state.families import MOST_DEPTH, asked, of_run, of_spans, spans, told
 from latchwork_workflows.state.records import OVER
 from latchwork_workflows.types.logical import DependentParams, SubProcessParams
 

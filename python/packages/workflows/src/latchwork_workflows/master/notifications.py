@@ -12,7 +12,7 @@ from latchwork_workflows.db.runs import Stored
 from latchwork_workflows.errors import UnknownWorkflow
 from latchwork_workflows.master.state_cache import Plans, Version
 from latchwork_workflows.state import Instance, TaskState, base_of
-from latchwork_workflows.state.alerting import told
+from latchwork_workflows.state.alerts import told
 from latchwork_workflows.state.records import IN_HANDS, OVER
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from latchwork_workflows.model.model import Definition
 from latchwork_workflows.model.moments import MOST_PARALLEL, DateRange, moments_of
 from latchwork_workflows.services.parts import Parts, need, seen, seen_codes
 from latchwork_workflows.services.runs import check_start
-from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
+from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any

@@ -23,7 +23,7 @@ from latchwork_workflows.services import held, runs, workflows
 from latchwork_workflows.services.parts import Line, Parts, WorkerSeen
 from latchwork_workflows.services.workers import tasks_of
 from latchwork_workflows.state import InstanceState, TaskState, base_of
-from latchwork_workflows.state.serial import GOING
+from latchwork_workflows.state.concurrency import GOING
 from latchwork_workflows.web import Identity
 
 Row: TypeAlias = Any

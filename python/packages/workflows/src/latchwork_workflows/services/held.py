@@ -16,7 +16,7 @@ from latchwork_workflows.explain import Held
 from latchwork_workflows.model.model import Definition, TaskSpec
 from latchwork_workflows.state import InstanceState, TaskState, base_of
 from latchwork_workflows.state.conditions import Ended, Other, leaves
-from latchwork_workflows.state.dependents import of_run, of_spans, spans
+from latchwork_workflows.state.families import of_run, of_spans, spans
 from latchwork_workflows.types.logical import DependentParams
 
 Row: TypeAlias = Any

@@ -12,7 +12,7 @@ from latchwork.errors import WaitTimeout
 from latchwork_workflows.looking import LOOK_S, Looks, split, told
 from latchwork_workflows.model.moments import DateRange
 from latchwork_workflows.services import backfills as desk
-from latchwork_workflows.state.backfilling import RESTS, BackfillState
+from latchwork_workflows.state.backfills import RESTS, BackfillState
 
 Row: TypeAlias = Any
 

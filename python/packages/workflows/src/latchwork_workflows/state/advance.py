@@ -42,9 +42,9 @@ from latchwork_workflows.state.records import (
     Plan,
     Task,
     TaskState,
+    Working,
 )
 from latchwork_workflows.state.settle import settle
-from latchwork_workflows.state.working import Working
 
 
 def advance(plan: Plan, instance: Instance, events: Iterable[Event], now: float) -> Instance:

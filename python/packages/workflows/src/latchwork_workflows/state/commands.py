@@ -8,8 +8,7 @@ from dataclasses import replace
 from latchwork_workflows.errors import UnknownWorkflow, WrongState
 from latchwork_workflows.state import logical
 from latchwork_workflows.state.events import ForceStart, ForceSuccess, Recover, Rerun, Start
-from latchwork_workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState, base_of
-from latchwork_workflows.state.working import Working
+from latchwork_workflows.state.records import DONE, FAILED, InstanceState, Scope, Task, TaskState, Working, base_of
 
 _NEW = frozenset({InstanceState.SUBMITTED, InstanceState.SERIAL_WAIT})
 #: The states of an instance that take each command. A recovery from chosen tasks is taken by ``success`` as well.

@@ -10,20 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from latchwork_workflows.state.conditions import Condition, Ended, verdict
-from latchwork_workflows.state.records import (
-    DONE,
-    FAILED,
-    MOVING,
-    InstanceState,
-    Task,
-    TaskState,
-    base_of,
-    element,
-)
+from latchwork_workflows.state.records import DONE, FAILED, MOVING, InstanceState, Task, TaskState, base_of, element
 
 if TYPE_CHECKING:
     from latchwork_workflows.state.events import ChildForced, ChildPaused, Chose, Expanded, SeenFailed
-    from latchwork_workflows.state.working import Working
+    from latchwork_workflows.state.records import Working
 
 #: Seconds after which a dependent looks again, whatever it heard: what ended while it was noted may have seen no note.
 LOOK_AGAIN_S = 30.0

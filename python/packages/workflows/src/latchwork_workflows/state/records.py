@@ -1,13 +1,4 @@
-"""What is known of an instance and its tasks, and by which rules they go on. Immutable; nothing here does I/O.
-
-Instance: SUBMITTED -> RUNNING -> SUCCESS | FAILURE
-          RUNNING -> READY_PAUSE -> PAUSED;  RUNNING -> READY_STOP -> STOPPED
-Task:     WAITING -> DELAYED? -> READY -> SUBMITTED -> RUNNING -> SUCCESS | FAILURE | KILLED
-          RUNNING -> SUBMITTED (its worker died, or gave it back: the same attempt);  FAILURE -> RETRY_WAIT -> READY
-          SUBMITTED -> PAUSED | KILLED (its item was removed);  SKIPPED and FORCED_SUCCESS count as success.
-Logical: held by the master, READY -> RUNNING -> SUCCESS | FAILURE | KILLED | PAUSED, without a worker or a slot.
-Times are seconds since the epoch.
-"""
+"""The state of a run and its tasks, and the working copy that decisions change. Pure."""
 
 from __future__ import annotations
 
@@ -368,3 +359,66 @@ class Instance:
         if self.state is not InstanceState.READY_STOP and not self.ending:
             return ()
         return tuple(name for name, task in self.tasks.items() if task.state is TaskState.RUNNING and not task.held)
+
+
+class Working:
+    """One instance and its plan, at one moment. For one call of ``advance``."""
+
+    def __init__(self, plan: Plan, instance: Instance, now: float) -> None:
+        self.plan = plan
+        self.now = now
+        self.was = instance
+        self.state = instance.state
+        self.tasks = dict(instance.tasks)
+        self.run = instance.run
+        self.ending = instance.ending
+        self.warn_at = instance.warn_at
+        self.dry = instance.dry
+        self.fresh = instance.fresh
+        self.facts: list[Fact] = []
+        self.calls: dict[Call, None] = {}
+
+    def put(self, name: str, state: TaskState, *, wake_at: float | None = None) -> None:
+        """A task is in another state."""
+        self.tasks[name] = self.tasks[name].to(state, wake_at=wake_at)
+
+    def queue(self, name: str, n: int) -> None:
+        """An attempt is for the workers to take, in the time that it has for that."""
+        limit_s = self.plan.rule(name).max_queued_s
+        until = None if limit_s is None else self.now + limit_s
+        self.tasks[name] = replace(self.tasks[name].to(TaskState.SUBMITTED, wake_at=until), n=n, until=until)
+
+    def attempt(self, name: str, n: int, run: int) -> Task | None:
+        """The task, if this is its newest attempt in the newest run."""
+        task = self.tasks.get(name)
+        return task if task is not None and task.n == n and self.run == run else None
+
+    def tell(self, kind: str, task: str = "", n: int = 0) -> None:
+        """Something that a person may want to know has happened."""
+        self.facts.append(Fact(kind, task, n))
+
+    def call(self, kind: str, task: str) -> None:
+        """The master is to do something for a task that it holds; once."""
+        self.calls[Call(kind, task)] = None
+
+    def restart(self, state: InstanceState = InstanceState.RUNNING) -> None:
+        """The instance goes on, its time counts from now; or it waits for its turn, from which it will."""
+        self.state = state
+        self.ending = ""
+        counts = self.plan.timeout_s is not None and state is InstanceState.RUNNING
+        self.warn_at = self.now + (self.plan.timeout_s or 0.0) if counts else None
+
+    def result(self) -> Instance:
+        """What is known now."""
+        return replace(
+            self.was,
+            state=self.state,
+            tasks=self.tasks,
+            run=self.run,
+            ending=self.ending,
+            warn_at=self.warn_at,
+            dry=self.dry,
+            fresh=self.fresh,
+            facts=tuple(self.facts),
+            calls=tuple(self.calls),
+        )

@@ -18,9 +18,9 @@ from latchwork_workflows.state.records import (
     Rule,
     Task,
     TaskState,
+    Working,
     base_of,
 )
-from latchwork_workflows.state.working import Working
 
 #: Nobody has such a task; it ends as KILLED where everything is to end.
 _IDLE = frozenset({TaskState.READY, TaskState.DELAYED, TaskState.RETRY_WAIT, TaskState.PAUSED})

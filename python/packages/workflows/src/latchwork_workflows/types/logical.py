@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from latchwork_workflows.state.conditions import All, AnyOf, Condition, Ended, Other
-from latchwork_workflows.state.dependents import WINDOWS, known
+from latchwork_workflows.state.families import WINDOWS, known
 from latchwork_workflows.state.records import Rule
 from latchwork_workflows.types.base import Command, ParamsModel, RunInfo
 

@@ -21,7 +21,7 @@ from latchwork_workflows.services import backfills as desk
 from latchwork_workflows.services import workflows
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.state import InstanceState
-from latchwork_workflows.state.backfilling import STOPPABLE, BackfillState
+from latchwork_workflows.state.backfills import STOPPABLE, BackfillState
 from latchwork_workflows.ui.frame import address, led, page, whole
 from latchwork_workflows.ui.workflows import params_of
 from latchwork_workflows.web import Identity, Problem, Role, Who, new_secret, shares

@@ -13,7 +13,7 @@ from latchwork_workflows.db import alerts
 from latchwork_workflows.db.alerts import put
 from latchwork_workflows.db.history import told
 from latchwork_workflows.services.parts import Parts, need, seen_codes
-from latchwork_workflows.state.alerting import DeliveryState
+from latchwork_workflows.state.alerts import DeliveryState
 from latchwork_workflows.web import Identity, Problem, Role
 
 Row: TypeAlias = Any

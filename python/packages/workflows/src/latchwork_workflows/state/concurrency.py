@@ -1,4 +1,4 @@
-"""What a start does while other runs of its workflow go on. Pure."""
+"""Which runs of a workflow may run at a time, and what becomes of another start. Pure."""
 
 from __future__ import annotations
 

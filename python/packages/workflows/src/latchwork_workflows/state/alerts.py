@@ -1,13 +1,4 @@
-"""Which facts people are told of, and what becomes of a delivery. Pure.
-
-Delivery: PENDING -> SENDING -> SENT
-          SENDING -> PENDING (refused: again later) | FAILED (refused so often, or for good)
-          SENDING -> PENDING (nobody knows how it ended: once again) | UNSURE (that, for the second time)
-
-A message goes out in SENDING alone. Each SENDING ends with an answer, or in doubt: a refusal was no message, a doubt
-may have been one. The second doubt ends it, so no message comes more than twice; none is forgotten before SENT, FAILED
-or UNSURE is written, so it comes at least once unless its channel refuses it.
-"""
+"""Who is told of what, and how a delivery goes on. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What follows from how far the dates of a backfill are: how many to start, and where it is itself. Pure.
-
-RUNNING -> SUCCESS | FAILURE;  RUNNING -> HELD -> RUNNING (somebody recovered, or forced, what had failed)
-RUNNING | HELD -> STOPPING -> STOPPED
-A date that is paused keeps its place. One that is recovered later may be one more than ``parallel`` for a while.
-"""
+"""How a backfill goes on. Pure."""
 
 from __future__ import annotations
 
