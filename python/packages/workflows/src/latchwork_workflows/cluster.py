@@ -33,7 +33,7 @@ class StoreCluster:
         self._store.put(self._keys.poke(shard), b"")
 
     def slots(self) -> dict[str, list[str]]:
-        """Return the attempts that hold slots, by the name of the pool in keys."""
+        """Return the attempts that hold slots, by the names that these have in keys."""
         found: dict[str, list[str]] = {}
         for entry in self._store.list(self._keys.slots, recursive=True):
             name, _, slot = entry.key[len(self._keys.slots) + 1 :].partition("/")

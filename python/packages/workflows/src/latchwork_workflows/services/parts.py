@@ -79,7 +79,7 @@ class Cluster(Protocol):
         ...
 
     def slots(self) -> Mapping[str, Sequence[str]]:
-        """Return the attempts that hold slots, as ``<task>.<n>``, by the name of the pool in keys."""
+        """Return the attempts that hold slots, as ``<task>.<n>``, by the names that these have in keys."""
         ...
 
     def line(self, lane: str, most: int) -> Line | None:
@@ -121,7 +121,7 @@ class Parts:
             _log.debug("shard %s was not poked", shard, exc_info=True)
 
     def slots(self) -> Mapping[str, Sequence[str]] | None:
-        """Return the attempts that hold slots, by pool. None: the store cannot be reached."""
+        """Return the attempts that hold slots. None: the store cannot be reached."""
         return self._asked("slots", lambda cluster: cluster.slots())
 
     def workers(self) -> Sequence[WorkerSeen] | None:

@@ -97,7 +97,7 @@ class ForceSuccess:
 
 @dataclass(frozen=True, slots=True)
 class ForceStart:
-    """A queued task is taken without a slot of its pool."""
+    """A queued task is taken without waiting for a slot."""
 
     task: str
 

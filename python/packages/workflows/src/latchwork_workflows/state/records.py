@@ -225,7 +225,7 @@ class Task:
         failures: attempts of this task that failed, since somebody last started or recovered it.
         wake_at: when it goes on by itself, if it is delayed or waits to be tried again; if it runs: when it has taken
             too long; if it is queued: when it has been for too long, and None from then on.
-        forced_after: attempts with higher numbers do not wait for a slot of their pool; None: all do.
+        forced_after: attempts with higher numbers do not wait for slots; None: all do.
         held: the master has it itself: it is logical, and running.
         until: when it is given up, if it is held and waits for others, or queued and no worker takes it.
         cut: skipped because no branch that leads to it was chosen: what comes after nothing else is skipped too.
