@@ -20,7 +20,7 @@ from latchwork_workflows.master.chores import Chores
 from latchwork_workflows.model.validate import validate
 from latchwork_workflows.secrets import Secrets
 from latchwork_workflows.services import Parts
-from latchwork_workflows.services.alerts import seen as desk
+from latchwork_workflows.services import alerts as desk
 from latchwork_workflows.types import TaskTypes
 from latchwork_workflows.web import Identity, Problem, Role
 from patience import eventually
@@ -113,7 +113,7 @@ def test_channels_are_kept_by_administrators_of_everything_and_each_change_is_au
     assert desk.set_channel(parts, ADMIN, "ops", "smtp", MAIL)
     assert not desk.set_channel(parts, ADMIN, "ops", "webhook", HOOK)
     (seen,) = desk.channels(parts, ADMIN)
-    assert (seen.row.kind, seen.row.options, seen.secrets) == ("webhook", HOOK, ["HOOK"])
+    assert (seen.kind, seen.options, seen.secrets) == ("webhook", HOOK, ["HOOK"])
     desk.remove_channel(parts, ADMIN, "ops")
     with pytest.raises(Problem, match="there is no channel ops"):
         desk.remove_channel(parts, ADMIN, "ops")

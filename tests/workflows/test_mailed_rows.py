@@ -13,7 +13,7 @@ from latchwork_workflows.keys import rows_ref
 from latchwork_workflows.logs.files import FileLogs
 from latchwork_workflows.model.validate import checked
 from latchwork_workflows.secrets import Secrets
-from latchwork_workflows.services.alerts import seen as desk
+from latchwork_workflows.services import alerts as desk
 from latchwork_workflows.services.parts import Parts
 from latchwork_workflows.state import Outcome
 from latchwork_workflows.types import TaskTypes

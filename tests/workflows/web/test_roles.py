@@ -72,7 +72,7 @@ API = {
     "GET /api/v1/alerts/{alert_id}": VIEW,
     "POST /api/v1/deliveries/{delivery_id}:resend": of("editor", 202),
     "GET /api/v1/channels": ADMIN,
-    "PUT /api/v1/channels/{name}": (401, *(403,) * 6, 204),
+    "PUT /api/v1/channels/{name}": (401, *(403,) * 6, 200),
     "DELETE /api/v1/channels/{name}": (401, *(403,) * 6, 204),
     "POST /api/v1/channels/{name}:test": (401, *(403,) * 6, 202),
     "GET /api/v1/lineage": IN,

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     )
     from latchwork_workflows.model.kinds import http, mapreduce, noop, of_type, procedure, spark, sql
     from latchwork_workflows.model.moments import DateRange
+    from latchwork_workflows.schemas.alerts import Alert, Channel
     from latchwork_workflows.schemas.pools import Pool, PoolDetail
     from latchwork_workflows.schemas.workers import ActiveTask
     from latchwork_workflows.serve import Serve, ServeOptions
-    from latchwork_workflows.services.alerts.seen import AlertSeen, ChannelSeen
     from latchwork_workflows.services.many import BackfillRef, BackfillSeen
     from latchwork_workflows.types.base import Command, ParamsModel, RunInfo, TaskType
 else:
@@ -87,7 +87,7 @@ else:
             "latchwork_workflows.db.settings": ("SettingKind",),
             "latchwork_workflows.schemas.pools": ("Pool", "PoolDetail"),
             "latchwork_workflows.schemas.workers": ("ActiveTask",),
-            "latchwork_workflows.services.alerts.seen": ("AlertSeen", "ChannelSeen"),
+            "latchwork_workflows.schemas.alerts": ("Alert", "Channel"),
             "latchwork_workflows.services.many": ("BackfillRef", "BackfillSeen"),
             "latchwork_workflows.serve": ("Serve", "ServeOptions"),
             "latchwork_workflows.types.base": ("Command", "ParamsModel", "RunInfo", "TaskType"),
@@ -97,11 +97,11 @@ else:
 
 __all__ = [
     "ActiveTask",
-    "AlertSeen",
+    "Alert",
     "Alerts",
     "BackfillRef",
     "BackfillSeen",
-    "ChannelSeen",
+    "Channel",
     "Command",
     "Cron",
     "DateRange",

@@ -25,7 +25,7 @@ from latchwork.spi import (
 from latchwork_workflows.cli.opening import DatabaseUrl, HomeDir, client_of, home_of
 
 if TYPE_CHECKING:
-    from latchwork_workflows import AlertSeen, ChannelSeen
+    from latchwork_workflows import Alert, Channel
 
 _STYLES = {"sent": "green", "failed": "red", "unsure": "red", "sending": "cyan"}
 _OVER = frozenset({"sent", "failed", "unsure"})
@@ -65,12 +65,12 @@ def alerts(
     """
     with client_of(home_of(home, database)) as client:
         if resend is not None:
-            client.resend(resend)
+            client.alerts.resend(resend)
             told(f"delivery {resend} is sent again", {"delivery": resend}, as_json=as_json)
             return
-        found = client.alerts(state=state, run=run, most=limit)
+        found = client.alerts.list(state=state, run=run, most=limit)
     if as_json:
-        say_json({"alerts": [_plain(each) for each in found]})
+        say_json({"alerts": [each.model_dump() for each in found]})
     elif found:
         show(Grid([row for each in found for row in _rows(each)], right=("alert", "delivery", "run", "tries")))
     else:
@@ -81,9 +81,9 @@ def alerts(
 def channels_list(*, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """List the channels, the secrets that each needs, and the workflows that name it."""
     with client_of(home_of(home, database)) as client:
-        found = client.channels()
+        found = client.channels.list()
     empty = "no channels: make one with `latchwork workflows channels set NAME --kind smtp -o host=...`"
-    listed("channels", found, _channel_row, plain=_plain_channel, empty=empty, as_json=as_json)
+    listed("channels", found, _channel_row, plain=lambda each: each.model_dump(), empty=empty, as_json=as_json)
 
 
 @command(
@@ -117,7 +117,7 @@ def channels_set(
     """
     options = _options(option or [], kind)
     with client_of(home_of(home, database)) as client:
-        is_new = client.set_channel(name, kind, options, enabled=not disabled)
+        is_new = client.channels.set(name, kind, options, enabled=not disabled)
     what = "made" if is_new else "changed"
     told(f"channel {name} is {what}", {"channel": name, "kind": kind, "is_new": is_new}, as_json=as_json)
 
@@ -126,7 +126,7 @@ def channels_set(
 def channels_rm(name: _NAME, *, home: HomeDir = None, database: DatabaseUrl = None, as_json: Json = False) -> None:
     """Delete a channel. What it is to tell waits for another of its name, and is given up at last."""
     with client_of(home_of(home, database)) as client:
-        client.remove_channel(name)
+        client.channels.remove(name)
     told(f"channel {name} is gone", {"channel": name}, as_json=as_json)
 
 
@@ -141,16 +141,16 @@ def channels_test(
 ) -> None:
     """Have a test sent by a master, and say how that went: exit code 1 unless it was accepted."""
     with client_of(home_of(home, database)) as client:
-        number = client.test_channel(name)
+        number = client.channels.test(name)
         until = time.monotonic() + timeout_s
         while True:
-            seen = client.alert(number)
-            row = seen.deliveries[0]
+            found = client.alerts.get(number)
+            row = found.deliveries[0]
             if row.state in _OVER or row.error or time.monotonic() >= until:
                 break
             time.sleep(0.2)
     if as_json:
-        say_json(_plain(seen))
+        say_json(found.model_dump())
     else:
         why = row.error or ("" if row.state == "sent" else "no master has sent it yet")
         show(Line(f"channel {name}: {row.state}{': ' + why if why else ''}", _STYLES.get(row.state, "red")))
@@ -175,15 +175,13 @@ def _options(given: list[str], kind: str) -> dict[str, Any]:
     return found
 
 
-def _rows(seen: AlertSeen) -> list[dict[str, str]]:
-    row = seen.row
-    of = f"{row.project}.{row.name}" if row.project else ""
+def _rows(found: Alert) -> list[dict[str, str]]:
     about = {
-        "alert": str(row.id),
-        "when": utc_text(row.at),
-        "what": f"{row.kind} {row.task}".strip(),
-        "workflow": of,
-        "run": str(row.instance or ""),
+        "alert": str(found.id),
+        "when": utc_text(found.at),
+        "what": f"{found.kind} {found.task}".strip(),
+        "workflow": f"{found.project}.{found.name}" if found.project else "",
+        "run": str(found.run or ""),
     }
     return [
         {
@@ -194,26 +192,14 @@ def _rows(seen: AlertSeen) -> list[dict[str, str]]:
             "tries": str(each.tries + each.doubts),
             "error": each.error or "",
         }
-        for each in seen.deliveries
+        for each in found.deliveries
     ]
 
 
-def _plain(seen: AlertSeen) -> dict[str, Any]:
-    row = {name: getattr(seen.row, name) for name in ("id", "instance", "project", "name", "kind", "task", "at")}
-    columns = ("id", "channel", "state", "tries", "doubts", "round", "next_at", "changed_at", "error")
-    made = [{name: getattr(each, name) for name in columns} for each in seen.deliveries]
-    return {**row, "details": dict(seen.row.details), "deliveries": made}
-
-
-def _plain_channel(found: ChannelSeen) -> dict[str, Any]:
-    row = {name: getattr(found.row, name) for name in ("name", "kind", "options", "enabled", "changed_at", "by")}
-    return {**row, "secrets": found.secrets, "workflows": found.workflows}
-
-
-def _channel_row(found: ChannelSeen) -> dict[str, str]:
+def _channel_row(found: Channel) -> dict[str, str]:
     return {
-        "channel": found.row.name,
-        "kind": found.row.kind if found.row.enabled else f"{found.row.kind}, off",
+        "channel": found.name,
+        "kind": found.kind if found.enabled else f"{found.kind}, off",
         "secrets": ", ".join(found.secrets),
         "workflows": ", ".join(found.workflows),
     }

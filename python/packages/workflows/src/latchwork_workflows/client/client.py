@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from latchwork_workflows.client.alerts import Alerts, Channels
 from latchwork_workflows.client.pools import Pools
 from latchwork_workflows.client.runs import Attempts, Commands, Runs, Tasks
 from latchwork_workflows.client.transport import TIMEOUT_S, Transport
@@ -73,6 +74,8 @@ class WorkflowClient:
         self.tasks = Tasks(api)
         self.attempts = Attempts(api)
         self.commands = Commands(api)
+        self.alerts = Alerts(api)
+        self.channels = Channels(api)
         self.pools = Pools(api)
         self.workers = Workers(api)
 

@@ -48,7 +48,7 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise BadRequest(f"{where}: {why}")
 
 
-def request_of(kind: type[D], **values: Any) -> D:
+def request_of(kind: type[D], /, **values: Any) -> D:
     """Return a request.
 
     Raises:

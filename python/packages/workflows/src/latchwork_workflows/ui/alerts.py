@@ -12,7 +12,7 @@ from latchwork_workflows.alerts import KINDS
 from latchwork_workflows.api.models import MOST_ID, Id
 from latchwork_workflows.errors import DefinitionInvalid
 from latchwork_workflows.model import as_yaml, read
-from latchwork_workflows.services.alerts import seen as desk
+from latchwork_workflows.services import alerts as desk
 from latchwork_workflows.services.parts import parts_of
 from latchwork_workflows.ui.frame import led, older, page
 from latchwork_workflows.web import Identity, Problem, Role, Who
@@ -35,7 +35,7 @@ def alerts(
     rows = desk.listed(parts_of(request), who, state=state, run=run, before=before, most=_MOST + 1)
     shown, more = rows[:_MOST], ""
     if len(rows) > _MOST:
-        _, more = older([each.row for each in rows], _MOST, "/alerts", state=state, run=run)
+        _, more = older(rows, _MOST, "/alerts", state=state, run=run)
     return _shown(request, who, rows=shown, older=more, state=state, run=run)
 
 
@@ -75,6 +75,6 @@ def remove_channel(request: Request, who: Who, name: str) -> Response:
 
 def _shown(request: Request, who: Identity, **values: Any) -> HTMLResponse:
     ways = desk.channels(parts_of(request), who) if who.may(Role.ADMIN) else None
-    texts = {each.row.name: as_yaml(dict(each.row.options)) for each in ways or ()}
+    texts = {each.name: as_yaml(each.options) for each in ways or ()}
     states = desk.STATES
     return page(request, who, "alerts.html", channels=ways, texts=texts, kinds=list(KINDS), states=states, **values)

@@ -1,17 +1,17 @@
-"""Alerts: what was told to whom, asked for again; and the channels, which administrators of everything keep."""
+"""Alerts and their deliveries, and the channels, which administrators of all projects keep."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from latchwork_workflows.alerts import ChannelInvalid, checked_channel
 from latchwork_workflows.alerts.channels import secrets_of
 from latchwork_workflows.db import alerts
-from latchwork_workflows.db.alerts import put
 from latchwork_workflows.db.history import told
+from latchwork_workflows.schemas.alerts import Alert, Channel, Delivery
 from latchwork_workflows.services.parts import Parts, need, seen_codes
 from latchwork_workflows.state.alerts import DeliveryState
 from latchwork_workflows.web import Identity, Problem, Role
@@ -19,33 +19,6 @@ from latchwork_workflows.web import Identity, Problem, Role
 Row: TypeAlias = Any
 #: The states of deliveries, for filters.
 STATES = tuple(each.value for each in DeliveryState)
-
-
-class AlertSeen(NamedTuple):
-    """An alert, and how far its deliveries are.
-
-    Attributes:
-        row: ``id``, ``instance``, ``project``, ``name``, ``kind``, ``task``, ``at``, ``details``.
-        deliveries: ``id``, ``channel``, ``state``, ``tries``, ``doubts``, ``round``, ``next_at``, ``changed_at``,
-            ``error``.
-    """
-
-    row: Row
-    deliveries: list[Row]
-
-
-class ChannelSeen(NamedTuple):
-    """A channel, without any secret.
-
-    Attributes:
-        row: ``name``, ``kind``, ``options``, ``enabled``, ``changed_at``, ``by``.
-        secrets: names of the secrets that its options refer to.
-        workflows: those whose newest version names it.
-    """
-
-    row: Row
-    secrets: list[str]
-    workflows: list[str]
 
 
 def listed(
@@ -57,8 +30,8 @@ def listed(
     run: int | None = None,
     before: int | None = None,
     most: int = 50,
-) -> list[AlertSeen]:
-    """The newest alerts that somebody may see. Tests of channels are seen by who sees all projects.
+) -> list[Alert]:
+    """Return the newest alerts that ``who`` may see. Tests of channels need a role in all projects.
 
     Raises:
         Problem: 422, there is no such state.
@@ -70,20 +43,24 @@ def listed(
         codes = seen_codes(connection, who, project)
         rows = alerts.newest(connection, codes=codes, state=state, run=run, before=before, most=most)
         found = alerts.deliveries_of(connection, [row.id for row in rows])
-    return [AlertSeen(row, found[row.id]) for row in rows]
+    return [_alert(row, found[row.id]) for row in rows]
 
 
-def find(parts: Parts, who: Identity, number: int) -> AlertSeen:
-    """One alert. Raises Problem: 404, there is none that they may see."""
+def find(parts: Parts, who: Identity, number: int) -> Alert:
+    """Return an alert.
+
+    Raises:
+        Problem: 404, there is none that ``who`` may see.
+    """
     with parts.database.read() as connection:
         row = alerts.find_alert(connection, number)
         if row is None or not who.may(Role.VIEWER, row.project or ""):
             raise Problem(404, f"there is no alert {number}")
-        return AlertSeen(row, alerts.deliveries_of(connection, [number])[number])
+        return _alert(row, alerts.deliveries_of(connection, [number])[number])
 
 
 def resend(parts: Parts, who: Identity, number: int) -> None:
-    """Have a delivery sent again, from the beginning, whatever became of it: who got it gets another message.
+    """Send a delivery again, from the start, whatever became of it. Anyone who got it gets another message.
 
     Raises:
         Problem: 403, 404, 409 while it is being sent.
@@ -99,8 +76,8 @@ def resend(parts: Parts, who: Identity, number: int) -> None:
         told(connection, "alert resend", by=who.name, project=row.project or "", instance=row.instance, details=details)
 
 
-def channels(parts: Parts, who: Identity) -> list[ChannelSeen]:
-    """All channels, by name.
+def channels(parts: Parts, who: Identity) -> list[Channel]:
+    """Return all channels, sorted by name.
 
     Raises:
         Problem: 403.
@@ -108,13 +85,13 @@ def channels(parts: Parts, who: Identity) -> list[ChannelSeen]:
     need(who, Role.ADMIN)
     with parts.database.read() as connection:
         rows, named = alerts.channels(connection), alerts.named(connection)
-    return [ChannelSeen(row, secrets_of(row.options), sorted(named.get(row.name, ()))) for row in rows]
+    return [Channel.of(row, secrets=secrets_of(row.options), workflows=sorted(named.get(row.name, ()))) for row in rows]
 
 
 def set_channel(
     parts: Parts, who: Identity, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True
 ) -> bool:
-    """Make a channel, or another one of it; whether it is new.
+    """Create or replace a channel. Return whether it is new.
 
     Raises:
         Problem: 403; 422 with each option that cannot be used.
@@ -133,7 +110,7 @@ def set_channel(
 
 
 def remove_channel(parts: Parts, who: Identity, name: str) -> None:
-    """Delete a channel. What is to be told by it waits for another of its name, and is given up at last.
+    """Delete a channel. Its deliveries wait for another channel of this name, and are given up at last.
 
     Raises:
         Problem: 403, 404.
@@ -146,7 +123,7 @@ def remove_channel(parts: Parts, who: Identity, name: str) -> None:
 
 
 def test_channel(parts: Parts, who: Identity, name: str) -> int:
-    """Have a test sent by a channel; the id of its alert, whose delivery says how that went.
+    """Send a test by a channel. Return the ID of its alert, whose delivery has the result.
 
     Raises:
         Problem: 403, 404.
@@ -156,6 +133,10 @@ def test_channel(parts: Parts, who: Identity, name: str) -> int:
         if alerts.find_channel(connection, name) is None:
             raise Problem(404, f"there is no channel {name}")
         details = {"by": who.name}
-        made = put(connection, [name], kind="test", cause=uuid.uuid4().hex, now=time.time(), details=details)
+        made = alerts.put(connection, [name], kind="test", cause=uuid.uuid4().hex, now=time.time(), details=details)
         told(connection, "channel tested", by=who.name, details={"channel": name})
     return made or 0
+
+
+def _alert(row: Row, deliveries: list[Row]) -> Alert:
+    return Alert.of(row, run=row.instance, deliveries=[Delivery.of(each) for each in deliveries])

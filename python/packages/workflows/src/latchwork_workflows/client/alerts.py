@@ -1,0 +1,89 @@
+"""Alerts and channels, for clients."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from latchwork_workflows.client.transport import Transport, path, request_of
+from latchwork_workflows.schemas.alerts import Alert, Channel, ChannelChange, ChannelStored, ChannelTest
+
+
+class Alerts:
+    """Alerts and their deliveries."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(
+        self, *, state: str = "", run: int | None = None, before: int | None = None, most: int = 50
+    ) -> builtins.list[Alert]:
+        """Return the newest alerts with their deliveries.
+
+        Args:
+            state: Only alerts with a delivery in this state: ``pending``, ``sending``, ``sent``, ``failed`` or
+                ``unsure``. Empty: any.
+            run: Only alerts of this run. None: of any.
+            before: Only alerts with lower IDs.
+            most: The number of alerts, 1 to 500.
+        """
+        return self._api.get("/alerts", list[Alert], state=state, run=run, before=before, limit=most)
+
+    def get(self, alert_id: int) -> Alert:
+        """Return an alert with its deliveries.
+
+        Raises:
+            UnknownWorkflow: There is no such alert.
+        """
+        return self._api.get(path("alerts", alert_id), Alert)
+
+    def resend(self, delivery_id: int) -> None:
+        """Send a delivery again, from the start. Anyone who got it gets another message.
+
+        Raises:
+            UnknownWorkflow: There is no such delivery.
+            WrongState: It is being sent right now.
+        """
+        self._api.post(path("deliveries", delivery_id, action="resend"), None, type(None))
+
+
+class Channels:
+    """The channels that send alerts."""
+
+    def __init__(self, api: Transport) -> None:
+        self._api = api
+
+    def list(self) -> builtins.list[Channel]:
+        """Return all channels, sorted by name."""
+        return self._api.get("/channels", list[Channel])
+
+    def set(self, name: str, kind: str, options: Mapping[str, Any], *, enabled: bool = True) -> bool:
+        """Create or replace a channel. Return whether it is new.
+
+        Args:
+            name: The name by which workflows name it.
+            kind: ``smtp``, ``webhook`` or ``apprise``.
+            options: The options of its kind. They name secrets as ``${secret:NAME}``.
+            enabled: Whether it sends anything. Default True.
+        Raises:
+            BadRequest: An option is invalid.
+        """
+        body = request_of(ChannelChange, kind=kind, options=dict(options), enabled=enabled)
+        return self._api.put(path("channels", name), body, ChannelStored).is_new
+
+    def remove(self, name: str) -> None:
+        """Delete a channel.
+
+        Raises:
+            UnknownWorkflow: There is no such channel.
+        """
+        self._api.delete(path("channels", name), type(None))
+
+    def test(self, name: str) -> int:
+        """Send a test by a channel. Return the ID of its alert, whose delivery has the result.
+
+        Raises:
+            UnknownWorkflow: There is no such channel.
+        """
+        return self._api.post(path("channels", name, action="test"), None, ChannelTest).alert
