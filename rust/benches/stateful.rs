@@ -6,6 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use _core::assignment::Assignment;
+use _core::cancel::Cancel;
 use _core::rendezvous::{Keys, Mode, Rendezvous};
 use _core::score::fast_key;
 
@@ -21,6 +22,7 @@ fn main() {
     let gone = &names[workers / 2];
     let mut least =
         [("hash", u128::MAX), ("assign", u128::MAX), ("leave", u128::MAX), ("join", u128::MAX), ("add", u128::MAX)];
+    let never = Cancel::never();
     for _ in 0..repeats {
         let mut note = |at: usize, started: Instant| {
             let (_, nanoseconds) = &mut least[at];
@@ -32,16 +34,16 @@ fn main() {
         let keys = Keys { hashes: &hashes, ..Keys::default() };
         let rendezvous = Rendezvous::new(names.clone(), &vec![1.0; workers], Mode::Fast).expect("valid workers");
         let started = Instant::now();
-        let mut made = Assignment::new(rendezvous, keys, 1);
+        let mut made = Assignment::new(rendezvous, keys, 1, &never).expect("memory");
         note(1, started);
         let started = Instant::now();
-        black_box(made.leave(gone, keys).expect("a member"));
+        black_box(made.leave(gone, keys, &never).expect("a member"));
         note(2, started);
         let started = Instant::now();
-        black_box(made.join(gone, 1.0, keys).expect("no member"));
+        black_box(made.join(gone, 1.0, keys, &never).expect("no member"));
         note(3, started);
         let started = Instant::now();
-        black_box(made.add(Keys { hashes: &more, ..Keys::default() }, 1));
+        black_box(made.add(Keys { hashes: &more, ..Keys::default() }, 1, &never)).ok();
         note(4, started);
     }
     for (name, nanoseconds) in least {

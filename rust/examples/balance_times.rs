@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use _core::cancel::Cancel;
 use _core::quota::Demand;
 use _core::strategy::Strategy;
 
@@ -102,7 +103,7 @@ fn scattered(mut demands: Vec<Demand>) -> Vec<Demand> {
 fn time(name: &str, workers: u32, demands: &[Demand]) -> Vec<Vec<u32>> {
     let run = |strategy: Strategy| {
         let started = Instant::now();
-        let sizes = strategy.sizes(workers as usize, demands);
+        let sizes = strategy.sizes(workers as usize, demands, &Cancel::never()).expect("nobody cancels");
         (started.elapsed().as_secs_f64() * 1e3, sizes)
     };
     let (spread_ms, _) = run(Strategy::EvenlySpread);

@@ -9,7 +9,12 @@
 //! Workers have *slots*, which stay the same while places in name order shift, so that a change need not touch the
 //! owners of items that stay. A slot is used again when its worker has left.
 
-use crate::input::{check_weights, InputError, NOBODY};
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
+use crate::input::{check_weights, NOBODY};
 use crate::kernel::{challenge, held_by};
 use crate::rendezvous::{Key, Keys, Mode, Rendezvous};
 
@@ -20,8 +25,8 @@ pub struct Assignment {
     slots: Vec<u32>,
     /// Slot to place in name order; `NOBODY` for free slots.
     places: Vec<u32>,
-    /// Item to slot.
-    owners: Vec<u32>,
+    /// Item to slot. Shared with those who read it, and copied when it changes while they do.
+    owners: Arc<Vec<u32>>,
     /// Item to the 32 highest bits of its owner's score, ascending.
     scores: Vec<u32>,
 }
@@ -37,21 +42,22 @@ pub struct Moves {
     pub to: Vec<u32>,
 }
 
-impl Moves {
-    fn push(&mut self, item: u32, from: u32, to: u32) {
-        self.items.push(item);
-        self.from.push(from);
-        self.to.push(to);
-    }
-}
-
 impl Assignment {
-    /// Assigns all items. `threads` as in `Rendezvous::owners_of`. O(items x workers).
-    pub fn new(rendezvous: Rendezvous<String>, keys: Keys<'_>, threads: usize) -> Self {
+    /// Assigns all items. `threads` as in [`Rendezvous::owners_of`]. O(items x workers).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn new(
+        rendezvous: Rendezvous<String>,
+        keys: Keys<'_>,
+        threads: usize,
+        cancel: &Cancel<'_>,
+    ) -> Result<Self, Error> {
         let count = rendezvous.names().len() as u32;
-        let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
-        rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
-        Self { rendezvous, slots: (0..count).collect(), places: (0..count).collect(), owners, scores }
+        let (mut owners, mut scores) = (filled(0, keys.len())?, filled(0, keys.len())?);
+        rendezvous.owners_of(keys, threads, &mut owners, &mut scores, cancel)?;
+        let (slots, places) = ((0..count).collect(), (0..count).collect());
+        Ok(Self { rendezvous, slots, places, owners: Arc::new(owners), scores })
     }
 
     /// The present workers, with their weights.
@@ -79,32 +85,40 @@ impl Assignment {
         &self.owners
     }
 
-    /// Per item the place of its owner in name order. O(items).
-    pub fn places(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
-        self.owners.iter().map(|&slot| self.places[slot as usize])
-    }
-
-    /// Whether slots and places are the same, so that `owners` are places too.
-    pub fn is_in_order(&self) -> bool {
-        self.slots.iter().zip(0..).all(|(&slot, place)| slot == place)
+    /// Per item the place of its owner in name order. O(1) as long as no worker has joined or left, else O(items).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn places(&self) -> Result<Arc<Vec<u32>>, Error> {
+        if self.slots.iter().zip(0..).all(|(&slot, place)| slot == place) {
+            return Ok(Arc::clone(&self.owners));
+        }
+        let mut places = filled(0, self.owners.len())?;
+        for (place, &slot) in places.iter_mut().zip(self.owners.iter()) {
+            *place = self.places[slot as usize];
+        }
+        Ok(Arc::new(places))
     }
 
     fn place(&self, worker: &str) -> Option<usize> {
         self.rendezvous.names().binary_search_by(|name| name.as_str().cmp(worker)).ok()
     }
 
-    fn known(&self, worker: &str) -> Result<usize, InputError> {
+    fn known(&self, worker: &str) -> Result<usize, Error> {
         self.place(worker).ok_or_else(|| {
-            InputError(format!("worker '{worker}' is not a member; join it first, or check its name in `workers`"))
+            Error::Invalid(format!("worker '{worker}' is not a member; join it first, or check its name in `workers`"))
         })
     }
 
     /// Adds a worker: it takes the items that it wins. `keys` are those of all items, here and below.
-    pub fn join(&mut self, worker: &str, weight: f64, keys: Keys<'_>) -> Result<Moves, InputError> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a member or a bad weight, [`Error::Cancelled`].
+    pub fn join(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         check_weights(&[worker], &[weight])?;
         if self.place(worker).is_some() {
             let hint = "give it another name, or change its weight with reweigh";
-            return Err(InputError(format!("worker '{worker}' is a member already; {hint}")));
+            return Err(Error::Invalid(format!("worker '{worker}' is a member already; {hint}")));
         }
         let place = self.rendezvous.insert(worker.to_owned(), weight);
         let slot = self.places.iter().position(|&place| place == NOBODY).unwrap_or(self.places.len()) as u32;
@@ -113,53 +127,84 @@ impl Assignment {
         }
         self.slots.insert(place, slot);
         self.renumber(place);
-        Ok(self.take(place, keys))
+        match self.won(place, keys, cancel) {
+            Ok(won) => Ok(self.apply(won)),
+            Err(error) => {
+                self.rendezvous.remove(place);
+                self.remove_slot(place);
+                Err(error)
+            }
+        }
     }
 
     /// Removes a worker: its items go to the next best, each.
-    pub fn leave(&mut self, worker: &str, keys: Keys<'_>) -> Result<Moves, InputError> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no member or the last one, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn leave(&mut self, worker: &str, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let place = self.known(worker)?;
         if self.slots.len() == 1 {
-            return Err(InputError(format!("worker '{worker}' is the last one; join another before it leaves")));
+            return Err(Error::Invalid(format!("worker '{worker}' is the last one; join another before it leaves")));
         }
-        let slot = self.slots.remove(place);
+        let weight = self.rendezvous.weights()[place];
+        let slot = self.remove_slot(place);
         self.rendezvous.remove(place);
-        self.places[slot as usize] = NOBODY;
-        self.renumber(place);
-        Ok(self.give_up(slot, keys))
+        match self.given_up(slot, keys, cancel) {
+            Ok(given) => Ok(self.apply(given)),
+            Err(error) => {
+                self.rendezvous.insert(worker.to_owned(), weight);
+                self.slots.insert(place, slot);
+                self.renumber(place);
+                Err(error)
+            }
+        }
     }
 
     /// Changes a worker's weight: if it rises the worker takes what it wins, if it falls it gives up what it loses.
-    pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>) -> Result<Moves, InputError> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no member or a bad weight, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn reweigh(&mut self, worker: &str, weight: f64, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let place = self.known(worker)?;
         check_weights(&[worker], &[weight])?;
         let before = self.rendezvous.weights()[place];
         self.rendezvous.reweigh(place, weight);
-        Ok(if weight > before {
-            self.take(place, keys)
-        } else if weight < before {
-            self.give_up(self.slots[place], keys)
-        } else {
-            Moves::default()
-        })
+        let changes = match weight.total_cmp(&before) {
+            Ordering::Greater => self.won(place, keys, cancel),
+            Ordering::Less => self.given_up(self.slots[place], keys, cancel),
+            Ordering::Equal => Ok(Vec::new()),
+        };
+        match changes {
+            Ok(changes) => Ok(self.apply(changes)),
+            Err(error) => {
+                self.rendezvous.reweigh(place, before);
+                Err(error)
+            }
+        }
     }
 
     /// Adds items behind those that are there; `keys` are those of the new ones alone. O(new items x workers).
-    pub fn add(&mut self, keys: Keys<'_>, threads: usize) -> Moves {
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn add(&mut self, keys: Keys<'_>, threads: usize, cancel: &Cancel<'_>) -> Result<Moves, Error> {
         let count = self.owners.len();
-        let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
-        self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
+        let (mut owners, mut scores) = (filled(0, keys.len())?, filled(0, keys.len())?);
+        self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores, cancel)?;
         owners.iter_mut().for_each(|owner| *owner = self.slots[*owner as usize]);
-        self.owners.extend_from_slice(&owners);
+        self.scores.try_reserve(scores.len())?;
+        let all = Arc::make_mut(&mut self.owners);
+        all.try_reserve(owners.len())?;
+        all.extend_from_slice(&owners);
         self.scores.extend_from_slice(&scores);
         let items = (count as u32..).take(owners.len()).collect();
-        Moves { items, from: vec![NOBODY; owners.len()], to: owners }
+        Ok(Moves { items, from: vec![NOBODY; owners.len()], to: owners })
     }
 
     /// Removes the items at ascending positions; the others close up. O(items).
     pub fn remove(&mut self, positions: &[u32]) -> Moves {
         let from = positions.iter().map(|&at| self.owners[at as usize]).collect();
-        close_up(&mut self.owners, positions);
+        close_up(Arc::make_mut(&mut self.owners), positions);
         close_up(&mut self.scores, positions);
         Moves { items: positions.to_vec(), from, to: vec![NOBODY; positions.len()] }
     }
@@ -171,36 +216,61 @@ impl Assignment {
         }
     }
 
-    /// Gives a worker all items that it wins from their owners.
-    fn take(&mut self, place: usize, keys: Keys<'_>) -> Moves {
-        let (slot, mut moves) = (self.slots[place], Moves::default());
-        let plain = self.rendezvous.mode() == Mode::Fast && !self.rendezvous.is_weighted();
-        let mut scores = std::mem::take(&mut self.scores);
-        let mut visit = |at: usize, new: u32, score: &mut u32| {
-            let owner = self.owners[at];
-            let first = || (place as u32) < self.places[owner as usize];
-            if new > *score || (new == *score && first()) {
-                moves.push(at as u32, owner, slot);
-                (self.owners[at], *score) = (slot, new);
-            }
-        };
-        if plain {
-            let worker = self.rendezvous.hash(place);
-            challenge(self.rendezvous.level(), worker, keys.hashes, &mut scores, &mut visit);
-            self.scores = scores;
+    /// Frees the slot of the worker at a place, and returns it.
+    fn remove_slot(&mut self, place: usize) -> u32 {
+        let slot = self.slots.remove(place);
+        self.places[slot as usize] = NOBODY;
+        self.renumber(place);
+        slot
+    }
+
+    /// Makes changes, which are sorted by item.
+    fn apply(&mut self, changes: Vec<Change>) -> Moves {
+        let mut moves = Moves::default();
+        if changes.is_empty() {
             return moves;
         }
-        self.scores = scores;
-        self.take_by_rank(place, keys)
+        let owners = Arc::make_mut(&mut self.owners);
+        for Change { item, to, score } in changes {
+            self.scores[item as usize] = score;
+            let from = std::mem::replace(&mut owners[item as usize], to);
+            if from != to {
+                moves.items.push(item);
+                moves.from.push(from);
+                moves.to.push(to);
+            }
+        }
+        moves
+    }
+
+    /// The items that the worker at a place wins from their owners.
+    fn won(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
+        let (to, mut won) = (self.slots[place], Vec::new());
+        if self.rendezvous.mode() == Mode::Compat || self.rendezvous.is_weighted() {
+            return self.won_by_rank(place, keys, cancel);
+        }
+        let worker = self.rendezvous.hash(place);
+        for (number, (hashes, scores)) in keys.hashes.chunks(CHUNK).zip(self.scores.chunks(CHUNK)).enumerate() {
+            challenge(self.rendezvous.level(), worker, hashes, scores, |at, score| {
+                let at = number * CHUNK + at;
+                let first = || (place as u32) < self.places[self.owners[at] as usize];
+                if score > self.scores[at] || first() {
+                    won.push(Change { item: at as u32, to, score });
+                }
+            });
+            cancel.spend(CHUNK as u64)?;
+        }
+        Ok(won)
     }
 
     /// The same by complete ranks, for weighted workers and for `compat` mode.
-    fn take_by_rank(&mut self, place: usize, keys: Keys<'_>) -> Moves {
-        let (slot, mut moves) = (self.slots[place], Moves::default());
+    fn won_by_rank(&self, place: usize, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
+        let (to, mut won) = (self.slots[place], Vec::new());
         let (mut text, mut buffer) = (String::new(), Vec::new());
         for at in 0..self.owners.len() {
+            cancel.spend(self.rendezvous.steps(1) / self.slots.len() as u64 + 2)?;
             let owner = self.owners[at];
-            if owner == slot || self.cannot_win(place, keys, at) {
+            if owner == to || self.cannot_win(place, keys, at) {
                 continue;
             }
             let key: Key<'_> = keys.key(at, &mut text);
@@ -208,11 +278,10 @@ impl Assignment {
             let new = self.rendezvous.rank(key, place, &mut buffer);
             let old = self.rendezvous.rank(key, incumbent, &mut buffer);
             if new.beats(&old) || (!old.beats(&new) && place < incumbent) {
-                moves.push(at as u32, owner, slot);
-                (self.owners[at], self.scores[at]) = (slot, new.top());
+                won.push(Change { item: at as u32, to, score: new.top() });
             }
         }
-        moves
+        Ok(won)
     }
 
     /// Whether bounds alone tell that a worker's value is below that of the owner; see `Rendezvous::may_beat`.
@@ -223,25 +292,31 @@ impl Assignment {
         }
     }
 
-    /// Assigns the items of a slot anew.
-    fn give_up(&mut self, slot: u32, keys: Keys<'_>) -> Moves {
+    /// The owners of the items of a slot among the workers that are there now.
+    fn given_up(&self, slot: u32, keys: Keys<'_>, cancel: &Cancel<'_>) -> Result<Vec<Change>, Error> {
         let held = held_by(self.rendezvous.level(), slot, &self.owners);
         let hashes: Vec<u64> = pick(&held, keys.hashes);
         let texts: Vec<&str> = pick(&held, keys.texts);
-        let (mut owners, mut scores) = (vec![0; held.len()], vec![0; held.len()]);
+        let (mut owners, mut scores) = (filled(0, held.len())?, filled(0, held.len())?);
         let theirs = Keys { hashes: &hashes, texts: &texts, prefix: keys.prefix };
-        self.rendezvous.owners_of(theirs, 0, &mut owners, &mut scores);
-        let mut moves = Moves::default();
-        for ((item, owner), score) in held.into_iter().zip(owners).zip(scores) {
+        self.rendezvous.owners_of(theirs, 0, &mut owners, &mut scores, cancel)?;
+        let change = |((item, owner), score): ((u32, u32), u32)| {
             let to = self.slots[owner as usize];
-            (self.owners[item as usize], self.scores[item as usize]) = (to, score);
-            if to != slot {
-                moves.push(item, slot, to);
-            }
-        }
-        moves
+            Change { item, to, score }
+        };
+        Ok(held.into_iter().zip(owners).zip(scores).map(change).collect())
     }
 }
+
+/// The new owner of an item, by its slot, and its score.
+struct Change {
+    item: u32,
+    to: u32,
+    score: u32,
+}
+
+/// Items that are looked at between two questions whether to go on.
+const CHUNK: usize = 1 << 16;
 
 /// The values at some positions; none if there are no values at all.
 fn pick<T: Copy>(positions: &[u32], values: &[T]) -> Vec<T> {
@@ -289,7 +364,12 @@ mod tests {
     }
 
     fn names(assignment: &Assignment) -> Vec<String> {
-        assignment.places().map(|place| assignment.rendezvous().names()[place as usize].clone()).collect()
+        assignment
+            .places()
+            .unwrap()
+            .iter()
+            .map(|&place| assignment.rendezvous().names()[place as usize].clone())
+            .collect()
     }
 
     /// Random changes; after each, owners equal a full recompute and the moves are exactly what differs.
@@ -298,7 +378,8 @@ mod tests {
         let mut world = World { texts: vec![], workers: vec![], mode };
         world.texts = (0..120).map(|n| format!("i{n}")).collect();
         world.workers = (0..9).map(|n| (format!("w{n}"), weights[n % weights.len()])).collect();
-        let mut assignment = with_keys(&world.texts, |keys| Assignment::new(world.rendezvous(), keys, 1));
+        let mut assignment =
+            with_keys(&world.texts, |keys| Assignment::new(world.rendezvous(), keys, 1, &Cancel::never()).unwrap());
         for step in 0..steps {
             let before: Vec<(String, String)> = world.texts.iter().cloned().zip(names(&assignment)).collect();
             let slots_before: Vec<u32> = assignment.owners().to_vec();
@@ -308,19 +389,22 @@ mod tests {
                 0 => {
                     world.workers.push((format!("w{:03}", random.below(1000) + 1000 * step), weight));
                     let name = world.workers.last().unwrap().0.clone();
-                    with_keys(&world.texts, |keys| assignment.join(&name, weight, keys)).unwrap()
+                    with_keys(&world.texts, |keys| assignment.join(&name, weight, keys, &Cancel::never())).unwrap()
                 }
                 1 if world.workers.len() > 1 => {
                     let (name, _) = world.workers.remove(at);
-                    with_keys(&world.texts, |keys| assignment.leave(&name, keys)).unwrap()
+                    with_keys(&world.texts, |keys| assignment.leave(&name, keys, &Cancel::never())).unwrap()
                 }
                 2 => {
                     world.workers[at].1 = weight;
-                    with_keys(&world.texts, |keys| assignment.reweigh(&world.workers[at].0, weight, keys)).unwrap()
+                    with_keys(&world.texts, |keys| {
+                        assignment.reweigh(&world.workers[at].0, weight, keys, &Cancel::never())
+                    })
+                    .unwrap()
                 }
                 3 => {
                     let new: Vec<String> = (0..random.below(20)).map(|n| format!("n{step}-{n}")).collect();
-                    let moves = with_keys(&new, |keys| assignment.add(keys, 1));
+                    let moves = with_keys(&new, |keys| assignment.add(keys, 1, &Cancel::never()).unwrap());
                     world.texts.extend(new);
                     moves
                 }
@@ -330,7 +414,8 @@ mod tests {
                     assignment.remove(&gone)
                 }
             };
-            let fresh = with_keys(&world.texts, |keys| Assignment::new(world.rendezvous(), keys, 1));
+            let fresh =
+                with_keys(&world.texts, |keys| Assignment::new(world.rendezvous(), keys, 1, &Cancel::never()).unwrap());
             assert_eq!(names(&assignment), names(&fresh), "{mode:?} step {step}");
             let after: Vec<(String, String)> = world.texts.iter().cloned().zip(names(&assignment)).collect();
             let stayed = after.iter().filter(|pair| before.contains(pair)).count();
@@ -357,10 +442,10 @@ mod tests {
         let texts: Vec<String> = (0..50).map(|n| n.to_string()).collect();
         let world = World { texts, workers: vec![("a".into(), 1.0), ("b".into(), 1.0)], mode: Mode::Fast };
         with_keys(&world.texts, |keys| {
-            let mut assignment = Assignment::new(world.rendezvous(), keys, 1);
+            let mut assignment = Assignment::new(world.rendezvous(), keys, 1, &Cancel::never()).unwrap();
             for n in 0..20 {
-                assignment.join(&format!("c{n}"), 1.0, keys).unwrap();
-                assignment.leave(&format!("c{n}"), keys).unwrap();
+                assignment.join(&format!("c{n}"), 1.0, keys, &Cancel::never()).unwrap();
+                assignment.leave(&format!("c{n}"), keys, &Cancel::never()).unwrap();
             }
             assert_eq!(assignment.slot_count(), 3);
         });
@@ -370,13 +455,37 @@ mod tests {
     fn changes_that_make_no_sense_are_refused_and_change_nothing() {
         let world = World { texts: vec!["x".into()], workers: vec![("a".into(), 1.0)], mode: Mode::Fast };
         with_keys(&world.texts, |keys| {
-            let mut assignment = Assignment::new(world.rendezvous(), keys, 1);
-            assert!(assignment.join("a", 1.0, keys).unwrap_err().0.contains("'a' is a member already"));
-            assert!(assignment.join("b", f64::NAN, keys).unwrap_err().0.contains("'b' has weight NaN"));
-            assert!(assignment.leave("b", keys).unwrap_err().0.contains("'b' is not a member"));
-            assert!(assignment.leave("a", keys).unwrap_err().0.contains("'a' is the last one"));
-            assert!(assignment.reweigh("a", 0.0, keys).unwrap_err().0.contains("'a' has weight 0"));
-            assert!(assignment.reweigh("c", 1.0, keys).unwrap_err().0.contains("'c' is not a member"));
+            let mut assignment = Assignment::new(world.rendezvous(), keys, 1, &Cancel::never()).unwrap();
+            assert!(assignment
+                .join("a", 1.0, keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'a' is a member already"));
+            assert!(assignment
+                .join("b", f64::NAN, keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'b' has weight NaN"));
+            assert!(assignment
+                .leave("b", keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'b' is not a member"));
+            assert!(assignment
+                .leave("a", keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'a' is the last one"));
+            assert!(assignment
+                .reweigh("a", 0.0, keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'a' has weight 0"));
+            assert!(assignment
+                .reweigh("c", 1.0, keys, &Cancel::never())
+                .unwrap_err()
+                .to_string()
+                .contains("'c' is not a member"));
             assert_eq!((names(&assignment), assignment.slot_count()), (vec!["a".to_owned()], 1));
         });
     }

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::budget;
-use crate::input::{check_weights, InputError, NOBODY};
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::input::{check_weights, NOBODY};
 use crate::names::Names;
 use crate::place::{self, Move};
 use crate::quota::{Bare, Demand, Quota, Share};
@@ -18,7 +20,7 @@ use crate::strategy::Strategy;
 pub type Runs = Option<BTreeSet<String>>;
 
 /// A worker keeps its number while it lives; then the number is free for another.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Worker {
     name: String,
     weight: f64,
@@ -34,7 +36,7 @@ impl Worker {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Items {
     names: Arc<Names>,
     /// Worker numbers, by place in `names`.
@@ -90,19 +92,19 @@ pub struct Board {
 
 impl Board {
     /// An empty board for one of the two strategies that keep what was before.
-    pub fn new(strategy: Strategy) -> Result<Self, InputError> {
+    pub fn new(strategy: Strategy) -> Result<Self, Error> {
         match strategy {
             Strategy::EvenlySpread | Strategy::Balanced => {
                 Ok(Self { strategy, workers: Vec::new(), number: BTreeMap::new(), jobs: BTreeMap::new() })
             }
-            _ => Err(InputError("a board keeps what was before; use 'evenly-spread' or 'balanced'".into())),
+            _ => Err(Error::invalid("a board keeps what was before; use 'evenly-spread' or 'balanced'")),
         }
     }
 
     /// Adds a job. O(items + workers).
-    pub fn add_job(&mut self, job: &str, names: Names) -> Result<(), InputError> {
+    pub fn add_job(&mut self, job: &str, names: Names) -> Result<(), Error> {
         if self.jobs.contains_key(job) {
-            return Err(InputError(format!("job '{job}' is there already; add its items to it")));
+            return Err(Error::Invalid(format!("job '{job}' is there already; add its items to it")));
         }
         let (owners, held) = (vec![NOBODY; names.len()], vec![0; self.workers.len()]);
         let able = self.workers.iter().map(|worker| worker.can_run(job)).collect();
@@ -111,12 +113,12 @@ impl Board {
     }
 
     /// Removes a job and its items.
-    pub fn remove_job(&mut self, job: &str) -> Result<(), InputError> {
+    pub fn remove_job(&mut self, job: &str) -> Result<(), Error> {
         self.jobs.remove(job).map(|_| ()).ok_or_else(|| no_job(job))
     }
 
     /// Adds items to a job; they have no owner until they are placed. O(items).
-    pub fn add_items(&mut self, job: &str, more: &Names) -> Result<(), InputError> {
+    pub fn add_items(&mut self, job: &str, more: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.with(&format!("job '{job}': work item"), more)?;
         items.owners = old.iter().map(|at| at.map_or(NOBODY, |at| items.owners[at as usize])).collect();
@@ -125,7 +127,7 @@ impl Board {
     }
 
     /// Removes items from a job. O(items).
-    pub fn remove_items(&mut self, job: &str, gone: &Names) -> Result<(), InputError> {
+    pub fn remove_items(&mut self, job: &str, gone: &Names) -> Result<(), Error> {
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let (names, old) = items.names.without(&format!("job '{job}': work item"), gone)?;
         items.owners = old.iter().map(|at| items.owners[*at as usize]).collect();
@@ -135,7 +137,7 @@ impl Board {
     }
 
     /// Says who has an item at present, without moving it; the worker must be there. O(log items).
-    pub fn hold(&mut self, job: &str, item: &str, worker: &str) -> Result<(), InputError> {
+    pub fn hold(&mut self, job: &str, item: &str, worker: &str) -> Result<(), Error> {
         let number = *self.number.get(worker).ok_or_else(|| no_worker(worker))?;
         let items = self.jobs.get_mut(job).ok_or_else(|| no_job(job))?;
         let at = items.names.find(item).ok_or_else(|| no_item(job, item))?;
@@ -148,10 +150,10 @@ impl Board {
     }
 
     /// Adds a worker. One that left and comes back before the next placement still has its items. O(jobs).
-    pub fn join(&mut self, name: &str, weight: f64, runs: Runs) -> Result<(), InputError> {
+    pub fn join(&mut self, name: &str, weight: f64, runs: Runs) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         if self.number.contains_key(name) {
-            return Err(InputError(format!("worker '{name}' is there already; let it leave first, or reweigh it")));
+            return Err(Error::Invalid(format!("worker '{name}' is there already; let it leave first, or reweigh it")));
         }
         let number = self.number_for(name);
         let worker = Worker { name: name.to_owned(), weight, runs: runs.map(|runs| self.shared(runs)), gone: false };
@@ -183,7 +185,7 @@ impl Board {
     }
 
     /// Removes a worker; the next placement gives its items to others. O(jobs).
-    pub fn leave(&mut self, name: &str) -> Result<(), InputError> {
+    pub fn leave(&mut self, name: &str) -> Result<(), Error> {
         let number = self.number.remove(name).ok_or_else(|| no_worker(name))? as usize;
         self.workers[number].gone = true;
         self.jobs.values_mut().for_each(|items| items.able[number] = false);
@@ -191,7 +193,7 @@ impl Board {
     }
 
     /// Changes a worker's weight.
-    pub fn reweigh(&mut self, name: &str, weight: f64) -> Result<(), InputError> {
+    pub fn reweigh(&mut self, name: &str, weight: f64) -> Result<(), Error> {
         check_weights(&[name], &[weight])?;
         let number = *self.number.get(name).ok_or_else(|| no_worker(name))?;
         self.workers[number as usize].weight = weight;
@@ -202,35 +204,64 @@ impl Board {
     ///
     /// Items without an able owner are always placed. O(jobs * workers) and the strategy's own cost; items are only looked
     /// at in jobs where something moves, and there little.
-    pub fn place(&mut self, limit: Option<usize>) -> Delta {
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`]; the board is then as it was.
+    pub fn place(&mut self, limit: Option<usize>, cancel: &Cancel<'_>) -> Result<Delta, Error> {
         let order: Vec<u32> = self.number.values().copied().collect();
         let weights: Vec<f64> = order.iter().map(|number| self.workers[*number as usize].weight).collect();
-        let mut all = match self.strategy {
-            Strategy::EvenlySpread => self.spread(&order, &weights),
-            _ => self.balance(&order, &weights),
+        let mut all = Vec::with_capacity(self.jobs.len());
+        let placed = match self.strategy {
+            Strategy::EvenlySpread => self.spread(&order, &weights, &mut all, cancel),
+            _ => self.balance(&order, &weights, &mut all, cancel),
         };
-        let deferred = limit.map_or(0, |limit| self.hold_back(&mut all, limit));
+        let deferred =
+            placed.and_then(|()| self.hold_back(&mut all, limit, cancel)).inspect_err(|_| self.undo(&all))?;
         let changes = |((job, items), moves): ((&String, &Items), _)| Changes {
             job: job.clone(),
             names: Arc::clone(&items.names),
             moves,
         };
         let jobs = self.jobs.iter().zip(all).map(changes).filter(|change| !change.moves.is_empty()).collect();
-        Delta { jobs, deferred, workers: self.names() }
+        Ok(Delta { jobs, deferred, workers: self.names() })
     }
 
-    fn balance(&mut self, order: &[u32], weights: &[f64]) -> Vec<Vec<Move>> {
+    /// Takes back all moves, which are those of the first jobs.
+    fn undo(&mut self, all: &[Vec<Move>]) {
+        for (items, moves) in self.jobs.values_mut().zip(all).filter(|(_, moves)| !moves.is_empty()) {
+            moves.iter().for_each(|change| items.owners[change.item as usize] = change.from);
+            items.count();
+        }
+    }
+
+    fn balance(
+        &mut self,
+        order: &[u32],
+        weights: &[f64],
+        all: &mut Vec<Vec<Move>>,
+        cancel: &Cancel<'_>,
+    ) -> Result<(), Error> {
         let demands: Vec<Demand> = self.jobs.values().map(|items| items.demand(order, weights)).collect();
-        let sizes = self.strategy.sizes(order.len(), &demands);
-        let each = self.jobs.values_mut().zip(&demands).zip(&sizes);
-        each.map(|((items, demand), sizes)| items.settle(order, demand, sizes)).collect()
+        let sizes = self.strategy.sizes(order.len(), &demands, cancel)?;
+        for ((items, demand), sizes) in self.jobs.values_mut().zip(&demands).zip(&sizes) {
+            cancel.spend((items.owners.len() + order.len()) as u64)?;
+            all.push(items.settle(order, demand, sizes));
+        }
+        Ok(())
     }
 
     /// One job after the other, so that what is known of it stays in the processor's cache.
-    fn spread(&mut self, order: &[u32], weights: &[f64]) -> Vec<Vec<Move>> {
+    fn spread(
+        &mut self,
+        order: &[u32],
+        weights: &[f64],
+        all: &mut Vec<Vec<Move>>,
+        cancel: &Cancel<'_>,
+    ) -> Result<(), Error> {
         let mut bare = Bare::new(order.len());
         let uniform = weights.windows(2).all(|pair| pair[0] == pair[1]);
         for items in self.jobs.values() {
+            cancel.spend(2 * order.len() as u64)?;
             if uniform && !order.is_empty() && order.iter().all(|number| items.able[*number as usize]) {
                 bare.add_evenly(items.owners.len() as u32 / order.len() as u32, weights[0]);
                 continue;
@@ -239,24 +270,26 @@ impl Board {
             bare.add(&demand, &Quota::new(demand.items, &demand.weights));
         }
         let mut loads = bare.loads();
-        let place = |items: &mut Items| {
+        for items in self.jobs.values_mut() {
+            cancel.spend(8 * order.len() as u64 + items.owners.len() as u64)?;
             let demand = items.demand(order, weights);
             let share = Share::of(&demand);
             let seated = spread::seat_next(&demand, &share, &mut loads);
-            items.settle(order, &demand, &share.sizes(&seated))
-        };
-        self.jobs.values_mut().map(place).collect()
+            all.push(items.settle(order, &demand, &share.sizes(&seated)));
+        }
+        Ok(())
     }
 
     /// Takes back the moves that are not among the best; returns how many those are.
-    fn hold_back(&mut self, all: &mut [Vec<Move>], limit: usize) -> usize {
+    fn hold_back(&mut self, all: &mut [Vec<Move>], limit: Option<usize>, cancel: &Cancel<'_>) -> Result<usize, Error> {
+        let Some(limit) = limit else { return Ok(0) };
         let live = |items: &Items, change: &Move| change.from != NOBODY && items.able[change.from as usize];
         let (rank, mut steps) = (self.ranks(), Vec::new());
         for ((job, items), moves) in (0..).zip(self.jobs.values()).zip(all.iter()) {
             let free = moves.iter().filter(|change| live(items, change));
             steps.extend(free.map(|change| (job, rank[change.from as usize], rank[change.to as usize])));
         }
-        let mut made = budget::choose(&steps, limit).into_iter();
+        let mut made = budget::choose(&steps, limit, cancel)?.into_iter();
         let mut deferred = 0;
         for (items, moves) in self.jobs.values_mut().zip(all) {
             moves.retain(|change| {
@@ -268,7 +301,7 @@ impl Board {
                 make
             });
         }
-        deferred
+        Ok(deferred)
     }
 
     /// The place of each worker number in name order: of equal choices the first by name is made, whoever joined first.
@@ -281,20 +314,20 @@ impl Board {
     }
 
     /// The owner of an item: none if nobody can run it, or if it was not placed yet. O(log items).
-    pub fn owner(&self, job: &str, item: &str) -> Result<Option<&str>, InputError> {
+    pub fn owner(&self, job: &str, item: &str) -> Result<Option<&str>, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         let at = items.names.find(item).ok_or_else(|| no_item(job, item))?;
         Ok(self.name(items.owners[at]))
     }
 
     /// A job's items in name order, each with its owner.
-    pub fn owners(&self, job: &str) -> Result<impl Iterator<Item = (&str, Option<&str>)>, InputError> {
+    pub fn owners(&self, job: &str) -> Result<impl Iterator<Item = (&str, Option<&str>)>, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         Ok(items.names.iter().zip(items.owners.iter().map(|owner| self.name(*owner))))
     }
 
     /// A job's present state, to be read without the board. O(items), at the speed of memory.
-    pub fn view(&self, job: &str) -> Result<View, InputError> {
+    pub fn view(&self, job: &str) -> Result<View, Error> {
         let items = self.jobs.get(job).ok_or_else(|| no_job(job))?;
         Ok(View { names: Arc::clone(&items.names), owners: items.owners.clone(), workers: self.names() })
     }
@@ -371,16 +404,16 @@ impl Items {
     }
 }
 
-fn no_job(job: &str) -> InputError {
-    InputError(format!("job '{job}' is not there; add it first"))
+fn no_job(job: &str) -> Error {
+    Error::Invalid(format!("job '{job}' is not there; add it first"))
 }
 
-fn no_worker(worker: &str) -> InputError {
-    InputError(format!("worker '{worker}' is not there; let it join first"))
+fn no_worker(worker: &str) -> Error {
+    Error::Invalid(format!("worker '{worker}' is not there; let it join first"))
 }
 
-fn no_item(job: &str, item: &str) -> InputError {
-    InputError(format!("job '{job}' has no work item '{item}'; add it first"))
+fn no_item(job: &str, item: &str) -> Error {
+    Error::Invalid(format!("job '{job}' has no work item '{item}'; add it first"))
 }
 
 #[cfg(test)]

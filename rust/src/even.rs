@@ -3,19 +3,30 @@
 //! Items in name order take the best-scoring worker that is not full. A worker is full when it holds its whole share
 //! and no seat is left that it may take, or when it has one.
 
-use crate::input::{InputError, Job, NOBODY};
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
+use crate::input::{Job, NOBODY};
 use crate::quota::{Quota, Share};
 use crate::rendezvous::{for_job, job_hashes, Keys, Mode, Rendezvous};
 
 /// Owners of a job's items as positions in `able`. O(items x able workers).
-pub fn place(job: &Job<'_>, share: &Share, workers: &[&str], mode: Mode) -> Result<Vec<u32>, InputError> {
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn place(
+    job: &Job<'_>,
+    share: &Share,
+    workers: &[&str],
+    mode: Mode,
+    cancel: &Cancel<'_>,
+) -> Result<Vec<u32>, Error> {
     if job.able.is_empty() {
         return Ok(vec![NOBODY; job.items.len()]);
     }
     let rendezvous = for_job(job, workers, mode)?;
     let prefix = format!("{}:", job.id);
     let hashes = if mode == Mode::Fast { job_hashes(job, &prefix) } else { Vec::new() };
-    Ok(seat(&rendezvous, share, Keys { hashes: &hashes, prefix: &prefix, texts: &job.items }, 0))
+    seat(&rendezvous, share, Keys { hashes: &hashes, prefix: &prefix, texts: &job.items }, 0, cancel)
 }
 
 /// The share of so many new items among workers of these weights. O(workers).
@@ -28,19 +39,24 @@ pub fn share_of(items: u32, weights: &[f64]) -> Share {
 ///
 /// Most keys get the worker that owns them, and these are found at once. Only for a key whose owner is full the workers
 /// that are not are ranked; as long as few have filled up, the full ones are ranked with them.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
 pub fn seat<S: AsRef<str> + Sync>(
     rendezvous: &Rendezvous<S>,
     share: &Share,
     keys: Keys<'_>,
     threads: usize,
-) -> Vec<u32> {
-    let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
-    rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
+    cancel: &Cancel<'_>,
+) -> Result<Vec<u32>, Error> {
+    let (mut owners, mut scores) = (filled(0, keys.len())?, filled(0, keys.len())?);
+    rendezvous.owners_of(keys, threads, &mut owners, &mut scores, cancel)?;
     let mut room = Room::new(share);
     let mut open = rendezvous.subset(room.open(share));
     let (mut text, mut buffer) = (String::new(), Vec::new());
     for (at, owner) in owners.iter_mut().enumerate() {
         if !room.has_room(*owner, share) {
+            cancel.spend(rendezvous.steps(1) + 16)?;
             let key = keys.key(at, &mut text);
             let mut best = open.owner(key, &mut buffer);
             if !room.has_room(best, share) {
@@ -51,7 +67,7 @@ pub fn seat<S: AsRef<str> + Sync>(
         }
         room.take(*owner, share);
     }
-    owners
+    Ok(owners)
 }
 
 /// Who still has room. A worker that is full stays full.
@@ -115,7 +131,8 @@ mod tests {
                     let hashes: Vec<u64> = texts.iter().map(|text| fast_key(text.as_bytes())).collect();
                     let keys = Keys { hashes: &hashes, prefix: "", texts: &texts };
                     let share = share_of(items as u32, &weights);
-                    assert_eq!(seat(&rendezvous, &share, keys, 1), naive(&rendezvous, &share, keys));
+                    let seated = seat(&rendezvous, &share, keys, 1, &Cancel::never()).unwrap();
+                    assert_eq!(seated, naive(&rendezvous, &share, keys));
                 }
             }
         }
@@ -133,7 +150,7 @@ mod tests {
                 previous: vec![NOBODY; count],
             };
             let workers = ["a", "b", "c", "d", "e", "f", "g"];
-            let owners = place(&job, &Share::new(&job), &workers, Mode::Fast).unwrap();
+            let owners = place(&job, &Share::new(&job), &workers, Mode::Fast, &Cancel::never()).unwrap();
             let mut load = [0; 7];
             owners.iter().for_each(|&w| load[w as usize] += 1);
             assert!(load.iter().max().unwrap() - load.iter().min().unwrap() <= 1);

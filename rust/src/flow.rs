@@ -8,6 +8,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
+
 mod approach;
 
 const FAR: i64 = i64::MAX;
@@ -59,6 +62,18 @@ impl Network {
         arc
     }
 
+    /// Make room for so many more arcs, so that adding them needs no memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn reserve(&mut self, arcs: usize) -> Result<(), Error> {
+        self.to.try_reserve_exact(2 * arcs)?;
+        self.room.try_reserve_exact(2 * arcs)?;
+        self.cost.try_reserve_exact(2 * arcs)?;
+        self.slope.try_reserve_exact(arcs)?;
+        Ok(())
+    }
+
     /// How many arcs were looked at so far: the work done, in numbers that no clock disturbs.
     pub fn looked(&self) -> u64 {
         self.looked
@@ -86,18 +101,30 @@ impl Network {
     ///
     /// `excess` must add up to zero; `potential` must make every arc with room cost at least zero:
     /// `cost + potential[from] - potential[to] >= 0`. O(phases * arcs * (log nodes + rounds)).
-    pub fn settle(&mut self, excess: Vec<i64>, potential: Vec<i64>) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn settle(&mut self, excess: Vec<i64>, potential: Vec<i64>, cancel: &Cancel<'_>) -> Result<bool, Error> {
         debug_assert_eq!(excess.iter().sum::<i64>(), 0);
-        Run::new(self, excess, potential).settle(u64::MAX)
+        Run::new(self, excess, potential, cancel)?.settle(u64::MAX)
     }
 
     /// The same, where there may be many distinct distances: after a look at `most` arcs, near the answer by scaling first.
     ///
     /// Which of several answers of the same cost is found may depend on `most`. In practice
     /// O(most + arcs * log(greatest cost)).
-    pub fn settle_within(&mut self, excess: Vec<i64>, potential: Vec<i64>, most: u64) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn settle_within(
+        &mut self,
+        excess: Vec<i64>,
+        potential: Vec<i64>,
+        most: u64,
+        cancel: &Cancel<'_>,
+    ) -> Result<bool, Error> {
         debug_assert_eq!(excess.iter().sum::<i64>(), 0);
-        Run::new(self, excess, potential).settle(most)
+        Run::new(self, excess, potential, cancel)?.settle(most)
     }
 }
 
@@ -110,44 +137,54 @@ struct Run<'n> {
     potential: Vec<i64>,
     depth: Vec<u32>,
     next: Vec<u32>,
+    cancel: &'n Cancel<'n>,
+    reported: u64,
 }
 
 impl<'n> Run<'n> {
-    fn settle(mut self, most: u64) -> bool {
+    fn settle(mut self, most: u64) -> Result<bool, Error> {
         let mut near = false;
         while self.excess.iter().any(|e| *e > 0) {
             if !near && self.net.looked >= most {
-                self.approach();
+                self.approach()?;
                 near = true;
             }
-            if !self.advance() {
-                return false;
+            if !self.advance()? {
+                return Ok(false);
             }
-            self.level();
-            while self.layer() {
-                self.block();
+            self.level()?;
+            while self.layer()? {
+                self.block()?;
             }
         }
-        true
+        Ok(true)
+    }
+
+    /// Reports the arcs that were looked at since the last report.
+    fn report(&mut self) -> Result<(), Error> {
+        let steps = self.net.looked - self.reported;
+        self.reported = self.net.looked;
+        self.cancel.spend(4 * steps + 8)
     }
 
     /// Sends what it can over paths that never lead back, which need not be searched for.
-    fn level(&mut self) {
-        if !self.net.level.is_empty() {
-            self.depth.copy_from_slice(&self.net.level);
-            self.next.copy_from_slice(&self.start[..self.net.nodes]);
-            self.block();
+    fn level(&mut self) -> Result<(), Error> {
+        if self.net.level.is_empty() {
+            return Ok(());
         }
+        self.depth.copy_from_slice(&self.net.level);
+        self.next.copy_from_slice(&self.start[..self.net.nodes]);
+        self.block()
     }
 
-    fn new(net: &'n mut Network, excess: Vec<i64>, potential: Vec<i64>) -> Self {
-        let mut start = vec![0u32; net.nodes + 1];
+    fn new(net: &'n mut Network, excess: Vec<i64>, potential: Vec<i64>, cancel: &'n Cancel<'n>) -> Result<Self, Error> {
+        let mut start = filled(0u32, net.nodes + 1)?;
         (0..net.to.len()).for_each(|arc| start[net.from(arc) as usize + 1] += 1);
         for node in 0..net.nodes {
             start[node + 1] += start[node];
         }
         let mut fill = start.clone();
-        let mut arcs = vec![0; net.to.len()];
+        let mut arcs = filled(0, net.to.len())?;
         for arc in 0..net.to.len() {
             let slot = &mut fill[net.from(arc) as usize];
             arcs[*slot as usize] = arc as u32;
@@ -155,7 +192,8 @@ impl<'n> Run<'n> {
         }
         let depth = vec![UNSEEN; net.nodes];
         let next = start[..net.nodes].to_vec();
-        Self { net, start, arcs, excess, potential, depth, next }
+        let reported = net.looked;
+        Ok(Self { net, start, arcs, excess, potential, depth, next, cancel, reported })
     }
 
     fn out(&self, node: u32) -> std::ops::Range<usize> {
@@ -170,7 +208,7 @@ impl<'n> Run<'n> {
     /// Raises the potentials by the distance to the nearest node that misses something (Dijkstra).
     ///
     /// Of equally near nodes the last goes first: in a network of levels that is the way to the end.
-    fn advance(&mut self) -> bool {
+    fn advance(&mut self) -> Result<bool, Error> {
         self.net.looked += self.net.nodes as u64 / 16; // passed over, not looked at
         let mut distance = vec![FAR; self.net.nodes];
         let mut queue = BinaryHeap::new();
@@ -182,9 +220,10 @@ impl<'n> Run<'n> {
             if far > distance[node as usize] {
                 continue;
             }
+            self.report()?;
             if self.excess[node as usize] < 0 {
                 self.raise(&distance, far);
-                return true;
+                return Ok(true);
             }
             for slot in self.out(node) {
                 self.net.looked += 1;
@@ -194,13 +233,13 @@ impl<'n> Run<'n> {
                     distance[to as usize] = through;
                     if through == far && self.excess[to as usize] < 0 {
                         self.raise(&distance, far);
-                        return true;
+                        return Ok(true);
                     }
                     queue.push((Reverse(through), to));
                 }
             }
         }
-        false
+        Ok(false)
     }
 
     fn raise(&mut self, distance: &[i64], most: i64) {
@@ -208,7 +247,7 @@ impl<'n> Run<'n> {
     }
 
     /// Numbers the nodes by steps over free arcs from excess, up to the first layer that misses something.
-    fn layer(&mut self) -> bool {
+    fn layer(&mut self) -> Result<bool, Error> {
         self.depth.fill(UNSEEN);
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
         let has_excess = |&node: &u32| self.excess[node as usize] > 0;
@@ -221,6 +260,7 @@ impl<'n> Run<'n> {
             let mut beyond = Vec::new();
             for node in layer {
                 self.net.looked += self.out(node).len() as u64;
+                self.report()?;
                 for slot in self.out(node) {
                     let arc = self.arcs[slot] as usize;
                     let to = self.net.to[arc];
@@ -232,7 +272,7 @@ impl<'n> Run<'n> {
             }
             layer = beyond;
         }
-        !layer.is_empty()
+        Ok(!layer.is_empty())
     }
 
     fn is_free(&self, arc: usize) -> bool {
@@ -240,10 +280,13 @@ impl<'n> Run<'n> {
     }
 
     /// Sends units down the layers until no excess node gets any further.
-    fn block(&mut self) {
+    fn block(&mut self) -> Result<(), Error> {
         for node in 0..self.net.nodes as u32 {
-            while self.excess[node as usize] > 0 && self.send(node) {}
+            while self.excess[node as usize] > 0 && self.send(node) {
+                self.report()?;
+            }
         }
+        self.report()
     }
 
     /// Sends what fits over one path from a node to one that misses it, down the layers.
@@ -324,7 +367,7 @@ mod tests {
                 }
             }
             let excess = (0..2 * n).map(|v| if v < n { 1 } else { -1 }).collect();
-            assert!(net.settle(excess, vec![0; 2 * n]));
+            assert_eq!(net.settle(excess, vec![0; 2 * n], &Cancel::never()), Ok(true));
             let total: i64 = arcs.iter().filter(|a| net.room(a.0) == 0).map(|a| a.1).sum();
             assert_eq!(total, brute(&costs, 0, &mut vec![false; n]));
         }
@@ -334,14 +377,14 @@ mod tests {
     fn what_cannot_arrive_is_reported() {
         let mut net = Network::new(3);
         net.arc(0, 1, 5, 0, 1);
-        assert!(!net.settle(vec![1, 0, -1], vec![0; 3]));
+        assert_eq!(net.settle(vec![1, 0, -1], vec![0; 3], &Cancel::never()), Ok(false));
     }
 
     #[test]
     fn an_arc_that_carries_something_can_give_it_back() {
         let mut net = Network::new(2);
         let arc = net.arc(0, 1, 0, 1, 2);
-        assert!(net.settle(vec![-1, 1], vec![-2, 0]));
+        assert_eq!(net.settle(vec![-1, 1], vec![-2, 0], &Cancel::never()), Ok(true));
         assert_eq!(net.room(arc), 1);
     }
 }

@@ -1,21 +1,9 @@
 //! What a placement is asked for: jobs, their items in name order, the workers that can run them.
 
-use std::fmt;
+use crate::error::Error;
 
 /// Marks an item whose previous owner is unknown, gone or not able any more, and an item nobody can run.
 pub const NOBODY: u32 = u32::MAX;
-
-/// An input that has no meaning; the text says what, of what, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InputError(pub String);
-
-impl fmt::Display for InputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for InputError {}
 
 /// One job to place. Positions (`u32`) index `able`, not the problem's workers.
 #[derive(Debug, Clone, Default)]
@@ -52,9 +40,9 @@ impl Job<'_> {
 }
 
 /// Checks that weights are finite and positive; names the first that is not.
-pub fn check_weights<S: AsRef<str>>(workers: &[S], weights: &[f64]) -> Result<(), InputError> {
+pub fn check_weights<S: AsRef<str>>(workers: &[S], weights: &[f64]) -> Result<(), Error> {
     if workers.len() != weights.len() {
-        return Err(InputError(format!(
+        return Err(Error::Invalid(format!(
             "{} weights were given for {} workers; give one weight per worker",
             weights.len(),
             workers.len()
@@ -62,7 +50,7 @@ pub fn check_weights<S: AsRef<str>>(workers: &[S], weights: &[f64]) -> Result<()
     }
     match weights.iter().position(|w| !(w.is_finite() && *w > 0.0)) {
         None => Ok(()),
-        Some(at) => Err(InputError(format!(
+        Some(at) => Err(Error::Invalid(format!(
             "worker '{}' has weight {}; a weight must be a finite number greater than 0",
             workers[at].as_ref(),
             weights[at]
@@ -84,7 +72,7 @@ mod tests {
     fn bad_weights_are_named() {
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let error = check_weights(&["a", "b"], &[1.0, bad]).unwrap_err();
-            assert!(error.0.contains("worker 'b'"), "{error}");
+            assert!(error.to_string().contains("worker 'b'"), "{error}");
         }
         assert!(check_weights(&["a"], &[]).is_err());
         assert!(check_weights(&["a"], &[0.5]).is_ok());

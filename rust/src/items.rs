@@ -2,6 +2,8 @@
 //!
 //! Items of equal hashes are told apart by their texts, which callers compare.
 
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
 use crate::input::NOBODY;
 
 /// Positions are u32, and `NOBODY` is taken.
@@ -11,52 +13,77 @@ pub const MOST_ITEMS: usize = u32::MAX as usize - 1;
 ///
 /// `same(a, b)` compares the texts at two positions; it is asked only where hashes are equal. An item that finds its bit
 /// of a filter set is a suspect; there are few, and only what shares a hash with them is looked at again.
-pub fn first_repeated(hashes: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Option<u32> {
-    let mut filter = Filter::new(hashes.len());
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn first_repeated(
+    hashes: &[u64],
+    mut same: impl FnMut(u32, u32) -> bool,
+    cancel: &Cancel<'_>,
+) -> Result<Option<u32>, Error> {
+    let mut filter = Filter::new(hashes.len())?;
     let mut suspects = Vec::new();
     for (at, &hash) in hashes.iter().enumerate() {
+        cancel.spend(2)?;
         if filter.insert(hash) {
             suspects.push((hash, at as u32));
         }
     }
     let mut first = None;
-    matches(hashes, suspects, |at, suspect| {
+    let visit = |at, suspect| {
         if at < suspect && first.is_none_or(|first| suspect < first) && same(at, suspect) {
             first = Some(suspect);
         }
-    });
-    first
+    };
+    matches(hashes, suspects, visit, cancel)?;
+    Ok(first)
 }
 
 /// Where the wanted items stand, `NOBODY` for those that are not there. O(items + wanted log wanted).
 ///
 /// Items are unique, and so are the wanted ones. `same(position, wanted)` compares texts where hashes are equal.
-pub fn locate(hashes: &[u64], wanted: &[u64], mut same: impl FnMut(u32, u32) -> bool) -> Vec<u32> {
-    let mut positions = vec![NOBODY; wanted.len()];
-    matches(hashes, wanted.iter().copied().zip(0..).collect(), |at, number| {
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn locate(
+    hashes: &[u64],
+    wanted: &[u64],
+    mut same: impl FnMut(u32, u32) -> bool,
+    cancel: &Cancel<'_>,
+) -> Result<Vec<u32>, Error> {
+    let mut positions = filled(NOBODY, wanted.len())?;
+    let visit = |at, number: u32| {
         if same(at, number) {
             positions[number as usize] = at;
         }
-    });
-    positions
+    };
+    matches(hashes, wanted.iter().copied().zip(0..).collect(), visit, cancel)?;
+    Ok(positions)
 }
 
 /// Calls `visit` with each position and the number of each wanted item of the same hash.
-fn matches(hashes: &[u64], mut wanted: Vec<(u64, u32)>, mut visit: impl FnMut(u32, u32)) {
+fn matches(
+    hashes: &[u64],
+    mut wanted: Vec<(u64, u32)>,
+    mut visit: impl FnMut(u32, u32),
+    cancel: &Cancel<'_>,
+) -> Result<(), Error> {
     if wanted.is_empty() {
-        return;
+        return Ok(());
     }
     wanted.sort_unstable();
-    let mut filter = Filter::new(wanted.len());
+    let mut filter = Filter::new(wanted.len())?;
     wanted.iter().for_each(|&(hash, _)| {
         filter.insert(hash);
     });
     for (at, &hash) in hashes.iter().enumerate().filter(|(_, hash)| filter.has(**hash)) {
         let from = wanted.partition_point(|(other, _)| *other < hash);
         for &(_, number) in wanted[from..].iter().take_while(|(other, _)| *other == hash) {
+            cancel.spend(16)?;
             visit(at as u32, number);
         }
     }
+    Ok(())
 }
 
 /// A set of hashes that sometimes has what was never inserted: one bit in sixteen is set at most.
@@ -66,9 +93,9 @@ struct Filter {
 }
 
 impl Filter {
-    fn new(hashes: usize) -> Self {
+    fn new(hashes: usize) -> Result<Self, Error> {
         let count = (hashes * 16).next_power_of_two().max(64);
-        Self { bits: vec![0; count / 64], mask: count - 1 }
+        Ok(Self { bits: filled(0, count / 64)?, mask: count - 1 })
     }
 
     fn has(&self, hash: u64) -> bool {
@@ -105,7 +132,8 @@ mod tests {
         for round in 0..3000 {
             let texts: Vec<u64> = (0..round % 40).map(|_| random.next() % 300).collect();
             let hashes: Vec<u64> = texts.iter().map(|text| hash(*text)).collect();
-            let found = first_repeated(&hashes, |a, b| texts[a as usize] == texts[b as usize]);
+            let found =
+                first_repeated(&hashes, |a, b| texts[a as usize] == texts[b as usize], &Cancel::never()).unwrap();
             let expected = (0..texts.len()).find(|&at| texts[..at].contains(&texts[at]));
             assert_eq!(found, expected.map(|at| at as u32), "{texts:?}");
         }
@@ -123,7 +151,7 @@ mod tests {
             let same = |at: u32, number: u32| texts[at as usize] == wanted[number as usize];
             let place = |text| texts.iter().position(|other| other == text).map_or(NOBODY, |at| at as u32);
             let expected: Vec<u32> = wanted.iter().map(place).collect();
-            assert_eq!(locate(&all(&texts), &all(&wanted), same), expected);
+            assert_eq!(locate(&all(&texts), &all(&wanted), same, &Cancel::never()), Ok(expected));
         }
     }
 }

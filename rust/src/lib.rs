@@ -8,6 +8,8 @@ pub mod assignment;
 pub mod balanced;
 pub mod board;
 pub mod budget;
+pub mod cancel;
+pub mod error;
 pub mod etcd;
 pub mod even;
 pub mod flow;

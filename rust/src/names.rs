@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::input::InputError;
+use crate::error::Error;
 
 /// Names in ascending order; each is known by its place. Costs four bytes per name beyond the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,14 +21,14 @@ impl Names {
     /// Sorts names; `what` is what they name. O(n) if they are in order already.
     ///
     /// Fails if one is given twice, or if there are more than u32 can number or four gigabytes of text.
-    pub fn new(what: &str, mut names: Vec<&str>) -> Result<Self, InputError> {
+    pub fn new(what: &str, mut names: Vec<&str>) -> Result<Self, Error> {
         let bytes: usize = names.iter().map(|name| name.len()).sum();
         check_size(what, names.len(), bytes, u32::MAX as usize - 1)?;
         if !names.is_sorted() {
             names.sort_unstable();
         }
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(InputError(format!("{what} '{}' is given twice; give it once", pair[0])));
+            return Err(Error::Invalid(format!("{what} '{}' is given twice; give it once", pair[0])));
         }
         let mut made = Self { text: String::with_capacity(bytes), start: Vec::with_capacity(names.len() + 1) };
         made.start.push(0);
@@ -76,7 +76,7 @@ impl Names {
     }
 
     /// These names and others, of which none may be here yet; and for each place the place it had here, if it was here.
-    pub fn with(&self, what: &str, others: &Self) -> Result<(Self, Vec<Option<u32>>), InputError> {
+    pub fn with(&self, what: &str, others: &Self) -> Result<(Self, Vec<Option<u32>>), Error> {
         check_size(what, self.len() + others.len(), self.text.len() + others.text.len(), u32::MAX as usize - 1)?;
         let (mut made, mut old) = (Self::default(), Vec::with_capacity(self.len() + others.len()));
         let (mut at, mut next) = (0, 0);
@@ -98,7 +98,7 @@ impl Names {
                     next += 1;
                 }
                 Ordering::Equal => {
-                    return Err(InputError(format!("{what} '{}' is there already; leave it out", self.get(at))))
+                    return Err(Error::Invalid(format!("{what} '{}' is there already; leave it out", self.get(at))))
                 }
             }
         }
@@ -106,9 +106,9 @@ impl Names {
     }
 
     /// These names without some, and for each place the place it had here.
-    pub fn without(&self, what: &str, gone: &Self) -> Result<(Self, Vec<u32>), InputError> {
+    pub fn without(&self, what: &str, gone: &Self) -> Result<(Self, Vec<u32>), Error> {
         if let Some(name) = gone.iter().find(|name| self.find(name).is_none()) {
-            return Err(InputError(format!("{what} '{name}' is not there; leave it out")));
+            return Err(Error::Invalid(format!("{what} '{name}' is not there; leave it out")));
         }
         let (mut made, mut old) = (Self::default(), Vec::with_capacity(self.len() - gone.len()));
         let mut next = 0;
@@ -125,9 +125,9 @@ impl Names {
 }
 
 /// Names are numbered by u32, and so are the bytes of their text.
-fn check_size(what: &str, count: usize, bytes: usize, most: usize) -> Result<(), InputError> {
+fn check_size(what: &str, count: usize, bytes: usize, most: usize) -> Result<(), Error> {
     if count > most || bytes > u32::MAX as usize {
-        return Err(InputError(format!("{count} {what}s of {bytes} bytes are too many for one job; split it")));
+        return Err(Error::Invalid(format!("{count} {what}s of {bytes} bytes are too many for one job; split it")));
     }
     Ok(())
 }
@@ -151,14 +151,14 @@ mod tests {
     #[test]
     fn a_name_given_twice_is_refused() {
         let error = Names::new("work item", vec!["b", "a", "b"]).unwrap_err();
-        assert_eq!(error.0, "work item 'b' is given twice; give it once");
+        assert_eq!(error.to_string(), "work item 'b' is given twice; give it once");
     }
 
     #[test]
     fn more_names_than_places_are_refused() {
         assert!(check_size("work item", 10, 100, 10).is_ok());
         let error = check_size("work item", 11, 100, 10).unwrap_err();
-        assert_eq!(error.0, "11 work items of 100 bytes are too many for one job; split it");
+        assert_eq!(error.to_string(), "11 work items of 100 bytes are too many for one job; split it");
     }
 
     #[test]

@@ -4,8 +4,13 @@
 //! the previous placement. Ties go to the first worker in name order.
 
 use std::cmp::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
-use crate::input::{check_weights, InputError, Job};
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
+use crate::input::{check_weights, Job};
 use crate::kernel::{self, Level, Table};
 use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, fast_worker};
 
@@ -13,6 +18,16 @@ use crate::score::{ascending, compat_score, exponential, fast_key, fast_score, f
 const PAIRS_PER_THREAD: usize = 4_000_000;
 /// The same where every pair is hashed.
 const HASHED_PAIRS_PER_THREAD: usize = 200_000;
+/// A thread does so many pairs at a time: about a millisecond.
+const PAIRS_PER_CHUNK: usize = 1 << 22;
+/// The same where every pair is hashed.
+const HASHED_PAIRS_PER_CHUNK: usize = 1 << 15;
+/// The most numbers that [`Rendezvous::top_of`] returns: a gibibyte.
+pub const MOST_OWNERS: usize = 1 << 28;
+/// More threads than this are never started.
+const MOST_THREADS: usize = 256;
+/// What hashing a pair costs, in steps of [`Cancel::spend`].
+const STEPS_PER_HASHED_PAIR: u64 = 16;
 
 /// Which score is compared; see `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +40,11 @@ pub enum Mode {
 
 impl Mode {
     /// Reads "fast" or "compat".
-    pub fn parse(name: &str) -> Result<Self, InputError> {
+    pub fn parse(name: &str) -> Result<Self, Error> {
         match name {
             "fast" => Ok(Self::Fast),
             "compat" => Ok(Self::Compat),
-            _ => Err(InputError(format!("unknown hashing mode '{name}'; use 'fast' or 'compat'"))),
+            _ => Err(Error::Invalid(format!("unknown hashing mode '{name}'; use 'fast' or 'compat'"))),
         }
     }
 }
@@ -120,13 +135,13 @@ pub struct Key<'k> {
 
 impl<S: AsRef<str> + Sync> Rendezvous<S> {
     /// `names` ascending and unique, `weights` one per name; both are checked. O(workers).
-    pub fn new(names: Vec<S>, weights: &[f64], mode: Mode) -> Result<Self, InputError> {
+    pub fn new(names: Vec<S>, weights: &[f64], mode: Mode) -> Result<Self, Error> {
         check_weights(&names, weights)?;
         if names.is_empty() {
-            return Err(InputError("rendezvous hashing needs at least one worker; none was given".into()));
+            return Err(Error::invalid("rendezvous hashing needs at least one worker; none was given"));
         }
         if let Some(pair) = names.windows(2).find(|pair| pair[0].as_ref() >= pair[1].as_ref()) {
-            return Err(InputError(format!("worker '{}' is given twice; give each worker once", pair[1].as_ref())));
+            return Err(Error::Invalid(format!("worker '{}' is given twice; give each worker once", pair[1].as_ref())));
         }
         let weighted = weights.iter().any(|w| *w != weights[0]);
         let mut made =
@@ -241,14 +256,64 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     /// The owner of each key, and the 32 highest bits of its score in ascending order. O(keys x workers).
     ///
     /// `threads` is the most to use; 0 for one per processor, as far as they pay. The result does not depend on it.
-    pub fn owners_of(&self, keys: Keys<'_>, threads: usize, owners: &mut [u32], scores: &mut [u32]) {
-        let threads = self.threads(keys.len().saturating_mul(self.names.len()), threads);
-        let share = keys.len().div_ceil(threads).max(1);
-        let shares = owners.chunks_mut(share).zip(scores.chunks_mut(share)).enumerate();
-        side_by_side(shares.map(|(number, (owners, scores))| {
-            let keys = keys.part(number * share, number * share + owners.len());
-            move || self.owners_here(keys, owners, scores)
-        }));
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`]; then `owners` and `scores` are filled in part.
+    pub fn owners_of(
+        &self,
+        keys: Keys<'_>,
+        threads: usize,
+        owners: &mut [u32],
+        scores: &mut [u32],
+        cancel: &Cancel<'_>,
+    ) -> Result<(), Error> {
+        let size = self.keys_per_chunk();
+        let chunks = Mutex::new(owners.chunks_mut(size).zip(scores.chunks_mut(size)).enumerate());
+        let stopped = AtomicBool::new(false);
+        let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let owners_in = |(number, (owners, scores)): (usize, (&mut [u32], &mut [u32]))| {
+            let part = keys.part(number * size, number * size + owners.len());
+            self.owners_here(part, owners, scores);
+        };
+        let help = || {
+            while !stopped.load(Relaxed) {
+                let Some(chunk) = next() else { break };
+                owners_in(chunk);
+            }
+        };
+        thread::scope(|scope| {
+            for number in 1..self.threads(keys.len().saturating_mul(self.names.len()), threads) {
+                let thread = thread::Builder::new().name(format!("latchwork-assign-{number}"));
+                if thread.spawn_scoped(scope, help).is_err() {
+                    break; // the system has no more threads for us: the others do its share
+                }
+            }
+            while let Some(chunk) = next() {
+                owners_in(chunk);
+                if let Err(error) = cancel.spend(self.steps(size)) {
+                    stopped.store(true, Relaxed);
+                    return Err(error);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn keys_per_chunk(&self) -> usize {
+        let pairs = match self.mode {
+            Mode::Fast => PAIRS_PER_CHUNK,
+            Mode::Compat => HASHED_PAIRS_PER_CHUNK,
+        };
+        (pairs / self.names.len()).next_multiple_of(64).max(64)
+    }
+
+    /// The cost of so many keys, see [`Cancel::spend`].
+    pub(crate) fn steps(&self, keys: usize) -> u64 {
+        let pairs = keys as u64 * self.names.len() as u64;
+        match self.mode {
+            Mode::Fast => pairs / 4,
+            Mode::Compat => pairs * STEPS_PER_HASHED_PAIR,
+        }
     }
 
     fn threads(&self, pairs: usize, most: usize) -> usize {
@@ -257,7 +322,7 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
             Mode::Fast => PAIRS_PER_THREAD,
             Mode::Compat => HASHED_PAIRS_PER_THREAD,
         };
-        most.min(pairs / pays).max(1)
+        most.min(pairs / pays).clamp(1, MOST_THREADS)
     }
 
     fn owners_here(&self, keys: Keys<'_>, owners: &mut [u32], scores: &mut [u32]) {
@@ -283,19 +348,33 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 
     /// The best `k` workers of each key, best first, `min(k, workers)` places per key. O(keys x workers).
-    pub fn top_of(&self, keys: Keys<'_>, k: usize) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than [`MOST_OWNERS`] places, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn top_of(&self, keys: Keys<'_>, k: usize, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
         let k = k.min(self.names.len());
-        let mut best = vec![0; keys.len() * k];
-        if self.mode == Mode::Fast && !self.weighted {
-            kernel::top(self.level, &self.table, keys.hashes, k, &mut best);
-            return best;
+        let places = keys.len().saturating_mul(k);
+        if places > MOST_OWNERS {
+            let many = format!("{} items x {k} owners", keys.len());
+            return Err(Error::Invalid(format!("{many} are more than {MOST_OWNERS}; ask for fewer at a time")));
         }
+        let mut best = filled(0, places)?;
+        let size = self.keys_per_chunk().div_ceil(4);
         let (mut text, mut buffer) = (String::new(), Vec::new());
-        for (at, best) in best.chunks_mut(k).enumerate() {
-            let owners = self.owners(keys.key(at, &mut text), k, &mut buffer);
-            best.iter_mut().zip(owners).for_each(|(place, owner)| *place = owner as u32);
+        for (number, best) in best.chunks_mut(size * k).enumerate() {
+            let part = keys.part(number * size, number * size + best.len() / k);
+            if self.mode == Mode::Fast && !self.weighted {
+                kernel::top(self.level, &self.table, part.hashes, k, best);
+            } else {
+                for (at, best) in best.chunks_mut(k).enumerate() {
+                    let owners = self.owners(part.key(at, &mut text), k, &mut buffer);
+                    best.iter_mut().zip(owners).for_each(|(place, owner)| *place = owner as u32);
+                    cancel.spend(STEPS_PER_HASHED_PAIR * self.names.len() as u64)?;
+                }
+            }
+            cancel.spend(self.steps(size))?;
         }
-        best
+        Ok(best)
     }
 
     /// The best of some workers, given in ascending order. O(candidates).
@@ -338,27 +417,9 @@ impl<S: AsRef<str> + Sync> Rendezvous<S> {
     }
 }
 
-/// Does all of the work, each in a thread, the last of it in this one; the results in order.
-fn side_by_side<T: Send, W: FnOnce() -> T + Send>(work: impl Iterator<Item = W>) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let mut work = work.peekable();
-        let (mut started, mut here) = (Vec::new(), None);
-        while let Some(next) = work.next() {
-            if work.peek().is_none() {
-                here = Some(next());
-                break;
-            }
-            let thread = std::thread::Builder::new().name(format!("latchwork-assign-{}", started.len()));
-            started.push(thread.spawn_scoped(scope, next).expect("the system starts a thread"));
-        }
-        let join = |thread: std::thread::ScopedJoinHandle<'_, T>| thread.join().expect("no assignment panics");
-        started.into_iter().map(join).chain(here).collect()
-    })
-}
-
 /// How many processors this process may use.
 fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Some workers of a rendezvous.
@@ -388,13 +449,16 @@ impl<S: AsRef<str> + Sync> Subset<'_, S> {
 }
 
 /// Places every item of a job on its rendezvous owner; positions in `able`. O(items x able workers).
-pub fn place(job: &Job<'_>, workers: &[&str], mode: Mode) -> Result<Vec<u32>, InputError> {
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn place(job: &Job<'_>, workers: &[&str], mode: Mode, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
     let rendezvous = for_job(job, workers, mode)?;
     let prefix = format!("{}:", job.id);
     let hashes = if mode == Mode::Fast { job_hashes(job, &prefix) } else { Vec::new() };
     let (mut owners, mut scores) = (vec![0; job.items.len()], vec![0; job.items.len()]);
     let keys = Keys { hashes: &hashes, prefix: &prefix, texts: &job.items };
-    rendezvous.owners_of(keys, 0, &mut owners, &mut scores);
+    rendezvous.owners_of(keys, 0, &mut owners, &mut scores, cancel)?;
     Ok(owners)
 }
 
@@ -410,7 +474,7 @@ pub fn job_hashes(job: &Job<'_>, prefix: &str) -> Vec<u64> {
 }
 
 /// The rendezvous of a job's able workers.
-pub fn for_job<'a>(job: &Job<'_>, workers: &[&'a str], mode: Mode) -> Result<Rendezvous<&'a str>, InputError> {
+pub fn for_job<'a>(job: &Job<'_>, workers: &[&'a str], mode: Mode) -> Result<Rendezvous<&'a str>, Error> {
     let names = job.able.iter().map(|&w| workers[w as usize]).collect();
     Rendezvous::new(names, &job.weights, mode)
 }
@@ -511,10 +575,10 @@ mod tests {
     fn bad_workers_are_refused_by_name() {
         let refuse = |names: Vec<&'static str>| {
             let weights = vec![1.0; names.len()];
-            Rendezvous::new(names, &weights, Mode::Fast).unwrap_err().0
+            Rendezvous::new(names, &weights, Mode::Fast).unwrap_err().to_string()
         };
         assert!(refuse(vec![]).contains("at least one worker"));
         assert!(refuse(vec!["a", "b", "b"]).contains("'b' is given twice"));
-        assert!(Mode::parse("quick").unwrap_err().0.contains("'quick'"));
+        assert!(Mode::parse("quick").unwrap_err().to_string().contains("'quick'"));
     }
 }

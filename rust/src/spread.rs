@@ -3,12 +3,20 @@
 //! Per job, a seat spares a move exactly where the worker held more than its whole share; so seats go to those workers
 //! first. Among equals, the least loaded over all jobs so far, then the first in name order.
 
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::quota::{Demand, Loads, Share};
 
 /// Who gets the seats of each job, by position in `able`. O(sum of able workers, each job sorted).
-pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
+///
+/// # Errors
+/// [`Error::Cancelled`].
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<'_>) -> Result<Vec<Vec<bool>>, Error> {
     let mut loads = Loads::new(workers, jobs, shares);
-    let seat = |(job, share)| seat_next(job, share, &mut loads);
+    let seat = |(job, share): (&Demand, &Share)| {
+        cancel.spend(8 * job.able.len() as u64)?;
+        Ok(seat_next(job, share, &mut loads))
+    };
     jobs.iter().zip(shares).map(seat).collect()
 }
 
@@ -59,7 +67,7 @@ mod tests {
         let job = Demand { items: 1, able: vec![0, 1, 2], weights: vec![1.0; 3], held: vec![0; 3] };
         let jobs = vec![job; 3];
         let shares: Vec<Share> = jobs.iter().map(Share::of).collect();
-        let seated = seats(3, &jobs, &shares);
+        let seated = seats(3, &jobs, &shares, &Cancel::never()).unwrap();
         assert_eq!(seated, [[true, false, false], [false, true, false], [false, false, true]]);
     }
 }

@@ -1,6 +1,8 @@
 //! The four strategies by name, over the same input.
 
-use crate::input::{InputError, Job, NOBODY};
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::input::{Job, NOBODY};
 use crate::quota::{Demand, Share};
 use crate::rendezvous::Mode;
 use crate::{balanced, even, place, rendezvous, spread};
@@ -20,13 +22,13 @@ pub enum Strategy {
 
 impl Strategy {
     /// Reads "rendezvous", "evenly-rendezvous", "evenly-spread" or "balanced".
-    pub fn parse(name: &str) -> Result<Self, InputError> {
+    pub fn parse(name: &str) -> Result<Self, Error> {
         match name {
             "rendezvous" => Ok(Self::Rendezvous),
             "evenly-rendezvous" => Ok(Self::EvenlyRendezvous),
             "evenly-spread" => Ok(Self::EvenlySpread),
             "balanced" => Ok(Self::Balanced),
-            _ => Err(InputError(format!(
+            _ => Err(Error::Invalid(format!(
                 "unknown strategy '{name}'; use 'rendezvous', 'evenly-rendezvous', 'evenly-spread' or 'balanced'"
             ))),
         }
@@ -35,16 +37,25 @@ impl Strategy {
     /// Owners of all items, per job as positions in `able`; `NOBODY` throughout for a job that nobody can run.
     ///
     /// `workers` ascending and unique, `jobs` ascending by id and unique. `mode` matters to rendezvous alone.
-    pub fn place(self, workers: &[&str], jobs: &[Job<'_>], mode: Mode) -> Result<Vec<Vec<u32>>, InputError> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bad weights, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn place(
+        self,
+        workers: &[&str],
+        jobs: &[Job<'_>],
+        mode: Mode,
+        cancel: &Cancel<'_>,
+    ) -> Result<Vec<Vec<u32>>, Error> {
         match self {
-            Self::Rendezvous => jobs.iter().map(|job| hash(job, workers, mode)).collect(),
+            Self::Rendezvous => jobs.iter().map(|job| hash(job, workers, mode, cancel)).collect(),
             Self::EvenlyRendezvous => {
-                let place = |job| even::place(job, &Share::new(job), workers, mode);
+                let place = |job| even::place(job, &Share::new(job), workers, mode, cancel);
                 jobs.iter().map(place).collect()
             }
             Self::EvenlySpread | Self::Balanced => {
                 let demands: Vec<Demand> = jobs.iter().map(Demand::new).collect();
-                let sizes = self.sizes(workers.len(), &demands);
+                let sizes = self.sizes(workers.len(), &demands, cancel)?;
                 Ok(jobs.iter().zip(&sizes).map(|(job, sizes)| place::items(job, sizes)).collect())
             }
         }
@@ -53,19 +64,22 @@ impl Strategy {
     /// How many items each able worker of each job gets, for the two strategies that keep what was before.
     ///
     /// Any strategy but `EvenlySpread` counts as `Balanced`.
-    pub fn sizes(self, workers: usize, demands: &[Demand]) -> Vec<Vec<u32>> {
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn sizes(self, workers: usize, demands: &[Demand], cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
         let shares: Vec<Share> = demands.iter().map(Share::of).collect();
         let seated = match self {
-            Self::EvenlySpread => spread::seats(workers, demands, &shares),
-            _ => balanced::seats(workers, demands, &shares),
+            Self::EvenlySpread => spread::seats(workers, demands, &shares, cancel)?,
+            _ => balanced::seats(workers, demands, &shares, cancel)?,
         };
-        shares.iter().zip(&seated).map(|(share, seated)| share.sizes(seated)).collect()
+        Ok(shares.iter().zip(&seated).map(|(share, seated)| share.sizes(seated)).collect())
     }
 }
 
-fn hash(job: &Job<'_>, workers: &[&str], mode: Mode) -> Result<Vec<u32>, InputError> {
+fn hash(job: &Job<'_>, workers: &[&str], mode: Mode, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
     if job.able.is_empty() {
         return Ok(vec![NOBODY; job.items.len()]);
     }
-    rendezvous::place(job, workers, mode)
+    rendezvous::place(job, workers, mode, cancel)
 }

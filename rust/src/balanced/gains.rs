@@ -7,22 +7,24 @@
 
 use super::graph::Graph;
 use super::level::NO_PRICE;
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::flow::Network;
 use crate::quota::Loads;
 
 /// Rearranges the seats of equal cost so that the most gains are kept. O(tight seats) if that needs no chains.
-pub fn gain(graph: &mut Graph, loads: &mut Loads, price: &[i64]) {
+pub fn gain(graph: &mut Graph, loads: &mut Loads, price: &[i64], cancel: &Cancel<'_>) -> Result<(), Error> {
     if !graph.gain.contains(&true) {
-        return;
+        return Ok(());
     }
     let bounds = Bounds::new(loads, price);
     let tight = Tight::new(graph, price);
     let preferred: Vec<bool> = tight.jobs.iter().map(|job| prefer(graph, loads, job)).collect();
     let (excess, hub) = bounds.excess(&loads.load);
     if excess.iter().all(|e| *e == 0) {
-        return;
+        return Ok(());
     }
-    rearrange(graph, loads, &tight, &preferred, &bounds, excess, hub);
+    rearrange(graph, loads, &tight, &preferred, &bounds, (excess, hub), cancel)
 }
 
 /// The loads each worker may have at its price.
@@ -92,9 +94,9 @@ fn rearrange(
     tight: &Tight,
     preferred: &[bool],
     bounds: &Bounds,
-    mut excess: Vec<i64>,
-    hub_excess: i64,
-) {
+    (mut excess, hub_excess): (Vec<i64>, i64),
+    cancel: &Cancel<'_>,
+) -> Result<(), Error> {
     let (workers, jobs) = (graph.workers() as u32, graph.jobs() as u32);
     let hub = workers + jobs;
     let mut net = Network::new(hub as usize + 1);
@@ -117,7 +119,7 @@ fn rearrange(
     for (job, full) in preferred.iter().enumerate() {
         potential[workers as usize + job] = i64::from(*full);
     }
-    let settled = net.settle(excess, potential);
+    let settled = net.settle(excess, potential, cancel)?;
     assert!(settled, "the placement that `level` found is one way to settle");
     for (arc, seat) in arcs {
         let taken = net.room(arc) == 0;
@@ -125,4 +127,5 @@ fn rearrange(
         loads.load[worker] = loads.load[worker] + u64::from(taken) - u64::from(graph.taken[seat as usize]);
         graph.taken[seat as usize] = taken;
     }
+    Ok(())
 }

@@ -9,6 +9,8 @@
 //! - within a job, nobody without a seat has a lower price than anybody with one.
 
 use super::graph::Graph;
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::quota::Loads;
 
 /// The price of a worker that has no seat and can get none.
@@ -17,12 +19,12 @@ pub const NO_PRICE: i64 = i64::MIN;
 const UNSEEN: u32 = u32::MAX;
 
 /// Levels the loads and returns each worker's price. O(levels * seats * rounds); levels and rounds are few after `start`.
-pub fn level(graph: &mut Graph, loads: &mut Loads) -> Vec<i64> {
-    let mut search = Search::new(graph, loads);
+pub fn level(graph: &mut Graph, loads: &mut Loads, cancel: &Cancel<'_>) -> Result<Vec<i64>, Error> {
+    let mut search = Search::new(graph, loads, cancel);
     while let Some(top) = search.dearest() {
-        search.relieve(top);
+        search.relieve(top)?;
     }
-    search.price
+    Ok(search.price)
 }
 
 struct Search<'g> {
@@ -36,10 +38,11 @@ struct Search<'g> {
     closed: Vec<bool>,
     worker_next: Vec<usize>,
     job_next: Vec<usize>,
+    cancel: &'g Cancel<'g>,
 }
 
 impl<'g> Search<'g> {
-    fn new(graph: &'g mut Graph, loads: &'g mut Loads) -> Self {
+    fn new(graph: &'g mut Graph, loads: &'g mut Loads, cancel: &'g Cancel<'g>) -> Self {
         let (workers, jobs) = (graph.workers(), graph.jobs());
         let mut given = vec![0; workers];
         let taken = graph.worker.iter().zip(&graph.taken).filter(|(_, taken)| **taken);
@@ -54,6 +57,7 @@ impl<'g> Search<'g> {
             closed: vec![false; jobs],
             worker_next: vec![0; workers],
             job_next: vec![0; jobs],
+            cancel,
         }
     }
 
@@ -72,19 +76,19 @@ impl<'g> Search<'g> {
     }
 
     /// Moves seats away from all workers that would save `top`; settles those that keep them.
-    fn relieve(&mut self, top: i64) {
+    fn relieve(&mut self, top: i64) -> Result<(), Error> {
         loop {
             let is_source = |w: &u32| self.can_give(*w) && self.loads.giving(*w) == top;
             let sources: Vec<u32> = (0..self.graph.workers() as u32).filter(is_source).collect();
             if sources.is_empty() {
-                return;
+                return Ok(());
             }
-            if !self.layer(&sources, top) {
+            if !self.layer(&sources, top)? {
                 self.settle(top);
-                return;
+                return Ok(());
             }
             for source in sources {
-                while self.can_give(source) && self.loads.giving(source) == top && self.send(source, top) {}
+                while self.can_give(source) && self.loads.giving(source) == top && self.send(source, top)? {}
             }
         }
     }
@@ -101,7 +105,7 @@ impl<'g> Search<'g> {
     }
 
     /// Numbers workers and jobs by steps from the sources, up to the first layer with a worker cheaper than `top`.
-    fn layer(&mut self, sources: &[u32], top: i64) -> bool {
+    fn layer(&mut self, sources: &[u32], top: i64) -> Result<bool, Error> {
         self.reset();
         let mut layer = sources.to_vec();
         layer.iter().for_each(|&source| self.worker_depth[source as usize] = 0);
@@ -110,14 +114,14 @@ impl<'g> Search<'g> {
             depth += 1;
             let mut beyond = Vec::new();
             for worker in layer {
-                self.spread(worker, depth, &mut beyond);
+                self.spread(worker, depth, &mut beyond)?;
             }
             if beyond.iter().any(|&worker| self.loads.taking(worker) < top) {
-                return true;
+                return Ok(true);
             }
             layer = beyond;
         }
-        false
+        Ok(false)
     }
 
     fn reset(&mut self) {
@@ -132,7 +136,8 @@ impl<'g> Search<'g> {
     }
 
     /// Adds the workers that one worker could hand a seat to, if not seen before.
-    fn spread(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) {
+    fn spread(&mut self, worker: u32, depth: u32, beyond: &mut Vec<u32>) -> Result<(), Error> {
+        self.cancel.spend(self.graph.of_worker(worker).len() as u64)?;
         for place in self.graph.of_worker(worker) {
             let seat = self.graph.seat_at(place);
             let job = self.graph.job[seat];
@@ -140,6 +145,7 @@ impl<'g> Search<'g> {
                 continue;
             }
             self.job_depth[job as usize] = depth;
+            self.cancel.spend(2 * self.graph.of_job(job).len() as u64)?;
             for free in self.graph.of_job(job) {
                 let next = self.graph.worker[free];
                 if !self.graph.taken[free] && self.worker_depth[next as usize] == UNSEEN && self.is_open(next) {
@@ -148,13 +154,15 @@ impl<'g> Search<'g> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Moves one seat from a source down the layers to a cheaper worker.
-    fn send(&mut self, source: u32, top: i64) -> bool {
+    fn send(&mut self, source: u32, top: i64) -> Result<bool, Error> {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut at = source;
         while path.is_empty() || self.loads.taking(at) >= top {
+            self.cancel.spend(16)?;
             match self.step(at) {
                 Some((given, got)) => {
                     path.push((given, got));
@@ -162,7 +170,7 @@ impl<'g> Search<'g> {
                 }
                 None => {
                     self.worker_depth[at as usize] = UNSEEN;
-                    let Some((given, _)) = path.pop() else { return false };
+                    let Some((given, _)) = path.pop() else { return Ok(false) };
                     at = self.graph.worker[given];
                 }
             }
@@ -172,7 +180,7 @@ impl<'g> Search<'g> {
             self.graph.taken[got] = true;
         }
         self.shift(source, at);
-        true
+        Ok(true)
     }
 
     fn shift(&mut self, from: u32, to: u32) {

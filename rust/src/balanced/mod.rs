@@ -14,16 +14,21 @@ mod graph;
 mod level;
 mod start;
 
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::quota::{Demand, Share};
 use graph::Graph;
 
 /// Who gets the seats of each job, by position in `able`.
-pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
-    let (seated, mut loads) = start::seats(workers, jobs, shares);
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn seats(workers: usize, jobs: &[Demand], shares: &[Share], cancel: &Cancel<'_>) -> Result<Vec<Vec<bool>>, Error> {
+    let (seated, mut loads) = start::seats(workers, jobs, shares, cancel)?;
     let mut graph = Graph::new(workers, jobs, shares, &seated);
-    let price = level::level(&mut graph, &mut loads);
-    gains::gain(&mut graph, &mut loads, &price);
-    graph.seated(jobs)
+    let price = level::level(&mut graph, &mut loads, cancel)?;
+    gains::gain(&mut graph, &mut loads, &price, cancel)?;
+    Ok(graph.seated(jobs))
 }
 
 #[cfg(test)]

@@ -4,6 +4,10 @@ use super::*;
 use crate::quota::Loads;
 use crate::testing::Random;
 
+fn seats(workers: usize, jobs: &[Demand], shares: &[Share]) -> Vec<Vec<bool>> {
+    super::seats(workers, jobs, shares, &Cancel::never()).unwrap()
+}
+
 fn random_job(random: &mut Random, workers: usize, weight: &[f64]) -> Demand {
     let able: Vec<u32> = (0..workers as u32).filter(|_| random.below(10) < 7).collect();
     let items = random.below(13) as u32;
@@ -152,12 +156,12 @@ fn prices_prove_the_least_sum_of_squares_on_large_problems_of_every_shape() {
         };
         let demands: Vec<Demand> = (0..jobs).map(|job| demand(&mut random, job)).collect();
         let shares: Vec<Share> = demands.iter().map(Share::of).collect();
-        let (seated, mut loads) = start::seats(workers as usize, &demands, &shares);
+        let (seated, mut loads) = start::seats(workers as usize, &demands, &shares, &Cancel::never()).unwrap();
         let mut graph = graph::Graph::new(workers as usize, &demands, &shares, &seated);
-        let price = level::level(&mut graph, &mut loads);
+        let price = level::level(&mut graph, &mut loads, &Cancel::never()).unwrap();
         check_prices(&graph, &loads, &price);
         let least = loads.cost();
-        gains::gain(&mut graph, &mut loads, &price);
+        gains::gain(&mut graph, &mut loads, &price, &Cancel::never()).unwrap();
         assert_eq!(loads.cost(), least, "round {round}: gains must not cost balance");
     }
 }

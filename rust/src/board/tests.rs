@@ -21,7 +21,7 @@ impl Model {
     fn place(&mut self, strategy: Strategy) {
         let workers: Vec<&str> = self.workers.keys().map(String::as_str).collect();
         let made: Vec<Job<'_>> = self.jobs.iter().map(|(id, items)| self.job(id, items, &workers)).collect();
-        let placed = strategy.place(&workers, &made, Mode::Fast).unwrap();
+        let placed = strategy.place(&workers, &made, Mode::Fast, &Cancel::never()).unwrap();
         let owner = |job: &Job<'_>, at: u32| job.able.get(at as usize).map(|&w| workers[w as usize].to_owned());
         let owners: Vec<Vec<Option<String>>> = made
             .iter()
@@ -118,7 +118,7 @@ fn run(strategy: Strategy, seed: u64, rounds: usize) {
             change(&mut random, &mut board, &mut model);
         }
         let mut before = model.clone();
-        let delta = board.place(None);
+        let delta = board.place(None, &Cancel::never()).unwrap();
         model.place(strategy);
         check_equal(&board, &model);
         follow(&mut before, &delta);
@@ -138,13 +138,13 @@ fn a_budget_is_kept_and_steps_under_it_come_to_rest_after_as_many_moves_as_one()
     for round in 0..200 {
         let (mut board, mut model) = (Board::new(Strategy::Balanced).unwrap(), Model::default());
         (0..30).for_each(|_| change(&mut random, &mut board, &mut model));
-        board.place(None);
+        board.place(None, &Cancel::never()).unwrap();
         (0..4).for_each(|_| change(&mut random, &mut board, &mut model));
         let limit = 1 + round % 5;
-        let first = board.place(Some(limit));
+        let first = board.place(Some(limit), &Cancel::never()).unwrap();
         let (mut steps, mut deferred) = (0, first.deferred);
         while deferred > 0 {
-            let delta = board.place(Some(limit));
+            let delta = board.place(Some(limit), &Cancel::never()).unwrap();
             let moves: usize = delta.jobs.iter().map(|job| job.moves.len()).sum();
             assert_eq!(moves, limit.min(deferred));
             assert_eq!(delta.deferred, deferred - moves);
@@ -152,7 +152,7 @@ fn a_budget_is_kept_and_steps_under_it_come_to_rest_after_as_many_moves_as_one()
             steps += 1;
         }
         assert_eq!(steps, first.deferred.div_ceil(limit));
-        assert!(board.place(None).jobs.is_empty());
+        assert!(board.place(None, &Cancel::never()).unwrap().jobs.is_empty());
     }
 }
 
@@ -161,10 +161,10 @@ fn without_a_budget_only_items_that_have_no_able_owner_move() {
     let mut board = Board::new(Strategy::EvenlySpread).unwrap();
     board.join("w1", 1.0, None).unwrap();
     board.add_job("j", names(&["a", "b", "c", "d"].map(String::from))).unwrap();
-    board.place(None);
+    board.place(None, &Cancel::never()).unwrap();
     board.join("w2", 1.0, None).unwrap();
     board.add_items("j", &names(&["e".into()])).unwrap();
-    let delta = board.place(Some(0));
+    let delta = board.place(Some(0), &Cancel::never()).unwrap();
     assert_eq!((delta.jobs[0].moves.len(), delta.deferred), (1, 1));
     assert_eq!(board.owner("j", "e").unwrap(), Some("w2"));
 }
@@ -174,10 +174,10 @@ fn a_number_is_used_again_only_when_nothing_is_with_its_worker() {
     let mut board = Board::new(Strategy::EvenlySpread).unwrap();
     board.join("w1", 1.0, None).unwrap();
     board.add_job("j", names(&["a".into()])).unwrap();
-    board.place(None);
+    board.place(None, &Cancel::never()).unwrap();
     board.leave("w1").unwrap();
     board.join("w2", 1.0, None).unwrap();
-    let delta = board.place(None);
+    let delta = board.place(None, &Cancel::never()).unwrap();
     let change = delta.jobs[0].moves[0];
     assert_eq!((&*delta.workers[change.from as usize], &*delta.workers[change.to as usize]), ("w1", "w2"));
     board.join("w3", 1.0, None).unwrap();
@@ -199,5 +199,46 @@ fn what_is_not_there_is_named() {
         board.hold("j", "a", "w").unwrap_err(),
         Board::new(Strategy::Rendezvous).unwrap_err(),
     ];
-    assert!(errors[..7].iter().all(|e| e.0.contains('\'') && e.0.contains(';')), "{errors:?}");
+    assert!(errors[..7].iter().all(|e| e.to_string().contains('\'') && e.to_string().contains(';')), "{errors:?}");
+}
+
+#[test]
+fn a_placement_that_is_cancelled_leaves_the_board_as_it_was() {
+    for strategy in [Strategy::Balanced, Strategy::EvenlySpread] {
+        let mut board = Board::new(strategy).unwrap();
+        (0..40).for_each(|n| board.join(&format!("w{n:02}"), 1.0, None).unwrap());
+        for job in 0..400 {
+            let items: Vec<String> = (0..300).map(|n| format!("{n:03}")).collect();
+            board.add_job(&format!("{job}"), names(&items)).unwrap();
+        }
+        board.place(None, &Cancel::never()).unwrap();
+        (0..9).for_each(|n| board.leave(&format!("w{n:02}")).unwrap());
+        board.remove_items("7", &names(&["003".to_owned()])).unwrap();
+        let before: Vec<_> = board.jobs().map(|job| board.view(job).unwrap().owners).collect();
+        let held: Vec<_> = board.jobs.values().map(|items| items.held.clone()).collect();
+        for limit in [None, Some(100)] {
+            let asked = std::cell::Cell::new(0);
+            for last in (0..).map(|round: u32| 3u32.saturating_pow(round) - 1) {
+                asked.set(0);
+                let ask = || {
+                    asked.set(asked.get() + 1);
+                    asked.get() <= last
+                };
+                let mut copy = Board {
+                    strategy,
+                    workers: board.workers.iter().map(Worker::clone).collect(),
+                    number: board.number.clone(),
+                    jobs: board.jobs.clone(),
+                };
+                match copy.place(limit, &Cancel::each_step(&ask)) {
+                    Ok(_) => break,
+                    Err(error) => assert_eq!(error, Error::Cancelled),
+                }
+                let after: Vec<_> = copy.jobs().map(|job| copy.view(job).unwrap().owners).collect();
+                assert!(after == before, "{strategy:?} {limit:?} cancelled at {last}");
+                assert!(copy.jobs.values().map(|items| &items.held).eq(&held));
+            }
+            assert!(asked.get() > 5, "{strategy:?} {limit:?}: it asked {} times", asked.get());
+        }
+    }
 }

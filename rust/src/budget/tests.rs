@@ -4,6 +4,14 @@ use std::collections::BTreeMap;
 
 mod oracle;
 
+fn choose(moves: &[Step], limit: usize) -> Vec<bool> {
+    super::choose(moves, limit, &Cancel::never()).unwrap()
+}
+
+fn choose_some(moves: &[Step], limit: u32, looks: (u64, u64)) -> (Vec<bool>, u64) {
+    super::choose_some(moves, limit, looks, &Cancel::never()).unwrap()
+}
+
 /// What is left to do after a choice, as something to minimise.
 fn value(moves: &[Step], made: &[bool]) -> (u64, u64) {
     let (mut shares, mut totals) = (BTreeMap::new(), BTreeMap::new());
@@ -110,4 +118,57 @@ fn a_small_budget_of_a_large_plan_looks_at_few_moves_for_each_that_is_made() {
     let (expected, of_old) = oracle::choose(&moves, 50);
     assert_eq!(made, expected);
     assert!(5 * looked < of_old, "{looked} {of_old}");
+}
+
+/// The share of what the best choice spares that the greedy one misses.
+fn missed(moves: &[Step], limit: usize) -> f64 {
+    let mut order: Vec<(Step, u32)> = moves.iter().copied().zip(0..).collect();
+    order.sort_by_key(|(step, _)| *step);
+    let groups: Vec<(Step, u32)> =
+        order.chunk_by(|a, b| a.0 == b.0).map(|same| (same[0].0, same.len() as u32)).collect();
+    let counts = greedy::choose(&groups, limit as u32, &Cancel::never()).unwrap();
+    let made = first_of_each(moves, &order, &groups, &counts);
+    assert_eq!(made.iter().filter(|made| **made).count(), limit);
+    let spared = |made: &[bool]| (value(moves, &vec![false; moves.len()]).0 - value(moves, made).0) as f64;
+    1.0 - spared(&made) / spared(&choose(moves, limit))
+}
+
+#[test]
+fn greedy_choices_of_1000_random_plans_spare_nearly_as_much_as_the_best() {
+    let mut random = Random::new(24);
+    let mut all = Vec::new();
+    for round in 0..1000 {
+        let size = [30, 100, 400][round % 3];
+        let moves = plan(&mut random, round, size);
+        all.push(missed(&moves, 1 + random.below(size - 1)));
+    }
+    all.sort_by(f64::total_cmp);
+    let mean = all.iter().sum::<f64>() / all.len() as f64;
+    println!("missed: mean {mean:.5}, 99 % within {:.5}, most {:.5}", all[990], all[999]);
+    assert!(mean < 0.001 && all[999] < 0.02, "mean {mean}, most {}", all[999]);
+}
+
+#[test]
+fn a_large_plan_takes_n_log_n_steps_whatever_its_shape() {
+    let steps = |moves: &[Step]| {
+        let asked = std::cell::Cell::new(0u64);
+        let count = || {
+            asked.set(asked.get() + 1);
+            true
+        };
+        super::choose(moves, moves.len() / 4, &Cancel::each_step(&count)).unwrap();
+        asked.get()
+    };
+    let mut random = Random::new(25);
+    let any = |random: &mut Random, bound: usize| random.below(bound) as u32;
+    let shapes: [&mut dyn FnMut(usize) -> Step; 3] = [
+        &mut |_| (any(&mut random, 2000), any(&mut random, 300), any(&mut random, 300)),
+        &mut |at| (0, (at % 500) as u32, 500 + (at / 500) as u32),
+        &mut |at| ((at % 40_000) as u32, 0, 1 + (at % 97) as u32),
+    ];
+    for step in shapes {
+        let moves: Vec<Step> = (0..100_000).map(step).collect();
+        let steps = steps(&moves);
+        assert!(steps <= 9 * moves.len() as u64, "{steps}");
+    }
 }

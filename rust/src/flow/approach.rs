@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 
 use super::Run;
+use crate::error::Error;
 
 const DIVISOR: i64 = 8;
 /// Potentials stay above this, so that sums of a few never overflow.
@@ -18,13 +19,14 @@ const LOOKS: u64 = 512;
 impl Run<'_> {
     /// Changes flow, excess and potentials, so that few short distances are left. No arc with room costs less than nothing
     /// afterwards, as before.
-    pub(super) fn approach(&mut self) {
+    pub(super) fn approach(&mut self) -> Result<(), Error> {
         let greatest = (0..self.net.to.len()).filter(|arc| self.net.room[*arc] > 0).map(|arc| self.net.cost[arc].abs());
         let mut within = greatest.max().unwrap_or(0) / DIVISOR;
-        while within > 0 && self.refine(within) {
+        while within > 0 && self.refine(within)? {
             within /= DIVISOR;
         }
         self.carry_what_pays();
+        Ok(())
     }
 
     /// Sends as much over each arc as pays at the present potentials.
@@ -56,17 +58,18 @@ impl Run<'_> {
     }
 
     /// Makes the flow within `within` of the least cost; false if that was given up.
-    fn refine(&mut self, within: i64) -> bool {
+    fn refine(&mut self, within: i64) -> Result<bool, Error> {
         self.carry_what_pays();
         self.next.copy_from_slice(&self.start[..self.net.nodes]);
         let mut active: VecDeque<u32> = (0..self.net.nodes as u32).filter(|&n| self.excess[n as usize] > 0).collect();
         let last = self.net.looked + LOOKS * self.net.to.len() as u64;
         while let Some(node) = active.pop_front() {
+            self.report()?;
             if self.net.looked > last || !self.discharge(node, within, &mut active) {
-                return false;
+                return Ok(false);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Sends all that a node has too much to where it pays; false if no arc leads on, or potentials would overflow.

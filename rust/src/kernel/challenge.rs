@@ -7,23 +7,23 @@ use crate::score::fast_score;
 const BLOCK: usize = 32;
 
 /// Calls `visit` with each item for which the worker scores at least `scores`, and its score there. O(items).
-pub fn challenge(level: Level, worker: u64, keys: &[u64], scores: &mut [u32], visit: impl FnMut(usize, u32, &mut u32)) {
+pub fn challenge(level: Level, worker: u64, keys: &[u64], scores: &[u32], visit: impl FnMut(usize, u32)) {
     level.run(Challenge { worker, keys, scores, visit });
 }
 
 struct Challenge<'a, F> {
     worker: u64,
     keys: &'a [u64],
-    scores: &'a mut [u32],
+    scores: &'a [u32],
     visit: F,
 }
 
-impl<F: FnMut(usize, u32, &mut u32)> Task for Challenge<'_, F> {
+impl<F: FnMut(usize, u32)> Task for Challenge<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(mut self, _: L) {
-        let blocks = self.keys.chunks(BLOCK).zip(self.scores.chunks_mut(BLOCK)).enumerate();
+        let blocks = self.keys.chunks(BLOCK).zip(self.scores.chunks(BLOCK)).enumerate();
         for (block, (keys, scores)) in blocks {
             let mut any = false;
             for (key, score) in keys.iter().zip(scores.iter()) {
@@ -35,7 +35,7 @@ impl<F: FnMut(usize, u32, &mut u32)> Task for Challenge<'_, F> {
             for (at, (key, score)) in keys.iter().zip(scores).enumerate() {
                 let new = fast_score(*key, self.worker);
                 if new >= *score {
-                    (self.visit)(block * BLOCK + at, new, score);
+                    (self.visit)(block * BLOCK + at, new);
                 }
             }
         }

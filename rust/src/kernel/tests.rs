@@ -150,7 +150,7 @@ fn a_challenge_visits_exactly_the_items_where_the_worker_scores_enough() {
                 .map(|key| fast_score(*key, worker).wrapping_add(random.below(3) as u32).wrapping_sub(1))
                 .collect();
             let mut visited = Vec::new();
-            challenge(level, worker, &keys, &mut floor.clone(), |at, score, _| visited.push((at, score)));
+            challenge(level, worker, &keys, &floor, |at, score| visited.push((at, score)));
             let score = |at: usize| fast_score(keys[at], worker);
             let expected: Vec<_> = (0..count).filter(|&at| score(at) >= floor[at]).map(|at| (at, score(at))).collect();
             assert_eq!(visited, expected);

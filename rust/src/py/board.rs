@@ -1,13 +1,15 @@
 //! `Board` and `Moves`.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
+use super::calls::{guarded, number, shown};
+use super::long::{check_signals, long, Shared};
 use super::text::{string, strings, utf8};
 use crate::board;
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::input::NOBODY;
 use crate::names::Names;
 use crate::strategy::Strategy;
@@ -19,7 +21,7 @@ use crate::strategy::Strategy;
 /// the next placement still has its items. Safe to share: one call works at a time, without the GIL.
 #[pyclass(frozen, module = "latchwork._core")]
 pub struct Board {
-    board: Mutex<board::Board>,
+    board: Shared<board::Board>,
     strategy: String,
 }
 
@@ -28,26 +30,34 @@ impl Board {
     #[new]
     #[pyo3(signature = (strategy = "balanced"))]
     fn new(strategy: &str) -> PyResult<Self> {
-        let board = board::Board::new(Strategy::parse(strategy)?)?;
-        Ok(Self { board: Mutex::new(board), strategy: strategy.to_owned() })
+        guarded(|| {
+            let board = board::Board::new(Strategy::parse(strategy)?)?;
+            Ok(Self { board: Shared::new(board), strategy: strategy.to_owned() })
+        })
     }
 
     /// The name of the strategy.
     #[getter]
     fn strategy(&self) -> &str {
-        &self.strategy
+        guarded(|| &self.strategy)
     }
 
     /// The jobs in name order.
     #[getter]
-    fn jobs(&self, py: Python<'_>) -> Vec<String> {
-        self.with(py, |board| board.jobs().map(str::to_owned).collect())
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let jobs: Vec<String> = self.board.lend(py)?.jobs().map(str::to_owned).collect();
+            PyList::new(py, jobs)
+        })
     }
 
     /// The workers that are there, in name order.
     #[getter]
-    fn workers(&self, py: Python<'_>) -> Vec<String> {
-        self.with(py, |board| board.workers().map(str::to_owned).collect())
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let workers: Vec<String> = self.board.lend(py)?.workers().map(str::to_owned).collect();
+            PyList::new(py, workers)
+        })
     }
 
     /// Add a job.
@@ -67,39 +77,45 @@ impl Board {
         items: &Bound<'_, PyAny>,
         previous: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
-        let job = string("job id", job.clone())?;
-        let job = utf8("job id", &job)?;
-        let items = strings("work item", items)?;
-        let owners = previous.map_or(Ok(Vec::new()), pairs)?;
-        let owners: Vec<(&str, &str)> = owners
-            .iter()
-            .map(|(item, worker)| Ok((utf8("work item", item)?, utf8("previous owner", worker)?)))
-            .collect::<PyResult<_>>()?;
-        let texts = texts(&items)?;
-        self.with(py, |board| {
-            board.add_job(job, Names::new(&format!("job '{job}': work item"), texts)?)?;
-            owners.into_iter().for_each(|(item, worker)| drop(board.hold(job, item, worker)));
-            Ok(())
+        guarded(|| {
+            let job = string("job id", job.clone())?;
+            let job = utf8("job id", &job)?;
+            let items = strings("work item", items)?;
+            let owners = previous.map_or(Ok(Vec::new()), pairs)?;
+            let owners: Vec<(&str, &str)> = owners
+                .iter()
+                .map(|(item, worker)| Ok((utf8("work item", item)?, utf8("previous owner", worker)?)))
+                .collect::<PyResult<_>>()?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| {
+                board.add_job(job, Names::new(&format!("job '{job}': work item"), texts)?)?;
+                owners.into_iter().for_each(|(item, worker)| drop(board.hold(job, item, worker)));
+                Ok(())
+            })
         })
     }
 
     /// Remove a job and its items. ValueError if it is not there.
     fn remove_job(&self, py: Python<'_>, job: &str) -> PyResult<()> {
-        self.with(py, |board| Ok(board.remove_job(job)?))
+        guarded(|| Ok(self.board.lend(py)?.remove_job(job)?))
     }
 
     /// Add items to a job; they have no owner until they are placed. ValueError if one is there already.
     fn add_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
-        let items = strings("work item", items)?;
-        let texts = texts(&items)?;
-        self.with(py, |board| Ok(board.add_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
+        guarded(|| {
+            let items = strings("work item", items)?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| board.add_items(job, &Names::new(&format!("job '{job}': work item"), texts)?))
+        })
     }
 
     /// Remove items from a job. ValueError if one is not there.
     fn remove_items(&self, py: Python<'_>, job: &str, items: &Bound<'_, PyAny>) -> PyResult<()> {
-        let items = strings("work item", items)?;
-        let texts = texts(&items)?;
-        self.with(py, |board| Ok(board.remove_items(job, &Names::new(&format!("job '{job}': work item"), texts)?)?))
+        guarded(|| {
+            let items = strings("work item", items)?;
+            let texts = texts(&items)?;
+            self.change(py, |board, _| board.remove_items(job, &Names::new(&format!("job '{job}': work item"), texts)?))
+        })
     }
 
     /// Add a worker. O(jobs).
@@ -115,25 +131,27 @@ impl Board {
         &self,
         py: Python<'_>,
         worker: &Bound<'_, PyAny>,
-        weight: f64,
+        #[pyo3(from_py_with = number)] weight: f64,
         jobs: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let worker = string("worker", worker.clone())?;
-        let worker = utf8("worker", &worker)?;
-        let jobs = jobs.map(|jobs| strings("job id", jobs)).transpose()?;
-        let owned = |job: &Bound<'_, PyString>| utf8("job id", job).map(str::to_owned);
-        let runs = jobs.map(|jobs| jobs.iter().map(owned).collect::<PyResult<_>>()).transpose()?;
-        self.with(py, |board| Ok(board.join(worker, weight, runs)?))
+        guarded(|| {
+            let worker = string("worker", worker.clone())?;
+            let worker = utf8("worker", &worker)?;
+            let jobs = jobs.map(|jobs| strings("job id", jobs)).transpose()?;
+            let owned = |job: &Bound<'_, PyString>| utf8("job id", job).map(str::to_owned);
+            let runs = jobs.map(|jobs| jobs.iter().map(owned).collect::<PyResult<_>>()).transpose()?;
+            Ok(self.board.lend(py)?.join(worker, weight, runs)?)
+        })
     }
 
     /// Remove a worker; the next placement gives its items to others. ValueError if it is not there.
     fn leave(&self, py: Python<'_>, worker: &str) -> PyResult<()> {
-        self.with(py, |board| Ok(board.leave(worker)?))
+        guarded(|| Ok(self.board.lend(py)?.leave(worker)?))
     }
 
     /// Change a worker's weight. ValueError if the worker is not there or the weight is bad.
-    fn reweigh(&self, py: Python<'_>, worker: &str, weight: f64) -> PyResult<()> {
-        self.with(py, |board| Ok(board.reweigh(worker, weight)?))
+    fn reweigh(&self, py: Python<'_>, worker: &str, #[pyo3(from_py_with = number)] weight: f64) -> PyResult<()> {
+        guarded(|| Ok(self.board.lend(py)?.reweigh(worker, weight)?))
     }
 
     /// Place all items anew.
@@ -147,11 +165,13 @@ impl Board {
     /// Raises:
     ///     ValueError: max_moves is negative.
     #[pyo3(signature = (max_moves = None))]
-    fn place(&self, py: Python<'_>, max_moves: Option<isize>) -> PyResult<Moves> {
-        let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
-            PyValueError::new_err(format!("max_moves is {}; it must be at least 0", max_moves.unwrap_or_default()))
-        })?;
-        Ok(Moves { delta: self.with(py, |board| board.place(limit)) })
+    fn place(&self, py: Python<'_>, #[pyo3(from_py_with = number)] max_moves: Option<isize>) -> PyResult<Moves> {
+        guarded(|| {
+            let limit = max_moves.map(usize::try_from).transpose().map_err(|_| {
+                PyValueError::new_err(format!("max_moves is {}; it must be at least 0", max_moves.unwrap_or_default()))
+            })?;
+            Ok(Moves { delta: self.change(py, |board, cancel| board.place(limit, cancel))? })
+        })
     }
 
     /// Return who has an item as of the last placement; None if nobody. O(log items).
@@ -159,32 +179,44 @@ impl Board {
     /// Raises:
     ///     ValueError: no such job or item.
     fn owner<'py>(&self, py: Python<'py>, job: &str, item: &str) -> PyResult<Option<Bound<'py, PyString>>> {
-        let owner = self.with(py, |board| board.owner(job, item).map(|owner| owner.map(str::to_owned)))?;
-        Ok(owner.map(|owner| PyString::new(py, &owner)))
+        guarded(|| {
+            let owner = self.board.lend(py)?.owner(job, item)?.map(str::to_owned);
+            Ok(owner.map(|owner| PyString::new(py, &owner)))
+        })
     }
 
     /// Return item to worker, items in name order; those that nobody has are absent. ValueError for no such job.
     fn owners<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
-        let (view, result) = (self.with(py, |board| board.view(job))?, PyDict::new(py));
-        let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
-        for (item, &owner) in view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner != NOBODY) {
-            result.set_item(item, &workers[owner as usize])?;
-        }
-        Ok(result)
+        guarded(|| {
+            let (view, result) = (self.board.lend(py)?.view(job)?, PyDict::new(py));
+            let workers: Vec<_> = view.workers.iter().map(|name| PyString::new(py, name)).collect();
+            for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
+                if owner != NOBODY {
+                    result.set_item(item, &workers[owner as usize])?;
+                }
+                check_signals(py, at)?;
+            }
+            Ok(result)
+        })
     }
 
     /// Return worker to items, both in name order; only workers that have some. ValueError for no such job.
     fn by_worker<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyDict>> {
-        let view = self.with(py, |board| board.view(job))?;
-        let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
-        for (item, &owner) in view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner != NOBODY) {
-            shares[owner as usize].1.append(item)?;
-        }
-        let (mut filled, result) = (shares, PyDict::new(py));
-        filled.retain(|(_, items)| !items.is_empty());
-        filled.sort_unstable_by_key(|(name, _)| *name);
-        filled.into_iter().try_for_each(|(name, items)| result.set_item(name, items))?;
-        Ok(result)
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job)?;
+            let shares: Vec<_> = view.workers.iter().map(|name| (name, PyList::empty(py))).collect();
+            for (at, (item, &owner)) in view.names.iter().zip(&view.owners).enumerate() {
+                if owner != NOBODY {
+                    shares[owner as usize].1.append(item)?;
+                }
+                check_signals(py, at)?;
+            }
+            let (mut filled, result) = (shares, PyDict::new(py));
+            filled.retain(|(_, items)| !items.is_empty());
+            filled.sort_unstable_by_key(|(name, _)| *name);
+            filled.into_iter().try_for_each(|(name, items)| result.set_item(name, items))?;
+            Ok(result)
+        })
     }
 
     /// Return worker to items, both in name order, made of the very strings given; only workers that have some.
@@ -195,47 +227,57 @@ impl Board {
     /// Raises:
     ///     ValueError: no such job, or these are not its items in name order.
     fn shares<'py>(&self, py: Python<'py>, job: &str, items: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
-        let view = self.with(py, |board| board.view(job))?;
-        if items.len() != view.names.len() {
-            let found = (items.len(), view.names.len());
-            return Err(PyValueError::new_err(format!("{} items are given, job '{job}' has {}", found.0, found.1)));
-        }
-        let mut filled: Vec<_> = view.workers.iter().map(|name| (name, Vec::new())).collect();
-        for ((item, name), &owner) in items.iter_borrowed().zip(view.names.iter()).zip(&view.owners) {
-            if item.cast::<PyString>()?.to_str()? != name {
-                let message = format!("{} stands where job '{job}' has {name:?}", item.repr()?);
-                return Err(PyValueError::new_err(message));
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job)?;
+            if items.len() != view.names.len() {
+                let found = (items.len(), view.names.len());
+                return Err(PyValueError::new_err(format!("{} items are given, job '{job}' has {}", found.0, found.1)));
             }
-            if owner != NOBODY {
-                filled[owner as usize].1.push(item.to_owned());
+            let mut filled: Vec<_> = view.workers.iter().map(|name| (name, Vec::new())).collect();
+            for ((item, name), &owner) in items.iter_borrowed().zip(view.names.iter()).zip(&view.owners) {
+                if item.cast::<PyString>()?.to_str()? != name {
+                    let message = format!("{} stands where job '{job}' has {name:?}", shown(&item));
+                    return Err(PyValueError::new_err(message));
+                }
+                if owner != NOBODY {
+                    filled[owner as usize].1.push(item.to_owned());
+                }
             }
-        }
-        filled.retain(|(_, items)| !items.is_empty());
-        filled.sort_unstable_by_key(|(name, _)| *name);
-        let result = PyDict::new(py);
-        filled.into_iter().try_for_each(|(name, items)| result.set_item(name, PyTuple::new(py, items)?))?;
-        Ok(result)
-    }
-
-    /// Return the items that nobody has, in name order. ValueError for no such job.
-    fn unplaced(&self, py: Python<'_>, job: &str) -> PyResult<Vec<String>> {
-        self.with(py, |board| {
-            let view = board.view(job)?;
-            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NOBODY);
-            Ok(none.map(|(item, _)| item.to_owned()).collect())
+            filled.retain(|(_, items)| !items.is_empty());
+            filled.sort_unstable_by_key(|(name, _)| *name);
+            let result = PyDict::new(py);
+            filled.into_iter().try_for_each(|(name, items)| result.set_item(name, PyTuple::new(py, items)?))?;
+            Ok(result)
         })
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let (jobs, workers) = self.with(py, |board| (board.jobs().count(), board.workers().count()));
-        format!("<Board {jobs} jobs, {workers} workers, strategy {}>", self.strategy)
+    /// Return the items that nobody has, in name order. ValueError for no such job.
+    fn unplaced<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| {
+            let view = self.board.lend(py)?.view(job)?;
+            let none = view.names.iter().zip(&view.owners).filter(|(_, owner)| **owner == NOBODY);
+            PyList::new(py, none.map(|(item, _)| item).collect::<Vec<_>>())
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        guarded(|| {
+            let board = self.board.lend(py)?;
+            let (jobs, workers) = (board.jobs().count(), board.workers().count());
+            Ok(format!("<Board {jobs} jobs, {workers} workers, strategy {}>", self.strategy))
+        })
     }
 }
 
 impl Board {
-    /// Python code never runs while the lock is held, and nothing waits for it with the GIL in hand.
-    fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut board::Board) -> R + Send) -> R {
-        py.detach(|| work(&mut self.board.lock().unwrap_or_else(PoisonError::into_inner)))
+    /// A change that may take long.
+    fn change<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut board::Board, &Cancel<'_>) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let mut board = self.board.lend(py)?;
+        long(py, |cancel| work(&mut board, cancel))
     }
 }
 
@@ -264,34 +306,38 @@ impl Moves {
     /// How many more items should move, and stay where they are for want of budget.
     #[getter]
     fn deferred(&self) -> usize {
-        self.delta.deferred
+        guarded(|| self.delta.deferred)
     }
 
     fn __len__(&self) -> usize {
-        self.delta.jobs.iter().map(|job| job.moves.len()).sum()
+        guarded(|| self.delta.jobs.iter().map(|job| job.moves.len()).sum())
     }
 
     /// The jobs in which something moved, in name order.
     #[getter]
-    fn jobs(&self) -> Vec<&str> {
-        self.delta.jobs.iter().map(|changes| changes.job.as_str()).collect()
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| PyList::new(py, self.delta.jobs.iter().map(|changes| &changes.job)))
     }
 
     /// Return the rows of one job, none if nothing moved there. O(workers), and O(1) for each row.
     fn of(slf: Bound<'_, Self>, job: &str) -> MoveRows {
-        let jobs = &slf.get().delta.jobs;
-        let from = jobs.partition_point(|changes| changes.job.as_str() < job);
-        let till = from + usize::from(jobs.get(from).is_some_and(|changes| changes.job == job));
-        MoveRows::new(slf, from, till)
+        guarded(|| {
+            let jobs = &slf.get().delta.jobs;
+            let from = jobs.partition_point(|changes| changes.job.as_str() < job);
+            let till = from + usize::from(jobs.get(from).is_some_and(|changes| changes.job == job));
+            MoveRows::new(slf, from, till)
+        })
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> MoveRows {
-        let till = slf.get().delta.jobs.len();
-        MoveRows::new(slf, 0, till)
+        guarded(|| {
+            let till = slf.get().delta.jobs.len();
+            MoveRows::new(slf, 0, till)
+        })
     }
 
     fn __repr__(&self) -> String {
-        format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred)
+        guarded(|| format!("<Moves {} moved, {} deferred>", self.__len__(), self.delta.deferred))
     }
 }
 
@@ -319,22 +365,24 @@ impl MoveRows {
 #[pymethods]
 impl MoveRows {
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
+        guarded(|| slf)
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        while self.job < self.till {
-            let changes = &self.moves.get().delta.jobs[self.job];
-            let Some(change) = changes.moves.get(self.next) else {
-                (self.job, self.next, self.name) = (self.job + 1, 0, None);
-                continue;
-            };
-            self.next += 1;
-            let job = self.name.get_or_insert_with(|| PyString::new(py, &changes.job).unbind()).bind(py);
-            let item = changes.names.get(change.item as usize);
-            let worker = |number: u32| if number == NOBODY { None } else { self.workers.get(number as usize) };
-            return (job, item, worker(change.from), worker(change.to)).into_pyobject(py).map(Some);
-        }
-        Ok(None)
+        guarded(|| {
+            while self.job < self.till {
+                let changes = &self.moves.get().delta.jobs[self.job];
+                let Some(change) = changes.moves.get(self.next) else {
+                    (self.job, self.next, self.name) = (self.job + 1, 0, None);
+                    continue;
+                };
+                self.next += 1;
+                let job = self.name.get_or_insert_with(|| PyString::new(py, &changes.job).unbind()).bind(py);
+                let item = changes.names.get(change.item as usize);
+                let worker = |number: u32| if number == NOBODY { None } else { self.workers.get(number as usize) };
+                return (job, item, worker(change.from), worker(change.to)).into_pyobject(py).map(Some);
+            }
+            Ok(None)
+        })
     }
 }

@@ -5,9 +5,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMapping, PyString};
 
 use super::assignment::Assignment;
-use super::delta::memory;
+use super::calls::{guarded, number, shown};
 use super::items::ItemSet;
-use super::text::{each_string, string, strings, utf8};
+use super::long::long;
+use super::numbers::memory;
+use super::text::{each, each_string, list_for, push, string, strings, utf8};
+use crate::cancel::Cancel;
+use crate::error::{filled, Error};
 use crate::even::{seat, share_of};
 use crate::input::check_weights;
 use crate::rendezvous::{Keys, Mode, Rendezvous};
@@ -30,62 +34,74 @@ impl RendezvousHasher {
     #[new]
     #[pyo3(signature = (workers, weights = None, mode = "fast"))]
     fn new(workers: &Bound<'_, PyAny>, weights: Option<&Bound<'_, PyAny>>, mode: &str) -> PyResult<Self> {
-        if weights.is_none() && workers.cast::<PyMapping>().is_ok() {
-            let told =
-                "workers is a mapping, and weights are not given; give its keys as workers, its values as weights";
-            return Err(PyTypeError::new_err(told));
-        }
-        let workers = strings("worker", workers)?;
-        let names: Vec<&str> = workers.iter().map(|name| utf8("worker", name)).collect::<PyResult<_>>()?;
-        let weights = weights.map_or_else(|| Ok(vec![1.0; names.len()]), |given| weights_of(&names, given))?;
-        check_weights(&names, &weights)?;
-        let mut order: Vec<usize> = (0..names.len()).collect();
-        order.sort_by_key(|&at| names[at]);
-        let sorted = order.iter().map(|&at| names[at].to_owned()).collect();
-        let weights: Vec<f64> = order.iter().map(|&at| weights[at]).collect();
-        Ok(Self {
-            rendezvous: Rendezvous::new(sorted, &weights, Mode::parse(mode)?)?,
-            names: order.iter().map(|&at| workers[at].clone().unbind()).collect(),
-            mode: mode.to_owned(),
+        guarded(|| {
+            if weights.is_none() && workers.cast::<PyMapping>().is_ok() {
+                let told =
+                    "workers is a mapping, and weights are not given; give its keys as workers, its values as weights";
+                return Err(PyTypeError::new_err(told));
+            }
+            let workers = strings("worker", workers)?;
+            let names: Vec<&str> = workers.iter().map(|name| utf8("worker", name)).collect::<PyResult<_>>()?;
+            let weights = weights.map_or_else(|| Ok(vec![1.0; names.len()]), |given| weights_of(&names, given))?;
+            check_weights(&names, &weights)?;
+            let mut order: Vec<usize> = (0..names.len()).collect();
+            order.sort_by_key(|&at| names[at]);
+            let sorted = order.iter().map(|&at| names[at].to_owned()).collect();
+            let weights: Vec<f64> = order.iter().map(|&at| weights[at]).collect();
+            Ok(Self {
+                rendezvous: Rendezvous::new(sorted, &weights, Mode::parse(mode)?)?,
+                names: order.iter().map(|&at| workers[at].clone().unbind()).collect(),
+                mode: mode.to_owned(),
+            })
         })
     }
 
     /// The workers in name order.
     #[getter]
-    fn workers(&self, py: Python<'_>) -> Vec<Py<PyString>> {
-        self.names.iter().map(|name| name.clone_ref(py)).collect()
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        guarded(|| PyList::new(py, &self.names))
     }
 
     /// The mode: "fast" or "compat".
     #[getter]
     fn mode(&self) -> &str {
-        &self.mode
+        guarded(|| &self.mode)
     }
 
     /// Return the worker that owns a key. O(workers).
     fn owner(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Py<PyString>> {
-        let key = string("key", key.clone())?;
-        let key = self.rendezvous.key(utf8("key", &key)?);
-        Ok(self.names[self.rendezvous.owner(key, &mut Vec::new())].clone_ref(py))
+        guarded(|| {
+            let key = string("key", key.clone())?;
+            let key = self.rendezvous.key(utf8("key", &key)?);
+            Ok(self.names[self.rendezvous.owner(key, &mut Vec::new())].clone_ref(py))
+        })
     }
 
     /// Return the best k workers for a key, best first; all of them if there are fewer. O(workers).
     ///
     /// Raises:
     ///     ValueError: k is less than 1.
-    fn owners<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>, k: isize) -> PyResult<Bound<'py, PyAny>> {
-        if k < 1 {
-            return Err(PyValueError::new_err(format!("k is {k}; ask for at least one owner")));
-        }
-        let k = (k as usize).min(self.names.len());
-        if let Ok(set) = key.cast::<ItemSet>() {
-            let best = set.get().items.with_keys(py, self.rendezvous.mode(), |keys| self.rendezvous.top_of(keys, k));
-            return memory(py, best.into_iter(), Some(k));
-        }
-        let key = string("key", key.clone())?;
-        let key = self.rendezvous.key(utf8("key", &key)?);
-        let owners = self.rendezvous.owners(key, k, &mut Vec::new());
-        Ok(PyList::new(py, owners.into_iter().map(|owner| self.names[owner].bind(py)))?.into_any())
+    fn owners<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        #[pyo3(from_py_with = number)] k: isize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        guarded(|| {
+            if k < 1 {
+                return Err(PyValueError::new_err(format!("k is {k}; ask for at least one owner")));
+            }
+            let k = (k as usize).min(self.names.len());
+            if let Ok(set) = key.cast::<ItemSet>() {
+                let top = |keys: Keys<'_>, cancel: &Cancel<'_>| self.rendezvous.top_of(keys, k, cancel);
+                let best = set.get().items.with_keys(py, self.rendezvous.mode(), top)?;
+                return memory(py, best, Some(k));
+            }
+            let key = string("key", key.clone())?;
+            let key = self.rendezvous.key(utf8("key", &key)?);
+            let owners = self.rendezvous.owners(key, k, &mut Vec::new());
+            Ok(PyList::new(py, owners.into_iter().map(|owner| self.names[owner].bind(py)))?.into_any())
+        })
     }
 
     /// Assign the items and keep their owners in Rust. O(items * workers), without the GIL.
@@ -99,19 +115,21 @@ impl RendezvousHasher {
         &self,
         py: Python<'py>,
         keys: &Bound<'py, PyAny>,
-        threads: Option<isize>,
+        #[pyo3(from_py_with = number)] threads: Option<isize>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let threads = thread_count(threads)?;
-        if let Ok(set) = keys.cast::<ItemSet>() {
-            let assignment = Assignment::new(py, &self.rendezvous, &self.names, &set.get().items, threads);
-            return Ok(Bound::new(py, assignment)?.into_any());
-        }
-        let owners = match self.rendezvous.mode() {
-            Mode::Fast => self.owners_by_hash(py, keys, threads)?,
-            Mode::Compat => self.owners_by_text(py, keys, threads)?,
-        };
-        let owners = owners.into_iter().map(|owner| self.names[owner as usize].bind(py));
-        Ok(PyList::new(py, owners)?.into_any())
+        guarded(|| {
+            let threads = thread_count(threads)?;
+            if let Ok(set) = keys.cast::<ItemSet>() {
+                let assignment = Assignment::new(py, &self.rendezvous, &self.names, &set.get().items, threads)?;
+                return Ok(Bound::new(py, assignment)?.into_any());
+            }
+            let owners = match self.rendezvous.mode() {
+                Mode::Fast => self.owners_by_hash(py, keys, threads)?,
+                Mode::Compat => self.owners_by_text(py, keys, threads)?,
+            };
+            let owners = owners.into_iter().map(|owner| self.names[owner as usize].bind(py));
+            Ok(PyList::new(py, owners)?.into_any())
+        })
     }
 
     /// Give items, in the order of the set, to the highest-scoring worker that is not full.
@@ -126,44 +144,44 @@ impl RendezvousHasher {
         &self,
         py: Python<'py>,
         items: &Bound<'py, ItemSet>,
-        threads: Option<isize>,
+        #[pyo3(from_py_with = number)] threads: Option<isize>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (threads, items) = (thread_count(threads)?, &items.get().items);
-        let share = share_of(items.names.len() as u32, self.rendezvous.weights());
-        let mode = self.rendezvous.mode();
-        let owners = items.with_keys(py, mode, |keys| seat(&self.rendezvous, &share, keys, threads));
-        memory(py, owners.into_iter(), None)
+        guarded(|| {
+            let (threads, items) = (thread_count(threads)?, &items.get().items);
+            let share = share_of(items.names.len() as u32, self.rendezvous.weights());
+            let mode = self.rendezvous.mode();
+            let owners =
+                items.with_keys(py, mode, |keys, cancel| seat(&self.rendezvous, &share, keys, threads, cancel))?;
+            memory(py, owners, None)
+        })
     }
 
     fn __len__(&self) -> usize {
-        self.names.len()
+        guarded(|| self.names.len())
     }
 
     fn __repr__(&self) -> String {
-        format!("<RendezvousHasher {} workers, mode {}>", self.names.len(), self.mode)
+        guarded(|| format!("<RendezvousHasher {} workers, mode {}>", self.names.len(), self.mode))
     }
 }
 
 impl RendezvousHasher {
     fn owners_by_hash(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
-        let mut hashes = Vec::with_capacity(keys.len().unwrap_or(0));
-        each_string("key", keys, |key| {
-            hashes.push(fast_key(utf8("key", &key)?.as_bytes()));
-            Ok(())
-        })?;
-        Ok(py.detach(|| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads)))
+        let mut hashes = list_for(keys)?;
+        each_string("key", keys, |key| push(&mut hashes, fast_key(utf8("key", &key)?.as_bytes())))?;
+        long(py, |cancel| self.owners_of(Keys { hashes: &hashes, ..Keys::default() }, threads, cancel))
     }
 
     fn owners_by_text(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, threads: usize) -> PyResult<Vec<u32>> {
         let keys = strings("key", keys)?;
         let texts: Vec<&str> = keys.iter().map(|key| utf8("key", key)).collect::<PyResult<_>>()?;
-        Ok(py.detach(|| self.owners_of(Keys { texts: &texts, ..Keys::default() }, threads)))
+        long(py, |cancel| self.owners_of(Keys { texts: &texts, ..Keys::default() }, threads, cancel))
     }
 
-    fn owners_of(&self, keys: Keys<'_>, threads: usize) -> Vec<u32> {
-        let (mut owners, mut scores) = (vec![0; keys.len()], vec![0; keys.len()]);
-        self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores);
-        owners
+    fn owners_of(&self, keys: Keys<'_>, threads: usize, cancel: &Cancel<'_>) -> Result<Vec<u32>, Error> {
+        let (mut owners, mut scores) = (filled(0, keys.len())?, filled(0, keys.len())?);
+        self.rendezvous.owners_of(keys, threads, &mut owners, &mut scores, cancel)?;
+        Ok(owners)
     }
 }
 
@@ -182,15 +200,15 @@ fn weights_of(names: &[&str], given: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
         let told = "weights is a mapping; give one weight per worker, in the order of the workers";
         return Err(PyTypeError::new_err(told));
     }
-    let number = |(at, value): (usize, PyResult<Bound<'_, PyAny>>)| -> PyResult<f64> {
-        let value = value?;
-        value.extract().map_err(|_| {
-            let shown = value.repr().map_or_else(|_| "?".into(), |repr| repr.to_string());
-            let shown: String = shown.chars().take(60).collect();
-            let name = names.get(at).copied().unwrap_or("?");
+    let mut weights = Vec::new();
+    each(given, |value| {
+        let weight = number::<f64>(&value).map_err(|_| {
+            let shown: String = shown(&value).chars().take(60).collect();
+            let name = names.get(weights.len()).copied().unwrap_or("?");
             let told = "a weight must be a finite number greater than 0";
             PyTypeError::new_err(format!("worker '{name}' has weight {shown}; {told}"))
-        })
-    };
-    given.try_iter()?.enumerate().map(number).collect()
+        })?;
+        push(&mut weights, weight)
+    })?;
+    Ok(weights)
 }

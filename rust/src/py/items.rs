@@ -6,8 +6,12 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::text::{each_string, utf8};
+use super::calls::{guarded, number};
+use super::long::{long, long_attached};
+use super::text::{each_string, list_for, push, utf8};
 use crate::assignment::close_up;
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::input::NOBODY;
 use crate::items::{first_repeated, locate, MOST_ITEMS};
 use crate::rendezvous::{Keys, Mode};
@@ -24,8 +28,7 @@ pub struct Items {
 impl Items {
     /// Reads and hashes items; `most` is the greatest number allowed.
     pub fn read(values: &Bound<'_, PyAny>, prefix: &str, most: usize) -> PyResult<Self> {
-        let likely = values.len().unwrap_or(0).min(most);
-        let (mut names, mut hashes) = (Vec::with_capacity(likely), Vec::with_capacity(likely));
+        let (mut names, mut hashes) = (list_for(values)?, list_for(values)?);
         let mut key = prefix.to_owned();
         each_string("item", values, |name| {
             let text = utf8("item", &name)?;
@@ -33,9 +36,8 @@ impl Items {
                 let what = format!("more than {most} items were given, {text:?} first; use several item sets");
                 return Err(PyValueError::new_err(what));
             }
-            hashes.push(hashed(&mut key, prefix.len(), text));
-            names.push(name.unbind());
-            Ok(())
+            push(&mut hashes, hashed(&mut key, prefix.len(), text))?;
+            push(&mut names, name.unbind())
         })?;
         names.shrink_to_fit();
         hashes.shrink_to_fit();
@@ -46,7 +48,7 @@ impl Items {
 
     fn check_distinct(&self, py: Python<'_>) -> PyResult<()> {
         let same = |a: u32, b: u32| text(&self.names[a as usize], py) == text(&self.names[b as usize], py);
-        match first_repeated(&self.hashes, same) {
+        match long_attached(py, |cancel| first_repeated(&self.hashes, same, cancel))? {
             None => Ok(()),
             Some(at) => {
                 let name = text(&self.names[at as usize], py);
@@ -56,18 +58,23 @@ impl Items {
     }
 
     /// Runs something with the keys and without the GIL. The texts are only there if the mode needs them.
-    pub fn with_keys<T: Send>(&self, py: Python<'_>, mode: Mode, work: impl FnOnce(Keys<'_>) -> T + Send) -> T {
+    pub fn with_keys<T: Send>(
+        &self,
+        py: Python<'_>,
+        mode: Mode,
+        work: impl FnOnce(Keys<'_>, &Cancel<'_>) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
         let texts = match mode {
             Mode::Fast => Vec::new(),
             Mode::Compat => self.names.iter().map(|name| text(name, py)).collect(),
         };
         let keys = Keys { hashes: &self.hashes, prefix: &self.prefix, texts: &texts };
-        py.detach(|| work(keys))
+        long(py, |cancel| work(keys, cancel))
     }
 
     /// The positions of items that must all be there, ascending. O(items).
     pub fn positions(&self, wanted: &Items, py: Python<'_>) -> PyResult<Vec<u32>> {
-        let mut positions = self.locate(wanted, py);
+        let mut positions = self.locate(wanted, py)?;
         if let Some(at) = positions.iter().position(|&position| position == NOBODY) {
             let name = text(&wanted.names[at], py);
             return Err(PyValueError::new_err(format!("item '{name}' is not there; remove only items that are")));
@@ -78,7 +85,7 @@ impl Items {
 
     /// Checks that none of these items is there yet, and that there is room for them. O(items).
     pub fn check_absent(&self, new: &Items, py: Python<'_>) -> PyResult<()> {
-        if let Some(at) = self.locate(new, py).iter().position(|&position| position != NOBODY) {
+        if let Some(at) = self.locate(new, py)?.iter().position(|&position| position != NOBODY) {
             let name = text(&new.names[at], py);
             return Err(PyValueError::new_err(format!("item '{name}' is there already; add only new items")));
         }
@@ -109,10 +116,10 @@ impl Items {
         Self { names, hashes: self.hashes.clone(), prefix: self.prefix.clone() }
     }
 
-    fn locate(&self, wanted: &Items, py: Python<'_>) -> Vec<u32> {
+    fn locate(&self, wanted: &Items, py: Python<'_>) -> PyResult<Vec<u32>> {
         let same =
             |at: u32, number: u32| text(&self.names[at as usize], py) == text(&wanted.names[number as usize], py);
-        locate(&self.hashes, &wanted.hashes, same)
+        long_attached(py, |cancel| locate(&self.hashes, &wanted.hashes, same, cancel))
     }
 }
 
@@ -143,35 +150,45 @@ pub struct ItemSet {
 impl ItemSet {
     #[new]
     #[pyo3(signature = (items, prefix = None, *, most = None))]
-    fn new(items: &Bound<'_, PyAny>, prefix: Option<&Bound<'_, PyString>>, most: Option<usize>) -> PyResult<Self> {
-        let prefix = prefix.map_or(Ok(""), |prefix| utf8("prefix", prefix))?;
-        Ok(Self { items: Arc::new(Items::read(items, prefix, most.unwrap_or(MOST_ITEMS).min(MOST_ITEMS))?) })
+    fn new(
+        items: &Bound<'_, PyAny>,
+        prefix: Option<&Bound<'_, PyString>>,
+        #[pyo3(from_py_with = number)] most: Option<usize>,
+    ) -> PyResult<Self> {
+        guarded(|| {
+            let prefix = prefix.map_or(Ok(""), |prefix| utf8("prefix", prefix))?;
+            Ok(Self {
+                items: Arc::new(Items::read(items, prefix, most.map_or(MOST_ITEMS, |most| most.min(MOST_ITEMS)))?),
+            })
+        })
     }
 
     /// What stands before each item in its key; "" for none.
     #[getter]
     fn prefix(&self) -> &str {
-        &self.items.prefix
+        guarded(|| &self.items.prefix)
     }
 
     fn __len__(&self) -> usize {
-        self.items.names.len()
+        guarded(|| self.items.names.len())
     }
 
-    fn __getitem__(&self, py: Python<'_>, index: isize) -> PyResult<Py<PyString>> {
-        let count = self.items.names.len();
-        let at = if index < 0 { index + count as isize } else { index };
-        let name = usize::try_from(at).ok().and_then(|at| self.items.names.get(at));
-        let missing = || PyIndexError::new_err(format!("item {index} of {count} was asked for"));
-        name.map(|name| name.clone_ref(py)).ok_or_else(missing)
+    fn __getitem__(&self, py: Python<'_>, #[pyo3(from_py_with = number)] index: isize) -> PyResult<Py<PyString>> {
+        guarded(|| {
+            let count = self.items.names.len();
+            let at = if index < 0 { index + count as isize } else { index };
+            let name = usize::try_from(at).ok().and_then(|at| self.items.names.get(at));
+            let missing = || PyIndexError::new_err(format!("item {index} of {count} was asked for"));
+            name.map(|name| name.clone_ref(py)).ok_or_else(missing)
+        })
     }
 
     /// Return the items, in the order given: the very strings. Faster than iterating.
     fn to_list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.items.names.iter().map(|name| name.bind(py)))
+        guarded(|| PyList::new(py, self.items.names.iter().map(|name| name.bind(py))))
     }
 
     fn __repr__(&self) -> String {
-        format!("<ItemSet {} items, prefix {:?}>", self.items.names.len(), self.items.prefix)
+        guarded(|| format!("<ItemSet {} items, prefix {:?}>", self.items.names.len(), self.items.prefix))
     }
 }

@@ -4,14 +4,17 @@ use std::collections::{BTreeSet, HashMap};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
 
-use super::text::{string, strings, utf8};
+use super::calls::{guarded, number};
+use super::long::{check_signals, long};
+use super::text::{each, list_of, push, string, strings, utf8};
 use crate::budget;
-use crate::input::{check_weights, InputError, Job, NOBODY};
+use crate::error::Error;
+use crate::input::{check_weights, Job, NOBODY};
 use crate::rendezvous::Mode;
 use crate::strategy::Strategy;
-use crate::zones::{self, Replicas};
+use crate::zones::{self, Replicas, MOST_PAIRS};
 
 /// Positions are u32, and `NOBODY` is taken.
 const MOST_ITEMS: usize = u32::MAX as usize - 1;
@@ -36,25 +39,30 @@ type Given<'py> = (Bound<'py, PyString>, Bound<'py, PyAny>, Bound<'py, PyDict>, 
 pub fn place<'py>(
     py: Python<'py>,
     strategy: &str,
-    jobs: Vec<Given<'py>>,
+    jobs: &Bound<'py, PyAny>,
     mode: &str,
-) -> PyResult<Vec<Bound<'py, PyDict>>> {
-    let (strategy, mode) = (Strategy::parse(strategy)?, Mode::parse(mode)?);
-    let read: Vec<Read<'py>> = jobs.into_iter().map(Read::new).collect::<PyResult<_>>()?;
-    let texts: Vec<Texts<'_>> = read.iter().map(Texts::new).collect::<PyResult<_>>()?;
-    let names: BTreeSet<&str> = texts.iter().flat_map(|text| text.workers.iter().copied()).collect();
-    let names: Vec<&str> = names.into_iter().collect();
-    let index: HashMap<&str, u32> = names.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
-    let mut order: Vec<usize> = (0..texts.len()).collect();
-    order.sort_by_key(|&at| texts[at].id);
-    check_distinct("job", order.iter().map(|&at| texts[at].id))?;
-    let jobs: Vec<Job<'_>> = order.iter().map(|&at| texts[at].job(&read[at], &index)).collect::<PyResult<_>>()?;
-    let placed = py.detach(|| strategy.place(&names, &jobs, mode))?;
-    let mut results = vec![None; read.len()];
-    for (&at, owners) in order.iter().zip(placed) {
-        results[at] = Some(read[at].owners(py, &owners)?);
-    }
-    Ok(results.into_iter().flatten().collect())
+) -> PyResult<Bound<'py, PyList>> {
+    guarded(|| {
+        let (strategy, mode) = (Strategy::parse(strategy)?, Mode::parse(mode)?);
+        let read: Vec<Read<'py>> = list_of("job", jobs, MOST_ITEMS, |job| job.extract::<Given<'py>>())?
+            .into_iter()
+            .map(Read::new)
+            .collect::<PyResult<_>>()?;
+        let texts: Vec<Texts<'_>> = read.iter().map(Texts::new).collect::<PyResult<_>>()?;
+        let names: BTreeSet<&str> = texts.iter().flat_map(|text| text.workers.iter().copied()).collect();
+        let names: Vec<&str> = names.into_iter().collect();
+        let index: HashMap<&str, u32> = names.iter().zip(0..).map(|(name, at)| (*name, at)).collect();
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&at| texts[at].id);
+        check_distinct("job", order.iter().map(|&at| texts[at].id))?;
+        let jobs: Vec<Job<'_>> = order.iter().map(|&at| texts[at].job(&read[at], &index)).collect::<PyResult<_>>()?;
+        let placed = long(py, |cancel| strategy.place(&names, &jobs, mode, cancel))?;
+        let mut results = vec![None; read.len()];
+        for (&at, owners) in order.iter().zip(placed) {
+            results[at] = Some(read[at].owners(py, &owners)?);
+        }
+        PyList::new(py, results)
+    })
 }
 
 /// Say of each move whether it is among the best `limit`; see `latchwork.assignment.Budgeted`.
@@ -63,8 +71,16 @@ pub fn place<'py>(
 ///     moves: job, giver and taker of each, by number.
 ///     limit: how many may be made.
 #[pyfunction]
-pub fn choose_moves(py: Python<'_>, moves: Vec<(u32, u32, u32)>, limit: usize) -> Vec<bool> {
-    py.detach(move || budget::choose(&moves, limit))
+pub fn choose_moves<'py>(
+    py: Python<'py>,
+    moves: &Bound<'py, PyAny>,
+    #[pyo3(from_py_with = number)] limit: usize,
+) -> PyResult<Bound<'py, PyList>> {
+    guarded(|| {
+        let moves = list_of("move", moves, MOST_ITEMS, number)?;
+        let made = long(py, |cancel| budget::choose(&moves, limit, cancel))?;
+        PyList::new(py, made)
+    })
 }
 
 /// Place replicas over zones; `latchwork.assignment.place_replicas` has this with names.
@@ -79,21 +95,36 @@ pub fn choose_moves(py: Python<'_>, moves: Vec<(u32, u32, u32)>, limit: usize) -
 /// Raises:
 ///     ValueError: a number or a weight out of range.
 #[pyfunction]
-pub fn place_replicas(
-    py: Python<'_>,
-    copies: u32,
-    zone: Vec<u32>,
-    weights: Vec<f64>,
-    previous: Vec<Vec<u32>>,
-) -> PyResult<Vec<Vec<u32>>> {
-    let strange = zone.iter().find(|zone| **zone as usize >= weights.len());
-    let unknown = previous.iter().flatten().find(|worker| **worker as usize >= weights.len());
-    if zone.len() != weights.len() || strange.is_some() || unknown.is_some() {
-        return Err(PyValueError::new_err("zones, weights and previous owners must number the same workers from 0"));
-    }
-    let names: Vec<String> = (0..weights.len()).map(|worker| worker.to_string()).collect();
-    check_weights(&names, &weights)?;
-    Ok(py.detach(|| zones::place(&Replicas { copies, zone, weights, previous })))
+pub fn place_replicas<'py>(
+    py: Python<'py>,
+    #[pyo3(from_py_with = number)] copies: u32,
+    zone: &Bound<'py, PyAny>,
+    weights: &Bound<'py, PyAny>,
+    previous: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyList>> {
+    guarded(|| {
+        let (zone, weights) =
+            (list_of("zone", zone, MOST_PAIRS, number::<u32>)?, list_of("weight", weights, MOST_PAIRS, number::<f64>)?);
+        let mut items: Vec<Vec<u32>> = Vec::new();
+        each(previous, |owners| push(&mut items, list_of("previous owner", &owners, weights.len(), number)?))?;
+        let previous = items;
+        let strange = zone.iter().find(|zone| **zone as usize >= weights.len());
+        let unknown = previous.iter().flatten().find(|worker| **worker as usize >= weights.len());
+        if zone.len() != weights.len() || strange.is_some() || unknown.is_some() {
+            return Err(PyValueError::new_err(
+                "zones, weights and previous owners must number the same workers from 0",
+            ));
+        }
+        let names: Vec<String> = (0..weights.len()).map(|worker| worker.to_string()).collect();
+        check_weights(&names, &weights)?;
+        let placed = long(py, |cancel| zones::place(&Replicas { copies, zone, weights, previous }, cancel))?;
+        let result = PyList::empty(py);
+        for (at, owners) in placed.iter().enumerate() {
+            result.append(PyList::new(py, owners)?)?;
+            check_signals(py, at)?;
+        }
+        Ok(result)
+    })
 }
 
 /// One job with its Python strings in name order.
@@ -110,7 +141,7 @@ impl<'py> Read<'py> {
         let items = sorted("work item", strings("work item", &items)?)?;
         let workers = sorted("worker", strings("worker", &able.keys().into_any())?)?;
         let weight = |worker: &Bound<'py, PyString>| match able.get_item(worker)? {
-            Some(weight) => weight.extract(),
+            Some(weight) => number(&weight),
             None => Err(PyValueError::new_err(format!("worker '{worker}' left the mapping while it was read"))),
         };
         let weights = workers.iter().map(weight).collect::<PyResult<_>>()?;
@@ -120,8 +151,11 @@ impl<'py> Read<'py> {
     /// Item to worker, in name order, without the items that nobody can run.
     fn owners(&self, py: Python<'py>, owners: &[u32]) -> PyResult<Bound<'py, PyDict>> {
         let result = PyDict::new(py);
-        for (item, &owner) in self.items.iter().zip(owners).filter(|(_, owner)| **owner != NOBODY) {
-            result.set_item(item, &self.workers[owner as usize])?;
+        for (at, (item, &owner)) in self.items.iter().zip(owners).enumerate() {
+            if owner != NOBODY {
+                result.set_item(item, &self.workers[owner as usize])?;
+            }
+            check_signals(py, at)?;
         }
         Ok(result)
     }
@@ -188,11 +222,11 @@ fn sorted<'py>(what: &str, strings: Vec<Bound<'py, PyString>>) -> PyResult<Vec<B
 }
 
 /// Checks that an ascending sequence has no value twice.
-fn check_distinct<'a>(what: &str, ascending: impl Iterator<Item = &'a str>) -> Result<(), InputError> {
+fn check_distinct<'a>(what: &str, ascending: impl Iterator<Item = &'a str>) -> Result<(), Error> {
     let mut last = None;
     for value in ascending {
         if last == Some(value) {
-            return Err(InputError(format!("{what} '{value}' is given twice; give it once")));
+            return Err(Error::Invalid(format!("{what} '{value}' is given twice; give it once")));
         }
         last = Some(value);
     }

@@ -2,27 +2,23 @@
 
 mod assignment;
 mod board;
+mod calls;
 mod delta;
 mod etcd;
 mod hasher;
 mod items;
 mod jobs;
+mod long;
+mod numbers;
 mod record;
 mod text;
 mod zookeeper;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::hash::murmur3_x64_128;
-use crate::input::InputError;
 use crate::score;
-
-impl From<InputError> for PyErr {
-    fn from(error: InputError) -> Self {
-        PyValueError::new_err(error.0)
-    }
-}
+use calls::{guarded, number};
 
 /// Bytes, or text as UTF-8.
 #[derive(FromPyObject)]
@@ -42,10 +38,12 @@ enum Data<'py> {
 ///     Both 64-bit halves, unsigned; `mmh3.hash64` with signed=False gives the same pair.
 #[pyfunction]
 #[pyo3(signature = (data, seed = 0))]
-fn hash128(data: Data<'_>, seed: u32) -> PyResult<(u64, u64)> {
-    Ok(match data {
-        Data::Text(string) => murmur3_x64_128(text::utf8("data", &string)?.as_bytes(), seed),
-        Data::Bytes(bytes) => murmur3_x64_128(bytes.as_bytes(), seed),
+fn hash128(data: Data<'_>, #[pyo3(from_py_with = number)] seed: u32) -> PyResult<(u64, u64)> {
+    guarded(|| {
+        Ok(match data {
+            Data::Text(string) => murmur3_x64_128(text::utf8("data", &string)?.as_bytes(), seed),
+            Data::Bytes(bytes) => murmur3_x64_128(bytes.as_bytes(), seed),
+        })
     })
 }
 
@@ -55,13 +53,13 @@ fn hash128(data: Data<'_>, seed: u32) -> PyResult<(u64, u64)> {
 /// score is (low32(x) * 0x9E3779B1 + high32(x) * 0x85EBCA77) mod 2**32.
 #[pyfunction]
 fn fast_score(key: &str, worker: &str) -> u32 {
-    score::fast_score(score::fast_key(key.as_bytes()), score::fast_worker(worker.as_bytes()))
+    guarded(|| score::fast_score(score::fast_key(key.as_bytes()), score::fast_worker(worker.as_bytes())))
 }
 
 /// Score a pair in `compat` mode: `mmh3.hash64(key + worker)[0]`, signed 64 bits; the highest owns the key.
 #[pyfunction]
 fn compat_score(key: &str, worker: &str) -> i64 {
-    score::compat_score(key.as_bytes(), worker.as_bytes(), &mut Vec::new())
+    guarded(|| score::compat_score(key.as_bytes(), worker.as_bytes(), &mut Vec::new()))
 }
 
 #[pymodule]

@@ -33,6 +33,9 @@ impl<const N: usize> Record<N> {
         if unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) } & ffi::Py_TPFLAGS_HAVE_GC == 0 {
             return Err(PyTypeError::new_err(format!("{class} has no slots")));
         }
+        if !class.getattr("__base__")?.is(class.py().get_type::<pyo3::PyAny>()) {
+            return Err(PyTypeError::new_err(format!("{class} has a base with data of its own")));
+        }
         let slots = names.iter().map(|name| slot(class, name)).collect::<PyResult<Vec<_>>>()?;
         let slots = slots.try_into().map_err(|_| PyTypeError::new_err("slots were lost"))?;
         Ok(Self { class: class.clone().unbind(), slots })

@@ -4,6 +4,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyType};
 
+use super::calls::{guarded, number};
+use super::long::check_signals;
 use super::record::Record;
 use crate::zookeeper::{content, crc32, reads, Answer, Answers, Malformed, Znode};
 
@@ -31,19 +33,28 @@ impl ZooKeeperCodec {
     #[new]
     #[pyo3(signature = (root, *, entry, version))]
     fn new(root: String, entry: &Bound<'_, PyType>, version: &Bound<'_, PyType>) -> PyResult<Self> {
-        Ok(Self {
-            root,
-            entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
-            version: Record::of(version, ["mzxid", "data", "gen", "created", "owner", "born"])?,
+        guarded(|| {
+            Ok(Self {
+                root,
+                entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
+                version: Record::of(version, ["mzxid", "data", "gen", "created", "owner", "born"])?,
+            })
         })
     }
 
     /// A request for some of the keys.
-    fn reads<'py>(&self, keys: &Bound<'py, PyList>, start: usize, end: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let texts = keys.get_slice(start, end);
-        let texts = texts.iter().map(|key| Ok(key.cast_into::<PyString>()?)).collect::<PyResult<Vec<_>>>()?;
-        let keys_of = texts.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
-        Ok(PyBytes::new(keys.py(), &reads(&self.root, keys_of.into_iter())))
+    fn reads<'py>(
+        &self,
+        keys: &Bound<'py, PyList>,
+        #[pyo3(from_py_with = number)] start: usize,
+        #[pyo3(from_py_with = number)] end: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        guarded(|| {
+            let texts = keys.get_slice(start, end);
+            let texts = texts.iter().map(|key| Ok(key.cast_into::<PyString>()?)).collect::<PyResult<Vec<_>>>()?;
+            let keys_of = texts.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+            Ok(PyBytes::new(keys.py(), &reads(&self.root, keys_of.into_iter())))
+        })
     }
 
     /// The entries of some of the keys.
@@ -51,35 +62,38 @@ impl ZooKeeperCodec {
         &self,
         answer: &Bound<'py, PyBytes>,
         keys: &Bound<'py, PyList>,
-        start: usize,
+        #[pyo3(from_py_with = number)] start: usize,
         gens: &Bound<'py, PyList>,
     ) -> PyResult<Found<'py>> {
-        let py = answer.py();
-        let gens = gens.iter().collect::<Vec<_>>();
-        let (mut entries, mut parents, mut refused) = (Vec::new(), Vec::new(), None);
-        let mut owner: Option<(String, Bound<'py, PyAny>)> = None;
-        let mut answers = Answers::of(answer.as_bytes());
-        let mut at = start;
-        while let Some(found) = answers.read_next()? {
-            let key = keys.get_item(at)?.cast_into::<PyString>()?;
-            entries.push(match found {
-                Answer::Data(znode) if !znode.data.is_empty() => {
-                    if znode.children != 0 {
-                        parents.push(at);
+        guarded(|| {
+            let py = answer.py();
+            let gens = gens.iter().collect::<Vec<_>>();
+            let (mut entries, mut parents, mut refused) = (Vec::new(), Vec::new(), None);
+            let mut owner: Option<(String, Bound<'py, PyAny>)> = None;
+            let mut answers = Answers::of(answer.as_bytes());
+            let mut at = start;
+            while let Some(found) = answers.read_next()? {
+                check_signals(py, entries.len())?;
+                let key = keys.get_item(at)?.cast_into::<PyString>()?;
+                entries.push(match found {
+                    Answer::Data(znode) if !znode.data.is_empty() => {
+                        if znode.children != 0 {
+                            parents.push(at);
+                        }
+                        let number = crc32(key.to_str()?.as_bytes()) as usize % gens.len().max(1);
+                        let gen = gens.get(number).ok_or(Malformed("there are no guards"))?;
+                        self.entry_of(&key, &znode, gen, &mut owner)?
                     }
-                    let number = crc32(key.to_str()?.as_bytes()) as usize % gens.len().max(1);
-                    let gen = gens.get(number).ok_or(Malformed("there are no guards"))?;
-                    self.entry_of(&key, &znode, gen, &mut owner)?
-                }
-                Answer::Error(code) if code != NO_NODE && code != 0 => {
-                    refused = refused.or(Some((at, code)));
-                    py.None().into_bound(py)
-                }
-                _ => py.None().into_bound(py),
-            });
-            at += 1;
-        }
-        Ok((entries, parents, refused))
+                    Answer::Error(code) if code != NO_NODE && code != 0 => {
+                        refused = refused.or(Some((at, code)));
+                        py.None().into_bound(py)
+                    }
+                    _ => py.None().into_bound(py),
+                });
+                at += 1;
+            }
+            Ok((entries, parents, refused))
+        })
     }
 }
 

@@ -9,6 +9,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Replicas, Spread};
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::quota;
 
 /// A worker's load may be anything from `least` to `most`.
@@ -28,18 +30,22 @@ pub struct Loads {
 }
 
 impl Loads {
-    pub fn new(problem: &Replicas, spread: &Spread) -> Self {
+    pub fn new(problem: &Replicas, spread: &Spread, cancel: &Cancel<'_>) -> Result<Self, Error> {
         let mut fill = Fill::new(problem, spread);
         for zone in 0..spread.base.len() {
             let certain = u64::from(fill.items) * u64::from(spread.base[zone]);
-            (0..certain).for_each(|_| fill.give(zone));
+            for _ in 0..certain {
+                cancel.spend(8)?;
+                fill.give(zone);
+            }
         }
         for _ in 0..u64::from(fill.items) * u64::from(spread.extras) {
+            cancel.spend(8 + spread.base.len() as u64)?;
             let zone = fill.cheapest().expect("extras fit into the open zones");
             fill.give(zone);
             fill.extra[zone] += 1;
         }
-        fill.ranges()
+        Ok(fill.ranges())
     }
 }
 

@@ -15,6 +15,8 @@
 
 mod loads;
 
+use crate::cancel::Cancel;
+use crate::error::Error;
 use crate::flow::Network;
 use loads::{Loads, Range};
 
@@ -55,12 +57,24 @@ impl Spread {
     }
 }
 
+/// The most pairs of an item and a worker: each takes some 64 bytes while replicas are placed.
+pub const MOST_PAIRS: usize = 1 << 25;
+
 /// The workers of each item, ascending. O(items * workers) memory; a few rounds over that.
-pub fn place(problem: &Replicas) -> Vec<Vec<u32>> {
+///
+/// # Errors
+/// [`Error::Invalid`] for more than [`MOST_PAIRS`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+pub fn place(problem: &Replicas, cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
+    let (items, workers) = (problem.previous.len(), problem.zone.len());
+    if items.saturating_mul(workers) > MOST_PAIRS {
+        return Err(Error::Invalid(format!(
+            "{items} items x {workers} workers are more than {MOST_PAIRS} pairs; place fewer items at a time"
+        )));
+    }
     let spread = Spread::new(problem.copies, &problem.zone);
-    let loads = Loads::new(problem, &spread);
-    let mut flow = Flow::new(problem, &spread, &loads);
-    flow.solve()
+    let loads = Loads::new(problem, &spread, cancel)?;
+    let mut flow = Flow::new(problem, &spread, &loads, cancel)?;
+    flow.solve(cancel)
 }
 
 /// The network: item - (item, zone) - worker - zone - hub, in this order of nodes.
@@ -79,16 +93,19 @@ struct Pair {
 }
 
 impl<'p> Flow<'p> {
-    fn new(problem: &'p Replicas, spread: &Spread, loads: &Loads) -> Self {
+    fn new(problem: &'p Replicas, spread: &Spread, loads: &Loads, cancel: &Cancel<'_>) -> Result<Self, Error> {
         let (items, zones, workers) = (problem.previous.len(), spread.base.len(), problem.zone.len());
         let nodes = items + items * zones + workers + zones + 1;
         let mut flow = Self { problem, net: Network::new(nodes), excess: vec![0; nodes], pairs: Vec::new() };
+        flow.net.reserve(items * (zones + workers) + workers + zones)?;
+        flow.pairs.try_reserve_exact(items * workers)?;
         let first_worker = items + items * zones;
         for item in 0..items {
+            cancel.spend(8 * (zones + workers) as u64)?;
             flow.add_item(item, spread, items, first_worker);
         }
         flow.add_loads(loads, first_worker, first_worker + workers);
-        flow
+        Ok(flow)
     }
 
     /// An item starts on all workers that had it; what is wrong with that is the excess.
@@ -131,15 +148,15 @@ impl<'p> Flow<'p> {
         }
     }
 
-    fn solve(&mut self) -> Vec<Vec<u32>> {
+    fn solve(&mut self, cancel: &Cancel<'_>) -> Result<Vec<Vec<u32>>, Error> {
         let potential = vec![0; self.excess.len()];
-        let settled = self.net.settle(std::mem::take(&mut self.excess), potential);
+        let settled = self.net.settle(std::mem::take(&mut self.excess), potential, cancel)?;
         assert!(settled, "items can be dealt out for the loads that `loads` found");
         let mut owners = vec![Vec::new(); self.problem.previous.len()];
         for pair in self.pairs.iter().filter(|pair| self.net.room(pair.arc) == 0) {
             owners[pair.item as usize].push(pair.worker);
         }
-        owners
+        Ok(owners)
     }
 }
 

@@ -4,6 +4,10 @@ use super::*;
 use crate::quota;
 use crate::testing::Random;
 
+fn place(problem: &Replicas) -> Vec<Vec<u32>> {
+    super::place(problem, &Cancel::never()).unwrap()
+}
+
 fn random_problem(random: &mut Random, items: usize, workers: usize, zones: usize, weights: &[f64]) -> Replicas {
     let workers = 1 + random.below(workers);
     let mut zone: Vec<u32> = (0..workers).map(|_| random.below(zones) as u32).collect();

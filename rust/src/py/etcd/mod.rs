@@ -11,6 +11,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 
+use super::calls::{attribute, guarded, iterate, next, number};
 use super::record::Record;
 use super::text::strings;
 use crate::etcd::answer::{self, Done, KeyValue};
@@ -84,38 +85,42 @@ impl EtcdCodec {
     #[pyo3(signature = (root, limits, *, entry, version, committed, checks, ops))]
     fn new(
         root: &[u8],
-        limits: (usize, usize),
+        #[pyo3(from_py_with = number)] limits: (usize, usize),
         entry: &Bound<'_, PyType>,
         version: &Bound<'_, PyType>,
         committed: &Bound<'_, PyType>,
         checks: (Py<PyType>, Py<PyType>, Py<PyType>, Py<PyType>),
         ops: (Py<PyType>, Py<PyType>, Py<PyType>),
     ) -> PyResult<Self> {
-        let (at, absent, exists, alive) = checks;
-        let (put, create, delete) = ops;
-        Ok(Self {
-            root: root.to_vec(),
-            most_conditions: limits.0,
-            most_ops: limits.1,
-            made: Made {
-                entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
-                version: Record::of(version, ["token"])?,
-                committed: Record::of(committed, ["token", "entries", "deleted"])?,
-            },
-            kinds: Kinds { version: version.clone().unbind(), at, absent, exists, alive, put, create, delete },
+        guarded(|| {
+            let (at, absent, exists, alive) = checks;
+            let (put, create, delete) = ops;
+            Ok(Self {
+                root: root.to_vec(),
+                most_conditions: limits.0,
+                most_ops: limits.1,
+                made: Made {
+                    entry: Record::of(entry, ["key", "value", "version", "token", "created", "owner"])?,
+                    version: Record::of(version, ["token"])?,
+                    committed: Record::of(committed, ["token", "entries", "deleted"])?,
+                },
+                kinds: Kinds { version: version.clone().unbind(), at, absent, exists, alive, put, create, delete },
+            })
         })
     }
 
     /// A request for one key.
     fn get<'py>(&self, py: Python<'py>, key: &str, stale_ok: bool) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &request::get(&self.root, key, stale_ok))
+        guarded(|| PyBytes::new(py, &request::get(&self.root, key, stale_ok)))
     }
 
     /// A request for several keys, as a transaction of reads.
     fn get_many<'py>(&self, keys: &Bound<'py, PyAny>, stale_ok: bool) -> PyResult<Bound<'py, PyBytes>> {
-        let found = strings("key", keys)?;
-        let borrowed = found.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
-        Ok(PyBytes::new(keys.py(), &request::get_many(&self.root, &borrowed, stale_ok)))
+        guarded(|| {
+            let found = strings("key", keys)?;
+            let borrowed = found.iter().map(|key| key.to_str()).collect::<PyResult<Vec<_>>>()?;
+            Ok(PyBytes::new(keys.py(), &request::get_many(&self.root, &borrowed, stale_ok)))
+        })
     }
 
     /// The request, or None where the long way has to be gone.
@@ -124,16 +129,18 @@ impl EtcdCodec {
         checks: &Bound<'py, PyAny>,
         ops: &Bound<'py, PyAny>,
         key: &[u8],
-        revision: u64,
+        #[pyo3(from_py_with = number)] revision: u64,
         write: &[u8],
         read: &[u8],
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let py = ops.py();
-        let (Some(checks), Some(ops)) = (self.checks(checks)?, self.ops(ops)?) else { return Ok(None) };
-        let ops = ops.iter().map(Op::borrowed).collect::<PyResult<Vec<_>>>()?;
-        let Some(conditions) = self.conditions(&checks, &ops)? else { return Ok(None) };
-        let guard = Guard { key, revision, write, read };
-        Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops))))
+        guarded(|| {
+            let py = ops.py();
+            let (Some(checks), Some(ops)) = (self.checks(checks)?, self.ops(ops)?) else { return Ok(None) };
+            let ops = ops.iter().map(Op::borrowed).collect::<PyResult<Vec<_>>>()?;
+            let Some(conditions) = self.conditions(&checks, &ops)? else { return Ok(None) };
+            let guard = Guard { key, revision, write, read };
+            Ok(Some(PyBytes::new(py, &request::transaction(&self.root, &guard, &conditions, &ops))))
+        })
     }
 
     /// What a transaction did, with its revision; None when its compares did not hold.
@@ -142,65 +149,70 @@ impl EtcdCodec {
         answer: &Bound<'py, PyBytes>,
         ops: &Bound<'py, PyAny>,
     ) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
-        let py = answer.py();
-        let found = answer::Transaction::read(answer.as_bytes())?;
-        if !found.succeeded {
-            return Ok(None);
-        }
-        let ops = self.ops(ops)?.ok_or_else(|| PyValueError::new_err("these operations were sent the long way"))?;
-        let mut answers = found.answers.iter().skip(1);
-        let revision = found.revision.into_pyobject(py)?.into_any();
-        let version = self.made.version.make(py, [&revision])?;
-        let (mut entries, mut deleted) = (Vec::with_capacity(ops.len()), Vec::new());
-        for op in &ops {
-            let done = answers.next().ok_or(TOO_FEW)?;
-            let (key, value, created) = match op {
-                Op::Delete(key) => {
-                    if matches!(done, Done::Deleted(1..)) {
-                        deleted.push(key);
+        guarded(|| {
+            let py = answer.py();
+            let found = answer::Transaction::read(answer.as_bytes())?;
+            if !found.succeeded {
+                return Ok(None);
+            }
+            let ops = self.ops(ops)?.ok_or_else(|| PyValueError::new_err("these operations were sent the long way"))?;
+            let mut answers = found.answers.iter().skip(1);
+            let revision = found.revision.into_pyobject(py)?.into_any();
+            let version = self.made.version.make(py, [&revision])?;
+            let (mut entries, mut deleted) = (Vec::with_capacity(ops.len()), Vec::new());
+            for op in &ops {
+                let done = answers.next().ok_or(TOO_FEW)?;
+                let (key, value, created) = match op {
+                    Op::Delete(key) => {
+                        if matches!(done, Done::Deleted(1..)) {
+                            deleted.push(key);
+                        }
+                        continue;
                     }
-                    continue;
-                }
-                Op::Create(key, value) => (key, value, revision.clone()),
-                Op::Put(key, value) => (key, value, created(answers.next())?.into_pyobject(py)?.into_any()),
-            };
-            let none = py.None().into_bound(py);
-            entries
-                .push(self.made.entry.make(py, [key.as_any(), value.as_any(), &version, &revision, &created, &none])?);
-        }
-        let token =
-            if entries.is_empty() && deleted.is_empty() { 0i64.into_pyobject(py)?.into_any() } else { revision };
-        let entries = PyTuple::new(py, entries)?.into_any();
-        let deleted = PyTuple::new(py, deleted)?.into_any();
-        Ok(Some((found.revision, self.made.committed.make(py, [&token, &entries, &deleted])?)))
+                    Op::Create(key, value) => (key, value, revision.clone()),
+                    Op::Put(key, value) => (key, value, created(answers.next())?.into_pyobject(py)?.into_any()),
+                };
+                let none = py.None().into_bound(py);
+                entries.push(
+                    self.made.entry.make(py, [key.as_any(), value.as_any(), &version, &revision, &created, &none])?,
+                );
+            }
+            let token =
+                if entries.is_empty() && deleted.is_empty() { 0i64.into_pyobject(py)?.into_any() } else { revision };
+            let entries = PyTuple::new(py, entries)?.into_any();
+            let deleted = PyTuple::new(py, deleted)?.into_any();
+            Ok(Some((found.revision, self.made.committed.make(py, [&token, &entries, &deleted])?)))
+        })
     }
 
     /// The entry that a read of one key found.
     fn entry<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match answer::Range::read(answer.as_bytes())?.keys.first() {
+        guarded(|| match answer::Range::read(answer.as_bytes())?.keys.first() {
             None => Ok(None),
             Some(message) => self.entry_of(answer.py(), &KeyValue::read(message)?, &mut None).map(Some),
-        }
+        })
     }
 
     /// What each read of a transaction of reads found.
     fn found<'py>(&self, answer: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyList>> {
-        let (py, mut owner) = (answer.py(), None);
-        let answers = answer::Transaction::read(answer.as_bytes())?.answers;
-        let mut entries = Vec::with_capacity(answers.len());
-        for done in &answers {
-            let Done::Read(range) = done else { return Err(Malformed("it answers what is no read").into()) };
-            entries.push(match answer::Range::read(range)?.keys.first() {
-                None => py.None().into_bound(py),
-                Some(message) => self.entry_of(py, &KeyValue::read(message)?, &mut owner)?,
-            });
-        }
-        PyList::new(py, entries)
+        guarded(|| {
+            let (py, mut owner) = (answer.py(), None);
+            let answers = answer::Transaction::read(answer.as_bytes())?.answers;
+            let mut entries = Vec::with_capacity(answers.len());
+            for done in &answers {
+                let Done::Read(range) = done else { return Err(Malformed("it answers what is no read").into()) };
+                entries.push(match answer::Range::read(range)?.keys.first() {
+                    None => py.None().into_bound(py),
+                    Some(message) => self.entry_of(py, &KeyValue::read(message)?, &mut owner)?,
+                });
+            }
+            PyList::new(py, entries)
+        })
     }
 
     /// A page of a list.
     fn page(slf: Py<Self>, answer: Bound<'_, PyBytes>) -> PyResult<EtcdPage> {
-        EtcdPage::of(slf, answer)
+        guarded(|| EtcdPage::of(slf, answer))
     }
 }
 
@@ -215,18 +227,19 @@ fn created(done: Option<&Done<'_>>) -> Result<i64, Malformed> {
 impl EtcdCodec {
     fn ops<'py>(&self, ops: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Op<'py>>>> {
         let (py, mut found) = (ops.py(), Vec::with_capacity(1));
-        for op in ops.try_iter()? {
+        let ops = iterate(ops)?;
+        while let Some(op) = next(&ops) {
             let (op, kinds) = (op?, &self.kinds);
             let kind = op.get_type();
-            let key = op.getattr(intern!(py, "key"))?.cast_into::<PyString>()?;
+            let key = attribute(&op, intern!(py, "key"))?.cast_into::<PyString>()?;
             if kind.is(&kinds.delete) {
                 found.push(Op::Delete(key));
                 continue;
             }
-            if !op.getattr(intern!(py, "session"))?.is_none() {
+            if !attribute(&op, intern!(py, "session"))?.is_none() {
                 return Ok(None);
             }
-            let value = op.getattr(intern!(py, "value"))?.cast_into::<PyBytes>()?;
+            let value = attribute(&op, intern!(py, "value"))?.cast_into::<PyBytes>()?;
             found.push(if kind.is(&kinds.put) {
                 Op::Put(key, value)
             } else if kind.is(&kinds.create) {
@@ -241,7 +254,8 @@ impl EtcdCodec {
 
     fn checks<'py>(&self, checks: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Check<'py>>>> {
         let mut found = Vec::new();
-        for check in checks.try_iter()? {
+        let checks = iterate(checks)?;
+        while let Some(check) = next(&checks) {
             match self.check(&check?)? {
                 Some(check) => found.push(check),
                 None => return Ok(None),
@@ -252,15 +266,15 @@ impl EtcdCodec {
 
     fn check<'py>(&self, check: &Bound<'py, PyAny>) -> PyResult<Option<Check<'py>>> {
         let (py, kind, kinds) = (check.py(), check.get_type(), &self.kinds);
-        let text = |name| -> PyResult<_> { Ok(check.getattr(name)?.cast_into::<PyString>()?) };
+        let text = |name| -> PyResult<_> { Ok(attribute(check, name)?.cast_into::<PyString>()?) };
         let key = || text(intern!(py, "key"));
         let exists = |folder, key| Check { target: Target::Created, folder, key, operand: 0, greater: true };
         Ok(if kind.is(&kinds.at) {
-            let version = check.getattr(intern!(py, "version"))?;
+            let version = attribute(check, intern!(py, "version"))?;
             if !version.get_type().is(&kinds.version) {
                 return Ok(None);
             }
-            let operand = version.getattr(intern!(py, "token"))?.extract()?;
+            let operand = attribute(&version, intern!(py, "token"))?.extract()?;
             Some(Check { target: Target::Written, folder: "", key: key()?, operand, greater: false })
         } else if kind.is(&kinds.absent) {
             Some(Check { greater: false, ..exists("", key()?) })

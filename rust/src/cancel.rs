@@ -1,0 +1,95 @@
+//! Cancellation of long work.
+//!
+//! Loops report their steps to a [`Cancel`], which asks the caller every 50 ms whether to go on.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// The caller is asked this often.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// The clock is read after this many steps, which take a few milliseconds at most.
+const STEPS_PER_READING: u64 = 1 << 20;
+
+/// The question whether to go on. It stays in the thread that made it.
+pub struct Cancel<'a> {
+    goes_on: &'a dyn Fn() -> bool,
+    steps: Cell<u64>,
+    asked: Cell<Instant>,
+    interval: Duration,
+    steps_per_reading: u64,
+}
+
+impl<'a> Cancel<'a> {
+    /// Work that ends early when `goes_on` returns false.
+    pub fn new(goes_on: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            goes_on,
+            steps: Cell::new(0),
+            asked: Cell::new(Instant::now()),
+            interval: INTERVAL,
+            steps_per_reading: STEPS_PER_READING,
+        }
+    }
+
+    /// Work that always runs to its end.
+    pub fn never() -> Self {
+        Self::new(&|| true)
+    }
+
+    /// Asks at every report, however little time has passed.
+    #[cfg(test)]
+    pub fn each_step(goes_on: &'a dyn Fn() -> bool) -> Self {
+        Self { interval: Duration::ZERO, steps_per_reading: 0, ..Self::new(goes_on) }
+    }
+
+    /// Report steps of one to ten nanoseconds each.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when the caller was asked and ends the work.
+    #[inline]
+    pub fn spend(&self, steps: u64) -> Result<(), Error> {
+        let steps = self.steps.get().saturating_add(steps);
+        self.steps.set(steps);
+        if steps < self.steps_per_reading {
+            return Ok(());
+        }
+        self.read_clock()
+    }
+
+    #[cold]
+    fn read_clock(&self) -> Result<(), Error> {
+        self.steps.set(0);
+        if self.asked.get().elapsed() < self.interval {
+            return Ok(());
+        }
+        let goes_on = (self.goes_on)();
+        self.asked.set(Instant::now());
+        if goes_on {
+            Ok(())
+        } else {
+            Err(Error::Cancelled)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_caller_is_asked_only_after_an_interval() {
+        let asked = Cell::new(0);
+        let ask = || {
+            asked.set(asked.get() + 1);
+            false
+        };
+        let cancel = Cancel::new(&ask);
+        let started = Instant::now();
+        assert_eq!(cancel.spend(u64::MAX), Ok(()));
+        while cancel.spend(STEPS_PER_READING).is_ok() {}
+        assert!(started.elapsed() >= INTERVAL);
+        assert_eq!(asked.get(), 1);
+    }
+}
