@@ -207,18 +207,20 @@ def test_what_is_no_observer_is_refused(memory, cluster):
 
 
 def test_health_says_what_is_wrong(memory, cluster, eventually, expire, monkeypatch):
-    leave, may_open, open_session = threading.Event(), threading.Event(), memory.open_session
+    begun, leave, may_open = threading.Event(), threading.Event(), threading.Event()
+    open_session = memory.open_session
     may_open.set()
     monkeypatch.setattr(
         memory, "open_session", lambda *args, **fields: may_open.wait(20) and open_session(*args, **fields)
     )
-    job = cluster.endless(items=["a"], run=lambda _context: leave.wait(20))
+    job = cluster.endless(items=["a"], run=lambda _context: begun.set() or leave.wait(20))
     node = JobManager(memory, "n1", job, session_ttl_s=2.0, lock_ttl_s=1.5, debounce_s=0.05, close_timeout_s=1.0)
     assert node.health().reasons == ("the node is new",)
     with node:
         assert node.health().ok, node.health()
         assert node.health().session == "active"
         eventually(lambda: (margin := node.health().lock_margin_s) and 0 < margin <= 1.5)
+        assert begun.wait(20)  # a job that is disabled before it begins has no run that does not stop
         Control(memory).change_cluster(stop_timeout_s=0.1)
         Control(memory).disable("report")
         eventually(lambda: node.health().reasons == ("runs do not stop: report",))

@@ -67,6 +67,8 @@ from latchwork_testkit.proxy import Proxy
 WAIT_S = 30.0
 #: How long a call may try that is swept.
 SHORT_S = 0.05
+#: Seconds for a call that reads, then says that it waits, and then waits in vain: it must come to its write.
+LONGER_S = 0.5
 #: Errors that say that nothing was done.
 NOT_DONE = (Unavailable, QuotaExceeded, PermissionDenied, AuthenticationFailed, Conflict, KeyExists)
 WRITES = {"put", "create", "delete", "commit", "delete_tree"}
@@ -230,8 +232,8 @@ CALLS = {
     "WorkQueue.bury": Case(found, lambda b, item: b.bury(item)),
     "WorkQueue.try_take": Case(item, lambda b: b.try_take(["l"])),
     "WorkQueue.take_items": Case(found, lambda b, item: b.take_items([item])),
-    "WorkQueue.wait_free": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_free("l", SHORT_S)),
-    "WorkQueue.wait_items": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_items("l", SHORT_S)),
+    "WorkQueue.wait_free": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_free("l", LONGER_S)),
+    "WorkQueue.wait_items": Case(lambda s: WorkQueue(s, "b"), lambda b: b.wait_items("l", LONGER_S)),
     "WorkQueue.revive": Case(letter, lambda b, letter: b.revive(letter)),
     "WorkQueue.drop": Case(letter, lambda b, letter: b.drop(letter)),
     "QueueClaim.ack": Case(taken, lambda c: c.ack(ops=[Put("done", b"")], timeout_s=SHORT_S)),
