@@ -182,3 +182,40 @@ def test_owners_silent_for_long_are_found():
     sightings.seen("dead", 1, 1.0, now=0.0)
     sightings.seen("alive", 1, 10.0, now=0.0)
     assert [owner for owner, _ in sightings.silent_since(2.0, now=3.0)] == ["dead"]
+
+
+@pytest.mark.parametrize(("ttl_s", "expected_s"), [(0.5, 0.3), (2.5, 0.5), (20.0, 1.0)])
+def test_the_grace_after_a_session_is_a_fifth_of_the_ttl_within_bounds(ttl_s, expected_s):
+    assert grace_s(ttl_s) == pytest.approx(expected_s)
+
+
+def test_an_owner_counts_as_unsigned_from_the_first_response_without_its_sign_until_one_shows_it():
+    sightings = Sightings()
+    sightings.seen("o", 1, 10.0, now=5.0, session="s")
+    assert sightings.of("o") == Sighting(1, 10.0, 5.0, "s", unsigned_since=5.0)
+    sightings.unsigned("o", 6.0)
+    assert sightings.of("o").dead_at == 5.0 + grace_s(10.0)
+    sightings.signed("o")
+    assert sightings.of("o") == Sighting(1, 10.0, 5.0, "s")
+    assert sightings.of("o").dead_at == sightings.of("o").silent_at
+    sightings.seen("o", 2, 10.0, now=7.0, session="s")
+    assert sightings.of("o").unsigned_since is None
+    sightings.unsigned("o", 8.0)
+    assert sightings.of("o") == Sighting(2, 10.0, 7.0, "s", unsigned_since=8.0)
+
+
+def test_an_owner_without_a_session_needs_no_sign_and_one_that_is_gone_has_none():
+    sightings = Sightings()
+    sightings.unsigned("never seen", 4.0)
+    sightings.seen("o", 1, 10.0, now=5.0)
+    sightings.unsigned("o", 6.0)
+    assert sightings.of("o") == Sighting(1, 10.0, 5.0)
+    sightings.signed("p")
+    sightings.gone("p")
+    sightings.gone("p")
+    sightings.seen("p", 1, 10.0, now=5.0, session="s")
+    assert sightings.of("p").unsigned_since == 5.0
+
+
+def test_a_lock_is_looked_at_without_an_owner_of_ours():
+    assert planned(None, me=None) == Take((Absent(L),), (Put(L, MINE),))
