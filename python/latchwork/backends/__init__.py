@@ -1,1 +1,1 @@
-"""One package per kind of server. ``url`` turns a connection URL into an open backend; ``base`` says what one is."""
+"""One package per kind of server. ``url`` opens a backend from a connection URL, and ``base`` defines its interface."""

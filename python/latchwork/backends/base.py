@@ -1,18 +1,17 @@
-"""What a backend is: keys, sessions and watches, as futures; everything else is built once, above it.
+"""The interface of a backend: keys, sessions and watches, as futures. Everything else is built once, above it.
 
-A backend never knows of locks, elections or jobs. Keys here are absolute below the URL's root and already validated
-by the store, except that first segments starting with ``@`` are the backend's own: it hides them in lists and watches.
+A backend knows nothing of locks, elections or jobs. Keys are absolute below the URL's root and validated by the store.
+First segments that start with ``@`` belong to the backend, which hides them in lists and watches.
 
 Rules for every method that returns a future:
 
-- it does not block on the network (the embedded backend may do its local work in the calling thread);
-- the future ends within ``call_timeout_s``, with a value or with an error of ``latchwork.errors``, never a foreign one;
-- an error raised for a write is exact: ``Unavailable`` was not applied and never will be, ``OutcomeUnknown`` may have
-  been, or may be yet;
-- callbacks added to it may run on a client library's thread and must not block.
+- It does not block on the network. The embedded backend may do local work in the calling thread.
+- The future ends within ``call_timeout_s``, with a value or with an error of ``latchwork.errors``.
+- The error of a write is exact: ``Unavailable`` was not applied and never will be. ``OutcomeUnknown`` may have been
+applied, or may still be.
+- Its callbacks may run in a thread of a client library and must not block.
 
-``waiting``, ``apart``, ``within`` and ``create_ordered`` have defaults: a class that names ``Backend`` as its base
-inherits them.
+``waiting``, ``apart``, ``within`` and ``create_ordered`` have defaults that subclasses of ``Backend`` inherit.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a backend can do; a conformance test may be skipped only where one of these is False.
+    """The capabilities and limits of a backend. A conformance test may be skipped only if one of them is False.
 
     Attributes:
-        name: the scheme, for messages.
-        multi_process: several processes (and machines, unless embedded) share the data.
-        durable: acknowledged writes survive a restart of the server, or of all processes.
-        verifies_password: a wrong password is refused when connecting.
-        max_txn_checks: checks in one transaction.
-        max_txn_ops: operations in one transaction.
-        max_txn_bytes: keys and values of one transaction, those of checks included, in bytes.
+        name: The scheme, for messages.
+        multi_process: Several processes (and machines, unless embedded) share the data.
+        durable: Acknowledged writes survive a restart of the server, or of all processes.
+        verifies_password: A wrong password is refused when connecting.
+        max_txn_checks: The maximum number of checks in one transaction.
+        max_txn_ops: The maximum number of operations in one transaction.
+        max_txn_bytes: The maximum size of the keys and values of one transaction, including those of checks, in bytes.
     """
 
     name: str
@@ -76,11 +75,11 @@ class Capability:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Watch event: the complete current state of the watched prefix. First event of every watch, and after any gap.
+    """Watch event: the complete current state of the watched prefix. It is the first event, and follows every gap.
 
     Attributes:
-        entries: every key at or below the prefix, in any order.
-        as_of: local clock time at or before which the state was current (when the read was sent).
+        entries: All keys at or below the prefix, in any order.
+        as_of: Local clock time at or before which the state was current (when the read was sent).
     """
 
     entries: tuple[Entry, ...]
@@ -89,12 +88,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Watch event: changes since the event before; latest state per key, states in between may be merged.
+    """Watch event: the changes since the previous event. States in between may be merged.
 
     Attributes:
-        changes: at most one per key; an entry of None is a deletion.
-        as_of: local clock time at or before which this was the newest state; None when unknown.
-        beside: the names beside a leaf that has gone, all of one state that lacks it; None when they were not read.
+        changes: At most one per key; an entry of None is a deletion.
+        as_of: Local clock time at or before which this was the newest state; None if unknown.
+        beside: The sibling names of a leaf that has been deleted, from one state without the leaf; None if they were
+            not read.
     """
 
     changes: tuple[Change, ...]
@@ -104,14 +104,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Watch event: nothing changed, and the state reported so far is known to be current as of this local time."""
+    """Watch event: nothing changed, and the reported state is known to be current as of this local time."""
 
     as_of: float
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Watch event, the last one: the watch ended for good (a permission was lost, the backend was closed)."""
+    """The last watch event: the watch has ended permanently (a permission was revoked, or the backend was closed)."""
 
     error: LatchworkError
 
@@ -125,30 +125,30 @@ class BackendWatch(Protocol):
     """A running watch."""
 
     def close(self) -> None:
-        """Stop; no event is delivered after this returns, except when called from inside the sink. Twice is fine."""
+        """Stop. No event is delivered after this returns, except when called from inside the sink. Idempotent."""
         ...
 
 
 @runtime_checkable
 class ProvesCurrent(Protocol):
-    """A running watch that proves its state to be current only while somebody asks, because a proof costs a write."""
+    """A watch that proves that its state is current only on request, because a proof costs a write."""
 
     def prove_current(self) -> None:
-        """Have ``Current`` arrive at least every 2 s, for half a minute from now on. Does not block."""
+        """Deliver ``Current`` at least every 2 s for the next half minute. Does not block."""
         ...
 
 
 class BackendSession(Protocol):
-    """A session on the server. The store's session thread drives it; it renews nothing by itself."""
+    """A session on the server. The store's session thread renews it."""
 
     @property
     def id(self) -> str:
-        """Unique for ever, never reused; what ``Entry.owner`` and ``SessionAlive`` name."""
+        """An ID that is never reused, for ``Entry.owner`` and ``SessionAlive``."""
         ...
 
     @property
     def ttl_s(self) -> float:
-        """Seconds, as granted."""
+        """The granted TTL in seconds."""
         ...
 
     @property
@@ -168,180 +168,190 @@ class BackendSession(Protocol):
 
     @property
     def confirm_gap_s(self) -> float:
-        """A renewal counts only when another confirmed one was sent at least so much later; 0: each counts."""
+        """A renewal counts only if another confirmed one was sent at least this many seconds later. 0: each one
+        counts.
+        """
         ...
 
     def renew(self) -> Future[float]:
-        """Ask an authority that can expire the session to keep it.
+        """Renew the session at an authority that can expire it.
 
-        The future gives the local clock time at which the confirmed renewal was sent. ``SessionLost`` means that the
-        server says it is gone; any other error says nothing and extends nothing.
+        The future returns the local clock time at which the confirmed renewal was sent. ``SessionLost`` means that the
+        server says that the session is gone. Any other error means nothing and extends nothing.
         """
         ...
 
     def close(self) -> Future[None]:
-        """End it now: its keys vanish at once when the server is reachable. Nothing asked of it lands afterwards.
+        """End the session now. Its keys disappear at once if the server is reachable.
 
-        From the moment this is called every later use of it fails with ``SessionLost``. Twice is fine.
+        From this call on, every use of the session fails with ``SessionLost``, and no earlier request of it is applied
+        later. Idempotent.
         """
         ...
 
 
 @runtime_checkable
 class Touches(Protocol):
-    """A session of which a renewal counts sooner when something cheap is asked of its server in between."""
+    """A session whose renewals count sooner if its server answers a cheap request in between."""
 
     @property
     def touch_after_s(self) -> tuple[float, ...]:
-        """Seconds from the send of a confirmed renewal to each touch before the next."""
+        """Seconds from the send of a confirmed renewal to each touch before the next renewal."""
         ...
 
     def touch(self) -> Future[float]:
-        """Ask the server for what costs no transaction: the local time of the send, once it answered.
+        """Send a request that costs no transaction, and return the local time of the send once it is answered.
 
-        A touch that was answered counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s``
-        later; a renewal counts once a touch was answered that was sent so much later.
+        An answered touch counts like a renewal once a renewal is confirmed that was sent ``confirm_gap_s`` later. A
+        renewal counts once a touch is answered that was sent that much later.
         """
         ...
 
 
 @runtime_checkable
 class Carries(Protocol):
-    """A session that can be renewed by a transaction that does something else as well."""
+    """A session that a transaction with other contents can renew."""
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, while the session lives; confirmed, it was a renewal."""
+        """As ``Backend.commit``, in a transaction that also renews the session."""
         ...
 
 
 class Backend(Protocol):
-    """One connection to one root on one kind of server. Safe to share between threads."""
+    """A connection to one root on one kind of server. Thread-safe."""
 
     @property
     def capabilities(self) -> Capability:
-        """What it can do, and its limits."""
+        """The capabilities and limits."""
         ...
 
     @property
     def waiting(self) -> Backend:
-        """The same backend for callers that wait for each answer before they go on; by default itself.
+        """The same backend for callers that wait for each answer; by default itself.
 
-        Its methods may do their work in the calling thread and return a future that has ended, where that saves the
-        hand-over between threads; the deadlines are the same.
+        Its methods may do their work in the calling thread and return a finished future, where that saves thread
+        switches. The deadlines are the same.
         """
         return self
 
     @property
     def apart(self) -> Backend:
-        """The same backend for callers whose thread must not wait, nor do the work: an event loop's; by default itself.
+        """The same backend for callers whose thread must neither wait nor do the work, such as an event loop; by
+        default itself.
 
-        A backend that does its work in the calling thread has it done in others.
+        A backend that does its work in the calling thread uses other threads here.
         """
         return self
 
     def within(self, limit_s: float) -> Backend:  # noqa: ARG002 - see there
-        """The same backend for calls that have to end within this time, if ``call_timeout_s`` is not shorter.
+        """Return the same backend for calls that must end within ``limit_s`` seconds, if ``call_timeout_s`` is not
+        shorter.
 
-        By default itself, which is right where calls only return futures: a caller stops waiting for one by itself. A
-        backend that does its work in the calling thread has to end it in time.
+        The default is itself, which is right if calls only return futures, because the caller stops waiting. A backend
+        that does its work in the calling thread must end it in time.
         """
         return self
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:
-        """The entry, or None. Linearizable unless ``stale_ok``."""
+        """Return the entry, or None. Linearizable unless ``stale_ok``."""
         ...
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[list[Entry | None]]:
-        """One answer per key, in order; each linearizable unless ``stale_ok``, together no snapshot.
+        """Return one entry or None per key, in order. Each is linearizable unless ``stale_ok``; together they are no
+        snapshot.
 
-        With ``stale_ok`` up to 100 keys are read in their order, each from no older a state than the one before.
+        With ``stale_ok`` up to 100 keys are read in their order, each from a state that is not older than the previous
+        one.
         """
         ...
 
     def list(
         self, prefix: str, *, recursive: bool, limit: int | None, start_after: str | None, stale_ok: bool = False
     ) -> Future[list[Entry]]:
-        """Keys directly below the prefix (or its whole subtree), not the prefix itself; "" is the root.
+        """Return the keys directly below the prefix, or its whole subtree, without the prefix itself; "" is the root.
 
-        Sorted by plain string order of the full key; ``start_after`` is a full key, exclusive. Reserved keys hidden.
-        Each entry linearizable unless ``stale_ok``, the list no snapshot.
+        The entries are sorted by the full key. ``start_after`` is a full key, exclusive. Reserved keys are hidden. Each
+        entry is linearizable unless ``stale_ok``; the list is no snapshot.
         """
         ...
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[Names]:
-        """Names directly below, sorted, unique: keys and implied parents that have at least one descendant key.
+        """Return the unique names directly below the prefix, sorted: keys, and implied parents of at least one key.
 
-        With ``stale_ok`` they are either linearizable, or all of one older state, in which a parent may be named that
-        has no descendant key any more.
+        With ``stale_ok`` the names are either linearizable, or all from one older state, which may contain a parent
+        without keys.
         """
         ...
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """All or nothing. Single writes are commits of one operation; a backend may have a fast path for them.
+        """Commit a transaction. A single write is a transaction of one operation, for which a backend may have a fast
+        path.
 
-        The store has checked limits, duplicates and key syntax. With no ops it only checks (linearizable); then
-        ``Committed.token`` is 0. Errors: ``Conflict`` naming at least one failed check (a ``Create`` of an existing key
-        counts), ``InvalidKey`` for a key below a session-bound key or a session-bound key above others, ``SessionLost``
-        when an operation's session has ended on the server or was closed here.
+        The store has validated limits, duplicates and key syntax. Without operations it only checks (linearizable), and
+        ``Committed.token`` is 0. Errors: ``Conflict`` with at least one failed check (or ``Create`` of an existing
+        key); ``InvalidKey`` for a key below a session-bound key, or a session-bound key above others; ``SessionLost``
+        if the session of an operation has ended on the server or was closed here.
         """
         ...
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create ``key`` + a suffix of fixed width, greater (in string order too) than every suffix committed before
-        under that key's parent. Never removed parents keep their counter, also when all children are gone.
+        """Create ``key`` plus a suffix of fixed width that is greater than every suffix committed before below its
+        parent.
+
+        The order holds for strings, too. A parent that is never removed keeps its counter when all children are gone.
         """
         ...
 
     def create_ordered(self, stem: str, unique: str, value: bytes, session: HasId | None) -> Future[Ordered]:
-        """Create the key ``stem + unique``, and name the older keys of its kind.
+        """Create the key ``stem + unique``, and return the older keys of its kind.
 
-        Keys are of one kind if they have the same parent and begin with the same stem. ``unique`` has no slash, and is
-        used once for each kind. A backend that needs it appends a suffix of ``MAX_ORDER_SUFFIX`` characters at most.
+        Keys are of one kind if they have the same parent and start with the same stem. ``unique`` contains no slash and
+        is used once per kind. A backend may append a suffix of at most ``MAX_ORDER_SUFFIX`` characters.
 
-        ``Ordered.older`` has the last segment of every key of the kind with a smaller ``created`` that was there at one
-        moment, the oldest first. The moment is that of the creation or a later one. A missing name lets two holders
-        have one lock; a name too many, of a key that has gone, costs a request. The answer is None where this would
-        cost another round trip, or where there are many: the caller then lists the keys, and orders them by their
-        ``created``. By default the answer is always None.
+        ``Ordered.older`` contains the last segment of every key of the kind with a smaller ``created`` that existed at
+        one time, which is that of the creation or later; oldest first. A missing name lets two clients hold one lock.
+        An additional name of a deleted key costs one request. ``older`` is None if it would cost another round trip, or
+        if there are many: the caller then lists the keys and sorts them by ``created``. The default returns None.
 
-        Two keys that this method creates never have the same ``created``. Errors: as of ``commit``.
+        Two keys that this method creates never have the same ``created``. Errors: as for ``commit``.
         """
         created = self.commit((), (Create(stem + unique, value, session),))
         return mapped(created, lambda done: Ordered(done.entries[0], None))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and all below it; how many keys were there. Not atomic. "" is the whole root."""
+        """Delete the key at the prefix and everything below it, and return how many keys existed. Not atomic. "" is the
+        root.
+        """
         ...
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session; a ``ttl_s`` below the server's least is raised to it (the granted one is in ``ttl_s``).
+        """Open a session. A ``ttl_s`` below the server's minimum is raised; the granted TTL is in ``ttl_s`` of the
+        session.
 
-        ``on_gone`` may be called, from any thread, at most once, when the backend learns by itself that the server
-        ended the session; it must not block. It is a shortcut, not a duty: ``renew`` tells too.
+        ``on_gone`` may be called at most once, from any thread, when the backend learns that the server has ended the
+        session. It must not block. It is optional, because ``renew`` reports the end, too.
         """
         ...
 
     def watch(
         self, prefix: str, sink: Sink, *, leaf: bool = False, beside: bool = False, beats: bool = True
     ) -> BackendWatch:
-        """Watch the key equal to the prefix and all below it (``ab`` never for ``a``); "" is the root.
+        """Watch the key equal to the prefix and everything below it (``ab`` is not below ``a``); "" is the root.
 
-        The first event is a ``Snapshot``. Then every committed change is reported (states in between may be merged);
-        after any gap (disconnect, restart, compaction) either the missed changes or a new ``Snapshot`` follow, as soon
-        as the server is back, by itself. A key never moves backwards. While connected, ``Current`` (or other events
-        with ``as_of``) arrive at least every 2 s; of a watch that ``ProvesCurrent``, while somebody asks. No thread per
-        watch.
+        The first event is a ``Snapshot``. Then every committed change is reported; states in between may be merged.
+        After a gap (disconnect, restart, compaction) the missed changes or a new ``Snapshot`` follow automatically when
+        the server is back. A key never moves backwards. While connected, ``Current`` or another event with ``as_of``
+        arrives at least every 2 s; for a watch that ``ProvesCurrent``, on request. There is no thread per watch.
 
-        ``leaf`` asks for less, which may cost less: the prefix is a session-bound key with nothing below it. Its end is
-        reported; what comes to be under its name later, or takes its place in the same commit, need not be. The first
-        state may be an older one, but one without the key is not; ``Current`` need not come. With ``beside`` whoever
-        watches a leaf will ask for the names beside it once it is gone: the backend may read them at once. Without
-        ``beats`` nobody asks how old the state may be: ``Current`` need not come, and a quiet watch costs nothing.
+        ``leaf`` asks for less, which may cost less: the prefix is a session-bound key without keys below it, and only
+        its end must be reported. The first state may be old if it contains the key. With ``beside``, the caller will
+        need the names next to the leaf after its end, and the backend may read them at once. Without ``beats``,
+        ``Current`` need not arrive, and a quiet watch costs nothing.
         """
         ...
 
     def close(self) -> None:
-        """End every watch (no ``Broken`` needed), close every session it opened, join its threads. Twice is fine."""
+        """End all watches (without ``Broken``), close all sessions that it opened, and join its threads. Idempotent."""
         ...
 
 
@@ -349,7 +359,7 @@ _DEFAULTS = ("waiting", "apart", "within", "create_ordered")
 
 
 class _WithDefaults:
-    """A backend that was written before some of ``_DEFAULTS`` were asked for."""
+    """A wrapper for a backend that lacks some of ``_DEFAULTS``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -361,14 +371,14 @@ class _WithDefaults:
 
 
 def with_defaults(backend: Backend) -> Backend:
-    """The backend itself, or one around it that has every method of ``Backend``."""
+    """Return the backend, or a wrapper that has every method of ``Backend``."""
     complete = all(hasattr(backend, name) for name in _DEFAULTS)
     return backend if complete else cast("Backend", _WithDefaults(backend))
 
 
 @dataclass(frozen=True, slots=True)
 class VersionKey:
-    """A ready-made opaque version for backends whose writes have unique numbers."""
+    """An opaque version for backends whose writes have unique numbers."""
 
     token: int
 
@@ -377,10 +387,10 @@ class VersionKey:
 
 
 def check_version(version: Hashable, kind: type) -> None:
-    """Refuse a version that another backend made.
+    """Refuse a version that another kind of backend made.
 
     Raises:
-        ValueError: the version did not come from this kind of backend.
+        ValueError: The version is not from this kind of backend.
     """
     if not isinstance(version, kind):
         msg = f"version {version!r} did not come from this store; read the key again with the store you write with"

@@ -1,4 +1,4 @@
-"""A running watch hands its events to its sink until it is closed. Nothing here touches the network."""
+"""Delivery of watch events to a sink until the watch is closed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 class DeliveringWatch:
-    """As ``BackendWatch``. Any thread may close it; its owner sees to it that one thread at a time delivers.
+    """A ``BackendWatch``. Any thread may close it. Its owner delivers from one thread at a time.
 
-    ``drop`` is called once with the watch when it is closed, so that its owner forgets it.
+    ``drop`` is called once with the watch when it is closed.
     """
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[Any], None]) -> None:
@@ -33,7 +33,7 @@ class DeliveringWatch:
         self._deliverer: int | None = None
 
     def deliver(self, event: WatchEvent) -> None:
-        """Hand an event to the sink, unless closed."""
+        """Pass an event to the sink, unless the watch is closed."""
         with self._mutex:
             if self.closed:
                 return
@@ -48,7 +48,7 @@ class DeliveringWatch:
                 self._idle.notify_all()
 
     def close(self) -> None:
-        """Stop; waits for a delivery that another thread is in. Twice is fine."""
+        """Stop, and wait for a delivery in another thread. Idempotent."""
         with self._mutex:
             first, self.closed = not self.closed, True
         if first:

@@ -1,7 +1,7 @@
-"""Futures without an event loop: write several steps as one generator, drive it by callbacks.
+"""Futures without an event loop: an operation of several steps is a generator that yields futures.
 
-A step is ``result = yield future``; an error of the future is raised at the yield. An interrupt of the thread that
-takes a step is raised in that thread, and the future fails. Nothing here touches the network.
+A step is ``result = yield future``. An error of the future is raised at the yield. An interrupt of the thread that runs
+a step is raised in that thread, and the future fails.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ Outlet = Callable[[_Callback, "Future[Any]"], None]
 
 
 class Outcome(Future[T]):
-    """A future that costs little until somebody waits for it: a lock, and no condition, lists or dictionary.
+    """A cheap future: a lock, and no condition, lists or dictionary until it is waited for.
 
-    To others it is a ``Future`` like any. The fields of the base class are missing until one of them is asked for: by
-    ``cancel``, ``concurrent.futures.wait`` and the like. Then it gets those of a plain
-    future in the same state, and from there on the base class does the work.
+    It is a ``Future`` for other code. The fields of the base class are created when they are accessed, by ``cancel``,
+    ``concurrent.futures.wait`` and so on, in the same state. From then on the base class does the work.
 
     Attributes:
-        outlet: what runs the callbacks that are added from now on: of a future that was given to a user, whose code
-            must not run in a client library's thread. None runs them in the thread that ends the future.
+        outlet: Runs callbacks that are added from now on, for a future that was returned to a user, whose code must not
+            run in a thread of a client library. None runs them in the thread that ends the future.
     """
 
     __slots__ = ("_callbacks", "_error", "_has_ended", "_is_plain", "_mapping", "_mutex", "_value", "outlet")
@@ -72,23 +71,25 @@ class Outcome(Future[T]):
             vars(self).update(vars(plain))
 
     def cancel(self) -> bool:
-        """End it without a result, unless it was given to a user: that call is on its way and would land."""
+        """End the future without a result, unless it was returned to a user: its call is in flight and may be
+        applied.
+        """
         return self.outlet is None and super().cancel()
 
     def running(self) -> bool:
-        """It is on its way, and cannot be cancelled."""
+        """Return whether the call is in flight and cannot be canceled."""
         return super().running() if self.outlet is None else not self.done()
 
     def done(self) -> bool:
-        """It has ended or was cancelled."""
+        """Return whether the future has ended or was canceled."""
         return self._has_ended or (self._is_plain and super().done())
 
     def cancelled(self) -> bool:
-        """It was cancelled."""
+        """Return whether the future was canceled."""
         return self._is_plain and super().cancelled()
 
     def result(self, timeout: float | None = None) -> T:
-        """Its value, or its error raised; waits for it."""
+        """Wait for the future, and return its value or raise its error."""
         if not self._has_ended:
             self._wait(timeout)
         if self._has_ended and self._error is None:
@@ -96,16 +97,16 @@ class Outcome(Future[T]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Its error, if it failed; waits for it."""
+        """Wait for the future, and return its error or None."""
         if not self._has_ended:
             self._wait(timeout)
         return self._error if self._has_ended else super().exception()
 
     def _wait(self, timeout: float | None) -> None:
-        """Wait until it has ended, if it does in time.
+        """Wait until the future has ended, or until the timeout.
 
-        Not as the base class does, with its condition held: whoever ends the future needs that too, and would wait
-        for a thread that an interrupt has cut short, or that is in a signal handler.
+        The base class would hold its condition here. The thread that ends the future needs it, too, and would wait for
+        a thread that was interrupted or is inside a signal handler.
         """
         gate = threading.Lock()
         gate.acquire()
@@ -115,12 +116,12 @@ class Outcome(Future[T]):
             raise TimeoutError
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call when it has ended, at once if it has: by its outlet, or in the thread that ends it."""
+        """Call ``fn`` when the future has ended, or at once if it has: by its outlet, or in the thread that ends it."""
         outlet = self.outlet
         self.call_at_once(fn if outlet is None else partial(outlet, fn))
 
     def call_at_once(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call when it has ended, in the thread that ends it; now if it has. For our own code, which is quick."""
+        """Call ``fn`` in the thread that ends the future, or now if it has ended. For fast internal functions."""
         with self._mutex:
             if not self._has_ended and not self._is_plain:
                 self._callbacks = (*self._callbacks, fn)
@@ -131,15 +132,15 @@ class Outcome(Future[T]):
             super().add_done_callback(fn)
 
     def set_result(self, result: T) -> None:
-        """End it with a value."""
+        """End the future with a value."""
         self._end(result, None)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End it with an error."""
+        """End the future with an error."""
         self._end(None, exception)
 
     def map(self, fn: Callable[[Any], Any], explain: _Explain | None) -> bool:
-        """End with what ``fn`` makes of the result; see ``mapped``. False where only another future can do that."""
+        """Convert the result with ``fn``; see ``mapped``. Return False if this needs another future."""
         with self._mutex:
             if self._is_plain or (self._mapping is not None and not self._has_ended):
                 return False
@@ -184,7 +185,7 @@ class Outcome(Future[T]):
 
 
 class _Field:
-    """A field of the base class that an outcome does not have yet: the class has this in its place."""
+    """Stands for a field of the base class that an outcome does not have yet."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -199,7 +200,7 @@ for _name in vars(Future()):
 
 
 def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """The value and the error that a future ends with instead of these."""
+    """Return the converted value and error of a future."""
     if mapping is None:
         return result, error
     fn, explain = mapping
@@ -212,27 +213,27 @@ def _apply(mapping: _Mapping | None, result: Any, error: BaseException | None) -
 
 
 def _raise_interrupt(error: BaseException | None, before: BaseException | None) -> None:
-    """Raise what interrupted this thread, and not what it was only told of."""
+    """Raise an interrupt of this thread, but not an error that it was only informed of."""
     if error is not None and error is not before and not isinstance(error, Exception):
         raise error
 
 
 def completed(value: T) -> Future[T]:
-    """A future that has its value."""
+    """Return a future with a value."""
     future: Future[T] = Outcome()
     future.set_result(value)
     return future
 
 
 def failed(error: BaseException) -> Future[Any]:
-    """A future that has its error."""
+    """Return a future with an error."""
     future: Future[Any] = Outcome()
     future.set_exception(error)
     return future
 
 
 def resolve(future: Future[T], value: T) -> bool:
-    """Give the value unless the future ended already; True if it was given."""
+    """Set the value unless the future has ended. Return whether it was set."""
     try:
         future.set_result(value)
     except InvalidStateError:
@@ -241,7 +242,7 @@ def resolve(future: Future[T], value: T) -> bool:
 
 
 def reject(future: Future[Any], error: BaseException) -> bool:
-    """Give the error unless the future ended already; True if it was given."""
+    """Set the error unless the future has ended. Return whether it was set."""
     try:
         future.set_exception(error)
     except InvalidStateError:
@@ -250,7 +251,7 @@ def reject(future: Future[Any], error: BaseException) -> bool:
 
 
 def attempt(call: Callable[[], T]) -> Future[T]:
-    """Run the call now, in this thread; its value or error as a future."""
+    """Make a call in this thread, and return its value or error as a future."""
     try:
         return completed(call())
     except Exception as error:
@@ -271,9 +272,9 @@ def chain(source: Future[Any], outcome: Future[Any]) -> None:
 
 
 def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """The future of ``fn`` applied to the result; ``fn`` runs where the future ends.
+    """Return a future of ``fn`` applied to the result. ``fn`` runs in the thread that ends the source.
 
-    Errors pass through, or are what ``explain`` makes of them.
+    Errors are passed on, after ``explain`` has converted them if it is given.
     """
     outcome: Outcome[Any] = Outcome()
     outcome.map(fn, explain)
@@ -282,9 +283,9 @@ def then(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = Non
 
 
 def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = None) -> Future[U]:
-    """Like ``then``, but the future itself where that is possible: for the only one who has it, to return it.
+    """Like ``then``, but return the future itself if possible. Only for the exclusive owner of the future.
 
-    ``fn`` and ``explain`` are quick and take no locks.
+    ``fn`` and ``explain`` are fast and take no locks.
     """
     if isinstance(future, Outcome) and future.map(fn, explain):
         return future
@@ -292,7 +293,7 @@ def mapped(future: Future[T], fn: Callable[[T], U], explain: _Explain | None = N
 
 
 def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
-    """The results of some futures, in their order, or the error of the first that failed."""
+    """Return a future of the results in order, or of the first error."""
 
     def steps() -> Steps[list[T]]:
         found: list[T] = []
@@ -304,7 +305,9 @@ def together(futures: Sequence[Future[T]]) -> Future[list[T]]:
 
 
 def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
-    """Call when it has ended, in the thread that ends it, outlet or not; now if it has. ``fn`` is quick."""
+    """Call ``fn`` in the thread that ends the future, whatever its outlet is, or now if it has ended. ``fn`` is
+    fast.
+    """
     if isinstance(future, Outcome):
         future.call_at_once(fn)
     else:
@@ -312,7 +315,7 @@ def call_at_once(future: Future[T], fn: Callable[[Future[T]], object]) -> None:
 
 
 def with_outlet(future: Future[T], outlet: Outlet) -> Future[T]:
-    """The future for a user, whose callbacks the outlet runs; the future itself where that is possible."""
+    """Return a future for a user, whose callbacks run in the outlet; the same future if possible."""
     outcome = future if isinstance(future, Outcome) else then(future, lambda value: value)
     assert isinstance(outcome, Outcome)
     outcome.outlet = outlet
@@ -320,10 +323,10 @@ def with_outlet(future: Future[T], outlet: Outlet) -> Future[T]:
 
 
 def drive(steps: Steps[T]) -> Future[T]:
-    """Run a generator that yields futures until it returns; the future of what it returns.
+    """Run a generator that yields futures, and return a future of its return value.
 
-    It goes on in whatever thread ends the future it waits for; a chain of futures that have ended already runs in a
-    loop, not in recursion.
+    It continues in the thread that ends the awaited future. A chain of finished futures runs in a loop, without
+    recursion.
     """
     outcome: Future[T] = Outcome()
     _advance(steps, outcome, None)

@@ -1,7 +1,7 @@
-"""What a key is, for backends that find what other programs wrote: below the root, and no key of the contract.
+"""The syntax of keys, for backends that may find keys of other programs below their root.
 
-Such keys are skipped: they are no entries, imply no parents and change nothing. They are counted, and each is named
-once in a warning. Nothing here touches the network.
+Invalid keys are skipped: they are not entries, imply no parents and change nothing. They are counted, and each is named
+once in a warning.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SHOWN = 100
 
 
 def numbered(key: str, number: int) -> str:
-    """A sequential key.
+    """Return a sequential key.
 
     Raises:
-        QuotaExceeded: the number has more digits than the suffix, and would sort before others.
+        QuotaExceeded: The number has more digits than the suffix, and would sort before others.
     """
     if number >= 10**SUFFIX_DIGITS:
         raise QuotaExceeded(f"all numbers of sequential keys beside {key!r} were given out; use another parent")
@@ -45,12 +45,12 @@ def numbered(key: str, number: int) -> str:
 
 
 def is_too_long(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> bool:
-    """Whether it has more characters or segments."""
+    """Return whether a text has more characters or segments than allowed."""
     return len(text) > chars or text.count("/") >= segments
 
 
 def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENTS) -> str:
-    """What a message says of one that is too long."""
+    """Return the sizes of a text that is too long, for a message."""
     return (
         f"has {len(text):,} characters and {text.count('/') + 1:,} segments, "
         f"and may have {chars:,} and {segments}; use a shorter one"
@@ -58,15 +58,15 @@ def sizes(text: str, chars: int = MAX_KEY_CHARS, segments: int = MAX_KEY_SEGMENT
 
 
 def is_key(text: str) -> bool:
-    """Whether a text below a root is a key, reserved or not, however many segments it has. O(characters)."""
+    """Return whether a text below a root is a key, reserved or not, with any number of segments. O(characters)."""
     return _KEY.match(text) is not None
 
 
 class Strangers:
-    """Counts what is below a root and no key, and warns of each once. Safe to share between threads.
+    """Counts invalid keys below a root, and warns of each once. Thread-safe.
 
     Args:
-        where: the root, for messages.
+        where: The root, for messages.
     """
 
     def __init__(self, where: str) -> None:
@@ -76,11 +76,11 @@ class Strangers:
 
     @property
     def count(self) -> int:
-        """How many were found; beyond a thousand no more are counted."""
+        """The number of invalid keys, up to a thousand."""
         return len(self._seen)
 
     def note(self, found: Iterable[bytes | str]) -> None:
-        """Some were found, maybe not for the first time."""
+        """Record invalid keys, which may have been recorded before."""
         if not found:
             return
         with self._lock:

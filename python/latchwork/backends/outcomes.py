@@ -1,4 +1,4 @@
-"""What callers are told of work that takes several transactions. Nothing here touches the network."""
+"""Descriptions of operations, and errors of operations that take several transactions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = (Closed, PermissionDenied, QuotaExceeded)
 
 
 def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
-    """What a message calls a transaction: what it does to which keys, the writes first."""
+    """Return a description of a transaction for messages: its operations and keys, writes first."""
     if len(ops) == 1 and not checks:
         return _step(ops[0], "")
     steps: Sequence[SimpleCheck | Op] = (*ops, *checks)
@@ -24,7 +24,7 @@ def describe(checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> str:
 
 
 def read_of(keys: Sequence[str]) -> str:
-    """What a message calls a read of some keys."""
+    """Return a description of a read for messages."""
     return _and_more(f"read {', '.join(map(repr, keys[:_NAMED]))}", len(keys))
 
 
@@ -39,10 +39,10 @@ def _and_more(named: str, count: int) -> str:
 
 
 def partly_deleted(what: str, deleted: int, found: int, error: LatchworkError) -> LatchworkError:
-    """The error of a tree deletion that stopped after a part of the keys.
+    """Return the error of a tree deletion that stopped after deleting a part of the keys.
 
-    It has the type of the transaction's error, unless that type says that nothing was done. ``what`` names the call,
-    as the error's message begins.
+    It has the type of the transaction's error, unless that type means that nothing was done. ``what`` is the call, at
+    the beginning of the message.
     """
     reason = str(error).removeprefix(f"{what}: ").partition(";")[0]  # what follows is advice for that transaction
     told = f"{what}: {deleted} of {found} keys were deleted, then: {reason}; do it again for the rest"

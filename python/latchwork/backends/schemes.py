@@ -1,6 +1,6 @@
-"""The schemes of connection URLs: what their URLs look like, and which module opens their backends.
+"""The schemes of connection URLs: their syntax, and the modules that open their backends.
 
-Other packages add schemes through the entry-point group ``latchwork.backends``. No client library is imported here.
+Other packages add schemes through the entry point group ``latchwork.backends``. No client library is imported here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ DURATIONS = {"session_ttl_s": 10.0, "connect_timeout_s": 5.0, "call_timeout_s": 
 
 @dataclass(frozen=True)
 class SchemeSpec:
-    """What a backend's URLs look like. Importable without the client library.
+    """The syntax of a backend's URLs. It can be imported without the client library.
 
     Attributes:
-        schemes: the canonical one first, then its aliases.
-        default_port: where a host names no port; None: a port must be given.
-        options: each option that only this scheme knows, with its validator.
-        location: what follows ``//``: hosts and a root, hosts and a database, a file path or a name in this process.
-        extra: the extra of latchwork that installs the client library; None when there is nothing to install.
+        schemes: The canonical scheme, then its aliases.
+        default_port: The port of a host without one; None: a port is required.
+        options: The options of this scheme, with their validators.
+        location: What follows ``//``: hosts and a root, hosts and a database, a file path, or a name in this process.
+        extra: The extra of latchwork that installs the client library; None if there is nothing to install.
     """
 
     schemes: tuple[str, ...]
@@ -53,7 +53,7 @@ class SchemeSpec:
     extra: str | None = None
 
     def known_options(self) -> list[str]:
-        """Every option a URL of this scheme may have, sorted."""
+        """Return all options of URLs of this scheme, sorted."""
         place = {"hosts": ["password_file"], "database": ["password_file", "root"], "file": ["root"], "name": []}[
             self.location
         ]
@@ -61,23 +61,23 @@ class SchemeSpec:
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """See ``importlib.metadata``, which takes as long to import as the rest of latchwork and is seldom needed."""
+    """Import and call ``importlib.metadata.entry_points``, which takes as long to import as the rest of latchwork."""
     from importlib.metadata import entry_points as installed
 
     return installed(group=group)
 
 
 def known_schemes() -> list[str]:
-    """Every scheme that can be written, sorted: our own with their aliases, and those of installed packages."""
+    """Return all schemes, sorted: our own with their aliases, and those of installed packages."""
     return sorted({*_MODULES, *(found.name for found in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def find_spec(scheme: str) -> SchemeSpec:
-    """The spec of a scheme or alias.
+    """Return the spec of a scheme or alias.
 
     Raises:
-        InvalidURL: nobody knows the scheme.
-        BackendNotInstalled: the package that added it cannot be imported.
+        InvalidURL: The scheme is unknown.
+        BackendNotInstalled: The package that added it cannot be imported.
     """
     module = module_of(scheme.lower())
     specs: tuple[SchemeSpec, ...] = getattr(module, "SPECS", None) or (module.SPEC,)
@@ -85,7 +85,7 @@ def find_spec(scheme: str) -> SchemeSpec:
 
 
 def one_of(*allowed: str) -> Validator:
-    """A validator for options with a few allowed values."""
+    """Return a validator for options with a few allowed values."""
 
     def check(text: str) -> str:
         if text not in allowed:
@@ -96,7 +96,7 @@ def one_of(*allowed: str) -> Validator:
 
 
 def readable_file(text: str) -> Path:
-    """A validator for options that name a file."""
+    """Validate an option that names a file."""
     path = Path(text)
     try:
         is_file = path.is_file()
@@ -108,7 +108,7 @@ def readable_file(text: str) -> Path:
 
 
 def file_mode(text: str) -> str:
-    """A validator for options that are a file's mode: the owner can read and write it, and nobody runs it."""
+    """Validate the mode of a file: its owner can read and write it, and it is not executable."""
     try:
         mode = int(text, 8)
     except ValueError:
@@ -119,7 +119,7 @@ def file_mode(text: str) -> str:
 
 
 def module_of(scheme: str) -> Any:
-    """The module with the spec of a scheme and ``open_backend``; raises as ``find_spec``."""
+    """Return the module with the spec of a scheme and ``open_backend``. Raises as ``find_spec``."""
     if scheme in _MODULES:
         return importlib.import_module(_MODULES[scheme])
     added = next((each for each in entry_points(group=ENTRY_POINT_GROUP) if each.name == scheme), None)
@@ -132,6 +132,6 @@ def module_of(scheme: str) -> Any:
 
 
 def not_installed(scheme: str, extra: str | None, error: ImportError) -> BackendNotInstalled:
-    """The error for a scheme whose module, or client library, cannot be imported."""
+    """Return the error for a scheme whose module or client library cannot be imported."""
     remedy = f'run: pip install "latchwork[{extra}]"' if extra else "reinstall the package that provides it"
     return BackendNotInstalled(f"{scheme}:// needs a library that cannot be imported ({error}); {remedy}")

@@ -1,4 +1,4 @@
-"""One thread that runs small things later: retries, deadlines, heartbeats. Nothing here touches the network."""
+"""A thread that runs short functions later: retries, deadlines, heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Timer:
-    """Runs functions that do not block, in order of their time. Safe to share."""
+    """Runs functions that do not block, in the order of their times. Thread-safe."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
@@ -32,13 +32,13 @@ class Timer:
         self._thread.start()
 
     def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Run a function after a delay, unless the timer is closed before."""
+        """Call a function after a delay, unless the timer is closed before."""
         with self._mutex:
             heapq.heappush(self._due, (self._clock.now() + delay_s, next(self._numbers), call))
             self._changed.notify()
 
     def after(self, delay_s: float) -> Future[None]:
-        """A future that ends after a delay, or with ``Closed`` when the timer is closed before."""
+        """Return a future that ends after a delay, or with ``Closed`` if the timer is closed before."""
         future: Future[None] = Outcome()
         with self._mutex:
             closed = self._closed
@@ -51,7 +51,7 @@ class Timer:
         return future
 
     def close(self) -> None:
-        """Stop, drop what is due later and join the thread. Twice is fine."""
+        """Stop, drop pending calls and join the thread. Idempotent."""
         with self._mutex:
             self._closed = True
             waiting, self._waiting = self._waiting, set()

@@ -71,17 +71,17 @@ class StoreURL:
     """A parsed connection URL. Its repr and ``redacted()`` never show the password.
 
     Attributes:
-        scheme: canonical: memory, sqlite, zk, etcd, postgresql or one that another package added.
-        hosts: in the order given, unique; empty for embedded stores.
-        user: None when the URL names none.
-        password: from the URL, an override or the file named by ``password_file``.
-        root: segments joined by ``/``, no leading slash.
-        path: the file of an embedded store, its name in memory, or the database on a server; else None.
-        options: what else was given, checked by the scheme's own validators.
-        session_ttl_s: TTL asked for the primary session.
-        given_session_ttl_s: the same if the URL or an override gives it, else None.
-        connect_timeout_s: an unreachable server is ``ConnectFailed`` within this time.
-        call_timeout_s: every call ends within this time.
+        scheme: The canonical scheme: memory, sqlite, zk, etcd, postgresql, or one that another package added.
+        hosts: In the given order, unique; empty for embedded stores.
+        user: None if the URL has none.
+        password: From the URL, an override, or the file of ``password_file``.
+        root: Segments joined by ``/``, without a leading slash.
+        path: The file of an embedded store, its name in memory, or the database on a server; else None.
+        options: All other options, validated by the scheme.
+        session_ttl_s: The requested TTL of the primary session.
+        given_session_ttl_s: The same if the URL or an override gives it, else None.
+        connect_timeout_s: Seconds after which an unreachable server is ``ConnectFailed``.
+        call_timeout_s: Seconds within which every call ends.
     """
 
     scheme: str
@@ -97,7 +97,9 @@ class StoreURL:
     given_session_ttl_s: float | None = field(default=None, compare=False)
 
     def redacted(self) -> str:
-        """The URL for logs and messages: without the password, with the durations that are not the default."""
+        """Return the URL for logs and messages: without the password, with durations that differ from their
+        defaults.
+        """
         options = dict(self.options)
         options.update(
             (name, f"{getattr(self, name):g}") for name, usual in DURATIONS.items() if getattr(self, name) != usual
@@ -120,14 +122,15 @@ class StoreURL:
 
 
 def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreURL:
-    """Take a connection URL apart and check every piece of it.
+    """Parse and validate a connection URL.
 
     Args:
-        url: as in the module's head; user, password, root and option values may be percent-encoded.
-        overrides: options that win over the URL's, plus ``root``, ``user`` and ``password``; None is "not given".
+        url: As described in the module docstring. User, password, root and option values may be percent-encoded.
+        overrides: Options that override those of the URL, plus ``root``, ``user`` and ``password``. None is "not
+            given".
     Raises:
-        InvalidURL: unknown scheme or option, malformed host, root or value; the message lists what is known.
-        BackendNotInstalled: the scheme belongs to another package that cannot be imported.
+        InvalidURL: Unknown scheme or option, malformed host, root or value. The message lists what is known.
+        BackendNotInstalled: The scheme belongs to another package that cannot be imported.
     """
     if not url.isascii() and any("\ud800" <= letter <= "\udfff" for letter in url):
         raise InvalidURL("a connection URL is text that UTF-8 can encode, and this one holds a lone surrogate")
@@ -171,21 +174,21 @@ def parse_url(url: str, overrides: Mapping[str, object] | None = None) -> StoreU
 
 
 def url_of_client(client: object) -> str:
-    """Return the URL of the server that a client of another library is connected to.
+    """Return the URL of the server to which a client of another library is connected.
 
     Raises:
-        TypeError: it is no client of python-etcd3.
+        TypeError: It is not a client of python-etcd3.
     """
     return cast("str", module_of("etcd").url_of_client(client))
 
 
 def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
-    """Open the backend that the URL names, on the connection of a client if one is given. Blocks until connected.
+    """Open the backend of the URL, on the connection of a client if one is given. Blocks until connected.
 
     Raises:
-        BackendNotInstalled: its client library is missing; the message has the install line.
-        ConnectFailed: nothing answered within ``connect_timeout_s``.
-        AuthenticationFailed: the server refused the account, where it verifies.
+        BackendNotInstalled: Its client library is missing. The message has the install command.
+        ConnectFailed: No server answered within ``connect_timeout_s``.
+        AuthenticationFailed: The server refused the account, if it verifies passwords.
     """
     spec = find_spec(url.scheme)
     try:
@@ -201,7 +204,7 @@ def open_backend(url: StoreURL, clock: Clock, client: object = None) -> Backend:
 
 
 def _split(rest: str) -> tuple[str, str, str]:
-    """Authority, path and query of what follows ``scheme://``."""
+    """Split what follows ``scheme://`` into authority, path and query."""
     if "#" in rest:
         raise InvalidURL(f"a connection URL has no '#' part; {_ESCAPES}, and a '#' inside a name as %23")
     place, _, query = rest.partition("?")
@@ -210,7 +213,7 @@ def _split(rest: str) -> tuple[str, str, str]:
 
 
 def _parse_query(query: str) -> list[tuple[str, str]]:
-    """Names and values in their order; an empty value counts as not given."""
+    """Return names and values in order. An empty value counts as not given."""
     parts = (part.partition("=") for part in query.split("&") if part)
     return [(unquote(name), unquote(value)) for name, _, value in parts]
 
@@ -232,7 +235,9 @@ def _refuse_unknown(spec: SchemeSpec, options: Mapping[str, str]) -> None:
 
 
 def _option(name: str) -> str:
-    """An option in a message: what does not look like an option's name may be the rest of a password."""
+    """Return an option for a message. Text that does not look like an option may be a part of a password and is
+    hidden.
+    """
     return f"option {name!r}" if _OPTION.fullmatch(name) else f"option; {_ESCAPES}; the option"
 
 
@@ -240,7 +245,7 @@ _Place = tuple[tuple[tuple[str, int], ...], "str | None", "str | None", "str | N
 
 
 def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]) -> _Place:
-    """Hosts, user, password, path and root of a URL."""
+    """Return the hosts, user, password, path and root of a URL."""
     if spec.location == "file":
         return (), None, None, _file_path(spec, authority, path), options.pop("root", DEFAULT_ROOT).removeprefix("/")
     root = unquote(path[1:]) or DEFAULT_ROOT
@@ -254,7 +259,7 @@ def _locate(spec: SchemeSpec, authority: str, path: str, options: dict[str, str]
 
 
 def _database(spec: SchemeSpec, path: str) -> str:
-    """Name of the database; not shown where it is malformed: it may be the rest of a password."""
+    """Return the name of the database. A malformed name may be a part of a password and is not shown."""
     name = unquote(path[1:])
     if not _DATABASE.fullmatch(name):
         raise InvalidURL(
@@ -294,7 +299,7 @@ def _parse_authority(spec: SchemeSpec, authority: str) -> tuple[str | None, str 
 
 
 def _named(authority: str, hosts: str) -> Iterator[tuple[str, str]]:
-    """Each host, and what a message may show of it: what follows a colon may be a password whose host was forgotten."""
+    """Yield each host with what a message may show. Text after a colon may be a password without its host."""
     at = len(authority) - len(hosts)
     for host in hosts.split(","):
         yield host, "" if ":" in authority[:at] else f" {host.partition(':')[0]!r}"
@@ -316,7 +321,7 @@ def _parse_host(spec: SchemeSpec, text: str, shown: str) -> tuple[str, int]:
 
 
 def _is_address(text: str | None) -> bool:
-    """Whether what stands in brackets, if anything does, is an IPv6 address."""
+    """Return whether the text in brackets, if there is any, is an IPv6 address."""
     try:
         return text is None or bool(ipaddress.IPv6Address(text))
     except ValueError:
@@ -324,7 +329,7 @@ def _is_address(text: str | None) -> bool:
 
 
 def _check_root(root: str, *, show: bool) -> str:
-    """Shown, unless it may be the rest of a password whose host was forgotten."""
+    """Validate the root. A message shows it unless it may be a part of a password without its host."""
     segments = root.split("/")
     if any(not _SEGMENT.fullmatch(part) or part in {".", ".."} or part.startswith("@") for part in segments):
         what = f"malformed root {root!r}" if show else "malformed root"
@@ -375,7 +380,7 @@ def _credentials(user: str | None, password: str | None) -> str:
 
 
 def join_hosts(hosts: Iterable[tuple[str, int]]) -> str:
-    """Hosts as a URL has them."""
+    """Return hosts as in a URL."""
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 

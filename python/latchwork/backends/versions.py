@@ -1,4 +1,4 @@
-"""What a server of a version can be trusted with: which versions have a cure. Nothing here touches the network."""
+"""Which versions of servers have which defects fixed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _VERSION, _MODE = "Zookeeper version: ", "Mode: "
 
 
 def warn_once(log: logging.Logger, message: str, version: str, hosts: str) -> None:
-    """Log a warning about the version of a server, unless this process has logged it for this server and version."""
+    """Log a warning about the version of a server, once per process, server and version."""
     if (version, hosts) not in _warned:
         _warned.add((version, hosts))
         log.warning(message, version, hosts)
 
 
 def has(version: str, cured: Patches) -> bool:
-    """Whether a server that says it is this version has the cure; one that does not tell is taken for an old one."""
+    """Return whether a server of this version has a fix. A server without a version counts as old."""
     try:
         major, minor, patch = (int(part.partition("-")[0]) for part in version.split(".")[:3])
     except ValueError:
@@ -36,35 +36,39 @@ def has(version: str, cured: Patches) -> bool:
 
 
 def survives_cut_reads(version: str) -> bool:
-    """Whether a transaction of reads may be cut off without harm; see ``reads.py``."""
+    """Return whether a read-only transaction may be cut off safely; see ``reads.py``."""
     return has(version, _SURVIVES_CUT_READS)
 
 
 def progress_is_proof(version: str) -> bool:
-    """Whether a progress request is answered only when every watch of its stream has caught up; see ``watches.py``."""
+    """Return whether a progress request is answered only after all watches of the stream have caught up; see
+    ``watches.py``.
+    """
     return has(version, _PROGRESS_IS_PROOF)
 
 
 def etcd_may_lose_data(version: str) -> bool:
-    """Whether confirmed writes may be lost when a server is killed, which no client can mend.
+    """Return whether a killed server may lose confirmed writes, which no client can prevent.
 
-    Servers that stand alone may lose the last ones before 3.4.21 and 3.5.5, members of a cluster may end up with
-    different data before 3.5.3. A server that does not tell its version is not blamed.
+    Single servers may lose the last writes before 3.4.21 and 3.5.5. Members of a cluster may diverge before 3.5.3. A
+    server that does not report its version is not reported.
     """
     return version[:1].isdigit() and not has(version, _ETCD_KEEPS_DATA)
 
 
 def told_by(answer: str) -> tuple[str, bool]:
-    """Version of a server, and whether it is a member of an ensemble; ("", False) from one that does not tell."""
+    """Return the version of a server and whether it is a member of an ensemble; ("", False) if it does not report
+    that.
+    """
     found = {name: line[len(name) :] for line in answer.splitlines() for name in (_VERSION, _MODE) if name in line[:20]}
     version = found.get(_VERSION, "").partition("-")[0].partition(",")[0].strip()
     return version, found.get(_MODE, "standalone").strip() != "standalone"
 
 
 def zookeeper_may_lose_data(version: str) -> bool:
-    """Whether an ensemble may lose confirmed writes when its leader changes, which no client can mend.
+    """Return whether an ensemble may lose confirmed writes when its leader changes, which no client can prevent.
 
-    Cured in 3.8.4 and 3.9.2; 3.9.3 has another fault that does the same. A server that does not tell its version is
-    not blamed.
+    Fixed in 3.8.4 and 3.9.2; 3.9.3 has another defect with the same effect. A server that does not report its version
+    is not reported.
     """
     return version[:1].isdigit() and (version in _LOSES_ALL_THE_SAME or not has(version, _ZOOKEEPER_KEEPS_DATA))

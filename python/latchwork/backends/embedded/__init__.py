@@ -1,7 +1,7 @@
 """The embedded store: one machine, SQLite, no server.
 
-``sqlite:///file.db`` is shared by every process of the machine and survives them; ``memory://name`` is shared by the
-stores of one process and gone with the last of them. Both run the same code.
+``sqlite:///file.db`` is shared by all processes of the machine and outlives them. ``memory://name`` is shared by the
+stores of one process and ends with the last of them. Both run the same code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SPECS = (SPEC, SchemeSpec(schemes=("memory",), location="name"))
 
 
 def open_backend(url: StoreURL, clock: Clock) -> Backend:
-    """Open the file, or the named store of this process, making it when it is not there.
+    """Open the file, or the named store of this process, and create it if it does not exist.
 
     Raises:
-        ConnectFailed: the file's directory is missing, or the file is no database or a damaged one.
-        PermissionDenied: the file or its directory cannot be written.
+        ConnectFailed: The file's directory is missing, or the file is not a database or is damaged.
+        PermissionDenied: The file or its directory cannot be written.
     """
     from latchwork.backends.embedded.backend import EmbeddedBackend
 

@@ -1,7 +1,7 @@
-"""The embedded backend: the contract's operations as transactions on one SQLite database.
+"""The embedded backend: the operations of the contract as transactions on one SQLite database.
 
-The work is done in the calling thread; the futures it returns have ended already. ``Apart`` is for callers whose thread
-must not do the work. A store in memory is shared by name.
+The calling thread does the work, and the returned futures have ended. ``Apart`` is for callers whose thread must not do
+the work. A store in memory is shared by name.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _lock = mutex()
 
 
 class EmbeddedBackend(Backend):
-    """One open store. Safe to share between threads."""
+    """An open store. Thread-safe."""
 
     def __init__(self, url: StoreURL, clock: Clock) -> None:
-        """Open the file or join the memory; see ``open_backend`` for what it raises."""
+        """Open the file or join the named memory. ``open_backend`` documents the errors."""
         self._root = url.root
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
@@ -74,7 +74,7 @@ class EmbeddedBackend(Backend):
 
     @property
     def capabilities(self) -> Capability:
-        """Several processes and durable in a file, neither in memory; there are no passwords."""
+        """Files are durable and shared by processes, memory is neither. There are no passwords."""
         is_file = self._file is not None
         return Capability(
             "sqlite" if is_file else "memory", multi_process=is_file, durable=is_file, verifies_password=False
@@ -82,11 +82,11 @@ class EmbeddedBackend(Backend):
 
     @property
     def apart(self) -> Backend:
-        """The same store, whose calls are made in a few threads of ours."""
+        """The same store, with calls made in a few threads of the store."""
         return cast("Backend", self._apart)
 
     def within(self, limit_s: float) -> EmbeddedBackend:
-        """The same store, whose calls end within this time: they wait for other writers in the calling thread."""
+        """Return the same store with a limit for calls, which wait for other writers in the calling thread."""
         face = copy.copy(self)
         face._call_timeout_s = min(limit_s, self._call_timeout_s)  # noqa: SLF001 - a copy of our own
         return face
@@ -94,11 +94,11 @@ class EmbeddedBackend(Backend):
     # Reads: never stale here, so ``stale_ok`` changes nothing.
 
     def get(self, key: str, *, stale_ok: bool) -> Future[Entry | None]:  # noqa: ARG002
-        """The entry, or None. Linearizable."""
+        """Return the entry, or None. Linearizable."""
         return self._read(lambda conn: reads.get(conn, self._root, key))
 
     def get_many(self, keys: Sequence[str], *, stale_ok: bool = False) -> Future[builtins.list[Entry | None]]:  # noqa: ARG002
-        """One answer per key, in order, all of one moment."""
+        """Return one entry or None per key, in order, all of one time."""
 
         def work(conn: sqlite3.Connection) -> builtins.list[Entry | None]:
             found = reads.get_many(conn, self._root, keys)
@@ -115,7 +115,7 @@ class EmbeddedBackend(Backend):
         start_after: str | None,
         stale_ok: bool = False,  # noqa: ARG002
     ) -> Future[builtins.list[Entry]]:
-        """Entries directly below the prefix or its whole subtree, in order of their keys, all of one moment."""
+        """Return the entries directly below the prefix, or its whole subtree, sorted by key, all of one time."""
         return self._read(
             lambda conn: reads.list_below(
                 conn,
@@ -129,17 +129,17 @@ class EmbeddedBackend(Backend):
         )
 
     def children(self, prefix: str, *, stale_ok: bool = False) -> Future[builtins.list[str]]:  # noqa: ARG002
-        """Names directly below, sorted, each once."""
+        """Return the unique names directly below the prefix, sorted."""
         return self._read(lambda conn: reads.children(conn, self._root, prefix, self._strangers))
 
     # Writes.
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """All or nothing; see ``Backend.commit``."""
+        """See ``Backend.commit``."""
         return attempt(lambda: self._commit(checks, ops))
 
     def create_sequential(self, key: str, value: bytes, session: HasId | None) -> Future[Entry]:
-        """Create the key with a suffix of ten digits; numbers of a parent are never used twice."""
+        """Create the key with a suffix of ten digits. Numbers of a parent are never reused."""
 
         def work(conn: sqlite3.Connection) -> Entry:
             alive = self._sweep_and_judge(conn)
@@ -157,7 +157,7 @@ class EmbeddedBackend(Backend):
         return attempt(lambda: _or_raise(self._write(work)))
 
     def delete_tree(self, prefix: str) -> Future[int]:
-        """Delete the key at the prefix and all below it, a batch at a time; how many keys were there."""
+        """Delete the key at the prefix and everything below it in batches, and return how many keys existed."""
 
         def work(conn: sqlite3.Connection) -> int:
             keys = reads.keys_at_and_below(conn, self._root, prefix, _TREE_BATCH)
@@ -175,11 +175,11 @@ class EmbeddedBackend(Backend):
     # Sessions.
 
     def open_session(self, ttl_s: float, on_gone: Callable[[], None]) -> Future[BackendSession]:
-        """Open a session of this boot; the least TTL is 0.25 s."""
+        """Open a session of this boot. The minimum TTL is 0.25 s."""
         return attempt(lambda: self._open_session(max(float(ttl_s), sessions.LEAST_TTL_S), on_gone))
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
-        """For ``EmbeddedSession.renew``."""
+        """Implement ``EmbeddedSession.renew``."""
 
         def renew() -> float:
             sent_at = self._clock.now()
@@ -191,7 +191,7 @@ class EmbeddedBackend(Backend):
     def commit_renewing(
         self, session: EmbeddedSession, checks: Sequence[SimpleCheck], ops: Sequence[Op]
     ) -> Future[Committed]:
-        """For ``EmbeddedSession.commit``."""
+        """Implement ``EmbeddedSession.commit``."""
 
         def work(conn: sqlite3.Connection) -> Committed | Conflict:
             self._renew(conn, session)
@@ -205,7 +205,7 @@ class EmbeddedBackend(Backend):
             raise SessionLost(f"session {session.id} has ended; stop what it protected and use a new session")
 
     def end_session(self, session: EmbeddedSession) -> Future[None]:
-        """For ``EmbeddedSession.close``."""
+        """Implement ``EmbeddedSession.close``."""
         with self._lock:
             known = self._sessions.pop(session.id, None) is not None or session.id in self._ended
             if known:
@@ -225,12 +225,12 @@ class EmbeddedBackend(Backend):
         beside: bool = False,  # noqa: ARG002
         beats: bool = True,
     ) -> EmbeddedWatch:
-        """Watch the key equal to the prefix and all below it; ``leaf`` and ``beside`` would save nothing."""
+        """Watch the key equal to the prefix and everything below it. ``leaf`` and ``beside`` would save nothing."""
         self._require_open()
         return self._poller.watch(prefix, sink, beats=beats)
 
     def close(self) -> None:
-        """End the watches and the sessions, join the thread, close the connections. Twice is fine."""
+        """End the watches and sessions, join the thread and close the connections. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -252,11 +252,11 @@ class EmbeddedBackend(Backend):
     # What the poller asks for.
 
     def changed(self) -> bool:
-        """Whether anybody may have committed since the last call."""
+        """Return whether anything may have been committed since the last call."""
         return self._file.changed() if self._file is not None else False
 
     def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
-        """One consistent view of what the watches have to be told."""
+        """Return a consistent view of everything that the watches must report."""
         with self._lock:
             own = list(self._sessions.values())
 
@@ -274,7 +274,7 @@ class EmbeddedBackend(Backend):
         return view
 
     def sweep(self) -> bool:
-        """Remove sessions past their deadline and those closed here; False when another process was in the way."""
+        """Remove expired and closed sessions. Return False if another process held the lock."""
         try:
             self._remove_dead(_SWEEP_PATIENCE_S)
         except Unavailable:
@@ -284,7 +284,7 @@ class EmbeddedBackend(Backend):
     # Private.
 
     def _shared_now(self) -> float:
-        """The time by which deadlines are written and compared: the same for all processes of the machine."""
+        """Return the time for deadlines, which is the same for all processes of the machine."""
         return self._clock.now() - self._ahead_s
 
     def _release(self) -> None:
@@ -334,14 +334,14 @@ class EmbeddedBackend(Backend):
         return _or_raise(self._write(work) if ops else self._db.read(only_checks, self._call_timeout_s))
 
     def _judge(self, conn: sqlite3.Connection) -> writes.Alive:
-        """Tells which sessions are alive at this moment, which must lie within the transaction."""
+        """Return a function that tells which sessions are alive now. The transaction must have begun."""
         now = self._shared_now()
         return lambda session_id: (
             session_id not in self._ended and sessions.is_alive(conn, self._root, session_id, self._boot, now)
         )
 
     def _sweep_and_judge(self, conn: sqlite3.Connection) -> writes.Alive:
-        """The same for a write, which must not see keys of sessions that are past their deadline."""
+        """Do the same for a write, which must not see keys of expired sessions."""
         for session_id in sessions.expired(conn, self._shared_now()):
             sessions.end(conn, session_id)
         return self._judge(conn)
@@ -372,7 +372,9 @@ class EmbeddedBackend(Backend):
             self._ended.discard(session_id)
 
     def _remove_dead(self, limit_s: float) -> None:
-        """Remove the sessions that ended by time, by a reboot, or here without reaching the database."""
+        """Remove sessions that have expired, that are of another boot, or that were closed without reaching the
+        database.
+        """
         with self._lock:
             ended = set(self._ended)
 
@@ -410,7 +412,7 @@ def _or_raise(outcome: T | Conflict) -> T:
 
 
 class Apart:
-    """A backend around an embedded one. Safe to share between threads; it ends with ``end``; twice is fine."""
+    """A wrapper that makes the calls of an embedded backend in threads. Thread-safe; ``end`` is idempotent."""
 
     def __init__(self, backend: Backend, name: str, pool: ThreadPoolExecutor | None = None) -> None:
         self._backend = backend
@@ -422,11 +424,11 @@ class Apart:
         return partial(self._elsewhere, found) if name in CALLS else found
 
     def within(self, limit_s: float) -> Backend:
-        """The same within a time, in the same threads."""
+        """Return the same with a limit, in the same threads."""
         return cast("Backend", Apart(self._backend.within(limit_s), self._name, self._pool))
 
     def end(self) -> None:
-        """Have the threads end once they have done what they were given."""
+        """End the threads once they have finished their calls."""
         self._pool.shutdown(wait=True)
 
     def _elsewhere(self, call: Callable[..., Future[Any]], *args: Any, **options: Any) -> Future[Any]:
@@ -441,7 +443,7 @@ def _result(call: Callable[..., Future[Any]], args: tuple[Any, ...], options: di
 
 
 class SharedMemory:
-    """One named database and the pollers of the stores on it. Safe to share between threads."""
+    """A named database and the pollers of its stores. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -461,12 +463,12 @@ class SharedMemory:
             self._pollers = tuple(each for each in self._pollers if each is not poller)
 
     def notice_commit(self) -> None:
-        """Tell every poller that something was committed."""
+        """Notify all pollers of a commit."""
         for poller in self._pollers:
             poller.notice_commit()
 
     def nudge(self) -> None:
-        """Have every poller look at once."""
+        """Make all pollers look at once."""
         for poller in self._pollers:
             poller.nudge()
 
@@ -475,7 +477,7 @@ _by_name: dict[str, SharedMemory] = {}
 
 
 def join_memory(name: str) -> SharedMemory:
-    """The database of that name, new when nobody uses it. Each call needs its ``leave_memory``."""
+    """Return the database of that name, creating it if needed. Each call needs one ``leave_memory``."""
     with _lock:
         shared = _by_name.get(name)
         if shared is None:
@@ -485,7 +487,7 @@ def join_memory(name: str) -> SharedMemory:
 
 
 def leave_memory(shared: SharedMemory) -> None:
-    """Give it up; the last one out drops the data."""
+    """Leave the database. The last caller deletes the data."""
     with _lock:
         shared.users -= 1
         if shared.users:

@@ -1,8 +1,7 @@
-"""Connections to one SQLite database, and transactions on it that end within a time limit.
+"""Connections to a SQLite database, and transactions that end within a time limit.
 
-Threads take turns with the connections of a pool: no lock is held during I/O. One connection writes, so that threads of
-one process queue up fairly and only processes compete for the file's lock.
-No error of sqlite3 leaves this file: here they become ours.
+Threads share the connections of a pool, and no lock is held during I/O. One connection writes, so threads of one
+process queue fairly and only processes compete for the file's lock. Errors of sqlite3 are translated here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _never = threading.Event()
 
 
 class Database:
-    """Transactions on one database, in a file or in memory. Safe to share between threads."""
+    """Transactions on a database in a file or in memory. Thread-safe."""
 
     def __init__(self, where: str, readers: Pool, writer: Pool) -> None:
         self.where = where
@@ -45,10 +44,10 @@ class Database:
         self._writer = writer
 
     def read(self, work: Work[T], limit_s: float) -> T:
-        """Run the work on one consistent state, the newest committed by any process. It may be run more than once.
+        """Run a function on a consistent state, the newest that any process has committed. It may run more than once.
 
         Raises:
-            Unavailable: not possible within the limit.
+            Unavailable: Not possible within the limit.
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
         self.check()
@@ -58,12 +57,12 @@ class Database:
             raise translate(error, self.where) from error
 
     def write(self, work: Work[T], limit_s: float) -> T:
-        """Run the work alone among all processes, and commit.
+        """Run a function exclusively among all processes, and commit.
 
         Raises:
-            Unavailable: others wrote for the whole limit; nothing was applied.
-            QuotaExceeded: the disk is full; nothing was applied.
-            OutcomeUnknown: the disk failed while committing.
+            Unavailable: Other writers held the lock for the whole limit. Nothing was applied.
+            QuotaExceeded: The disk is full. Nothing was applied.
+            OutcomeUnknown: The disk failed during the commit.
         """
         deadline = SYSTEM_CLOCK.now() + limit_s
 
@@ -80,10 +79,10 @@ class Database:
             raise translate(error, self.where) from error
 
     def check(self) -> None:
-        """Refuse to go on when the database is not what it was."""
+        """Refuse a database that was replaced."""
 
     def close(self) -> None:
-        """Close the connections; those in use are closed when they come back."""
+        """Close the connections. Those in use are closed when they are returned."""
         self._readers.close()
         self._writer.close()
 
@@ -102,11 +101,11 @@ class FileDatabase(Database):
     """A database in a file that other processes share."""
 
     def __init__(self, url: StoreURL) -> None:
-        """Open the file, making it and its tables when they are not there.
+        """Open the file, and create it and its tables if they do not exist.
 
         Raises:
-            ConnectFailed: no directory, no database, a newer format, or locked for the whole timeout.
-            PermissionDenied: this account cannot write there.
+            ConnectFailed: No directory, not a database, a newer format, or locked for the whole timeout.
+            PermissionDenied: This user cannot write there.
         """
         path = self.path = Path(url.path or "").absolute()
         layout.check_place(path)
@@ -134,7 +133,7 @@ class FileDatabase(Database):
             raise
 
     def changed(self) -> bool:
-        """Whether any connection of any process committed since the last call. One thread only."""
+        """Return whether any process has committed since the last call. For one thread."""
         self._polls += 1
         if self._polls % _POLLS_PER_CHECK == 0:
             self.check()
@@ -150,7 +149,7 @@ class FileDatabase(Database):
         return bool(before != version)
 
     def check(self) -> None:
-        """Refuse a file that was deleted or replaced: what others read and write is elsewhere."""
+        """Refuse a file that was deleted or replaced: other processes use another one."""
         try:
             found = self.path.stat()
             same = (found.st_dev, found.st_ino) == self._identity
@@ -160,7 +159,7 @@ class FileDatabase(Database):
             raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
 
     def close(self) -> None:
-        """Close the connections; those in use are closed when they come back."""
+        """Close the connections. Those in use are closed when they are returned."""
         super().close()
         self._probes.close()
 
@@ -179,10 +178,10 @@ class FileDatabase(Database):
 
 
 def patiently(call: Callable[[], T], deadline: float, where: str) -> T:
-    """Call again while another process is in the way.
+    """Repeat a call while another process holds the lock.
 
     Raises:
-        Unavailable: it still was at the deadline.
+        Unavailable: It still did at the deadline.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -209,7 +208,7 @@ def _opened(opener: Callable[[], sqlite3.Connection], deadline: float, where: st
 
 
 def memory_database(name: str) -> Database:
-    """A new, empty database in memory: one connection for reads and writes."""
+    """Return a new, empty database in memory, with one connection for reads and writes."""
     where = f"store memory://{name}"
     pool = Pool(lambda _deadline: layout.open_memory(), 1, where)
     return Database(where, pool, pool)
@@ -225,12 +224,12 @@ def _read(conn: sqlite3.Connection, work: Work[T]) -> T:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection was in the way, so that trying again helps."""
+    """Return whether another connection held the lock, so that a retry helps."""
     return "locked" in str(error)
 
 
 def translate(error: sqlite3.Error, where: str) -> LatchworkError:
-    """The error of ours for one of SQLite's that ended a call before it was committed."""
+    """Return our error for an error of SQLite that ended a call before its commit."""
     text = str(error)  # codes are known to Python 3.11 and newer only; the texts have been stable for decades
     if is_busy(error):
         return Unavailable(f"{where} was locked by another process; try again")
@@ -248,5 +247,5 @@ def translate(error: sqlite3.Error, where: str) -> LatchworkError:
 
 
 def as_connect_failure(error: Exception) -> Exception:
-    """The error while connecting: ``ConnectFailed`` for what is ``Unavailable`` later."""
+    """Return the error for connecting: ``ConnectFailed`` instead of ``Unavailable``."""
     return ConnectFailed(str(error)) if type(error) is Unavailable else error

@@ -1,12 +1,12 @@
-"""The file's format: tables, versions, and how a connection to it is opened.
+"""The format of the file: tables, versions, and how a connection is opened.
 
     state       one row: the newest token, and the newest token whose deletion was forgotten
-    entries     the keys; an entry's token finds what was written since
-    tombstones  the keys deleted last, so that watches see deletions; the oldest are forgotten in time
+    entries     the keys; an index by token finds what was written since
+    tombstones  the last deleted keys, so that watches see deletions; the oldest are forgotten
     counters    one per parent of sequential keys, never removed
     sessions    their deadlines: CLOCK_BOOTTIME, valid within one boot
 
-Several processes may create the same file at once. A file of a newer format is refused, never changed.
+Several processes may create the file at once. A file of a newer format is refused and never changed.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ PRAGMA user_version = {FORMAT_VERSION}"""  # noqa: S608 - two numbers of ours
 
 
 def open_memory() -> sqlite3.Connection:
-    """A connection to a new database in memory, with its tables."""
+    """Return a connection to a new database in memory, with its tables."""
     conn = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     create_tables(conn)
     return conn
 
 
 def open_file(path: Path, sync: str) -> sqlite3.Connection:
-    """A connection to the file, created empty when it is not there. Reads and writes nothing yet."""
+    """Return a connection to the file, which is created empty if needed. Reads and writes nothing yet."""
     conn = sqlite3.connect(str(path), timeout=0, isolation_level=None, check_same_thread=False)
     # The keys of another program need be no UTF-8; ours all are.
     conn.text_factory = methodcaller("decode", "utf-8", "surrogateescape")
@@ -69,13 +69,13 @@ def open_file(path: Path, sync: str) -> sqlite3.Connection:
 
 
 def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
-    """Make sure that the file is ours, in WAL mode, with its tables.
+    """Make sure that the file is ours and in WAL mode, and has its tables.
 
-    Safe when several processes do it at once: those that lose the race get "database is locked", and call it again.
+    Several processes may do this at once. Those that lose the race get "database is locked" and call it again.
 
     Raises:
-        ConnectFailed: another application's database, a newer format, a trigger or view that somebody added, or a file
-            system without shared memory.
+        ConnectFailed: A database of another application, a newer format, a foreign trigger or view, or a file system
+            without shared memory.
     """
     with _transaction(conn, "BEGIN"):  # one state of the file: another process may be making its tables
         _check_owner(conn, path)
@@ -99,7 +99,7 @@ def _transaction(conn: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def create_tables(conn: sqlite3.Connection) -> None:
-    """Make every table, in the caller's transaction if there is one."""
+    """Create all tables, in the caller's transaction if there is one."""
     for statement in _TABLES.split(";"):
         conn.execute(statement)
 
@@ -108,8 +108,8 @@ def check_place(path: Path) -> None:
     """Refuse a path where no file can be opened, with the remedy.
 
     Raises:
-        ConnectFailed: the directory is missing, or the path is no file.
-        PermissionDenied: this account cannot write there.
+        ConnectFailed: The directory is missing, or the path is not a file.
+        PermissionDenied: This user cannot write there.
     """
     directory, file = _mode(path.parent), _mode(path)
     if not stat.S_ISDIR(directory):
@@ -124,7 +124,7 @@ def check_place(path: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """Type and mode of what is there; 0 for nothing."""
+    """Return the type and mode of a path; 0 if it does not exist."""
     try:
         return path.stat().st_mode
     except PermissionError as error:
@@ -140,7 +140,7 @@ def _may(path: Path, mode: int) -> bool:
 
 
 def _check_owner(conn: sqlite3.Connection, path: Path) -> int:
-    """The format of the file, 0 for an empty one."""
+    """Return the format of the file, 0 for an empty one."""
     (version,) = conn.execute("PRAGMA user_version").fetchone()
     (application,) = conn.execute("PRAGMA application_id").fetchone()
     (tables,) = conn.execute("SELECT count(*) FROM sqlite_master").fetchone()

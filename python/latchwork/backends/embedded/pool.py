@@ -1,4 +1,4 @@
-"""Connections that threads take turns with."""
+"""A pool of connections for threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Opener = Callable[[float], sqlite3.Connection]
 
 
 class _Turn:
-    """One use of a connection, by one thread."""
+    """One use of a connection by one thread."""
 
     def __init__(self) -> None:
         self.come: threading.Event | None = None  # for one that waits
 
 
 class Pool:
-    """Connections that one thread at a time uses, given out in the order of asking. Safe to share between threads."""
+    """Connections that are used by one thread at a time, in the order of asking. Thread-safe."""
 
     def __init__(self, opener: Opener, limit: int, where: str) -> None:
         self._opener = opener
@@ -42,11 +42,11 @@ class Pool:
         _pools.add(self)
 
     def use(self, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
-        """Call ``work`` with an idle or a new connection, which is put back rolled back; a broken one is closed.
+        """Call ``work`` with a connection, which is rolled back and returned. A broken one is closed.
 
         Raises:
-            Unavailable: every connection was in use until the deadline.
-            Closed: the pool is closed.
+            Unavailable: All connections were in use until the deadline.
+            Closed: The pool is closed.
         """
         turn = _Turn()
         try:
@@ -75,7 +75,7 @@ class Pool:
         return conn or self._connect(turn, deadline)
 
     def _give(self, turn: _Turn) -> None:
-        """Put the connection back, and leave the queue. Can be called again."""
+        """Return the connection and leave the queue. Idempotent."""
         conn = self._lent.get(turn)
         if conn is not None and (still_open(conn) or self._closed):
             self._drop(conn)
@@ -87,7 +87,7 @@ class Pool:
             self._serve()
 
     def close(self) -> None:
-        """Close the idle connections now, those in use when they come back."""
+        """Close idle connections now, and those in use when they are returned."""
         with self._lock:
             self._closed = True
             idle = self._idle()
@@ -96,7 +96,7 @@ class Pool:
             self._drop(conn)
 
     def rest(self, deadline: float) -> None:
-        """Before a fork: give nothing out, and wait until all has come back, or the deadline."""
+        """Before a fork: hand out nothing, and wait until all connections are returned, or until the deadline."""
         with self._lock:
             rests = self._rests = threading.Event()
             if not self._lent:
@@ -104,13 +104,13 @@ class Pool:
         SYSTEM_CLOCK.wait(rests, max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def go_on(self) -> None:
-        """After a fork, in the parent."""
+        """Continue in the parent after a fork."""
         with self._lock:
             self._rests = None
             self._serve()
 
     def abandon(self) -> list[sqlite3.Connection]:
-        """In a forked child: the connections are the parent's; they must be neither used nor closed here."""
+        """In a forked child: return the connections of the parent, which must neither be used nor closed here."""
         self._lock = mutex()
         self._rests = None
         self._closed = True
@@ -122,7 +122,7 @@ class Pool:
         return [conn for conn in self._open if not any(conn is other for other in used)]
 
     def _serve(self) -> None:
-        """Serve the queue while there is something to give; the mutex is held."""
+        """Serve the queue while connections are available. The caller holds the mutex."""
         while self._queue and not self._closed and self._rests is None:
             turn = next(iter(self._queue))
             if turn not in self._lent:
@@ -157,7 +157,7 @@ class Pool:
 
 
 def still_open(conn: sqlite3.Connection) -> bool:
-    """Roll back what is open; True if even that failed."""
+    """Roll back an open transaction. Return True if that failed."""
     if not conn.in_transaction:
         return False
     try:
@@ -175,7 +175,7 @@ _REST_S = 0.5
 
 
 def _rest() -> None:
-    """Let no thread be inside of SQLite at a fork: mutexes of its own would be held for ever in the child."""
+    """Keep all threads out of SQLite during a fork. The child would otherwise inherit its locked mutexes."""
     _forks.acquire()
     deadline = SYSTEM_CLOCK.now() + _REST_S
     for pool in list(_pools):

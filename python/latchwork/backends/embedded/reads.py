@@ -1,8 +1,8 @@
-"""Reading entries and what changed. Every function works inside the caller's transaction and touches one root.
+"""Reads of entries and changes. Every function runs inside the caller's transaction and uses one root.
 
-Keys are ASCII, so SQLite's binary order is the plain string order of the contract, and a subtree is one range of the
-index: what lies below ``a`` is everything from ``a/`` up to, not including, ``a0`` (the character after the slash).
-Rows of other programs whose key is none of ours are skipped, and noted as strangers.
+Keys are ASCII, so SQLite's binary order is the order of the contract, and a subtree is one range of the index:
+everything below ``a`` is from ``a/`` up to, and not including, ``a0`` (the character after the slash). Rows of other
+programs with invalid keys are skipped and recorded.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _SUBTREE = f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key >= ? AND
 
 
 def is_under(key: str, prefix: str) -> bool:
-    """Whether the key equals the prefix or lies below it; hidden keys lie below nothing."""
+    """Return whether the key equals the prefix or is below it. Hidden keys are below nothing."""
     if not prefix:
         return not key.startswith("@")
     return key.startswith(prefix) and (len(key) == len(prefix) or key[len(prefix)] == "/")
 
 
 def newest_token(conn: sqlite3.Connection) -> int:
-    """The token of the newest write."""
+    """Return the token of the newest write."""
     return int(conn.execute("SELECT token FROM state").fetchone()[0])
 
 
 def older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: int) -> tuple[str, ...] | None:
-    """The last segments of the keys that begin with a stem and were created before a token, the oldest first.
+    """Return the last segments of the keys that start with a stem and were created before a token, oldest first.
 
     None if there are more than ``most``.
     """
@@ -67,13 +67,13 @@ def older(conn: sqlite3.Connection, root: str, stem: str, created: int, most: in
 
 
 def get(conn: sqlite3.Connection, root: str, key: str) -> Entry | None:
-    """One entry, or None."""
+    """Return an entry, or None."""
     row = conn.execute(f"SELECT {_COLUMNS} FROM entries AS e WHERE root = ? AND key = ?", (root, key)).fetchone()  # noqa: S608
     return _entry(row) if row else None
 
 
 def get_many(conn: sqlite3.Connection, root: str, keys: Iterable[str]) -> dict[str, Entry]:
-    """The entries there are, by key."""
+    """Return the existing entries by key."""
     found: dict[str, Entry] = {}
     rest = iter(keys)
     while batch := list(islice(rest, _BATCH)):
@@ -93,19 +93,19 @@ def list_below(
     limit: int | None,
     start_after: str | None,
 ) -> list[Entry]:
-    """Entries directly below the prefix, or its whole subtree, in order of their keys."""
+    """Return the entries directly below the prefix, or its whole subtree, sorted by key."""
     walk = _subtree(conn, root, prefix, start_after) if recursive else _directly(conn, root, prefix, start_after)
     return list(islice(_known(walk, strangers), limit))
 
 
 def at_and_below(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[Entry]:
-    """The entry at the prefix, if any, and its whole subtree."""
+    """Return the entry at the prefix, if any, and its whole subtree."""
     own = get(conn, root, prefix) if prefix else None
     return ([own] if own else []) + list(_known(_subtree(conn, root, prefix, None), strangers))
 
 
 def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strangers) -> list[str]:
-    """Names directly below, sorted, each once: of keys and of implied parents."""
+    """Return the unique names directly below the prefix, sorted: keys and implied parents."""
     skip = len(prefix) + 1 if prefix else 0
     names: set[str] = set()
     for low, high in _ranges(prefix, None):
@@ -117,15 +117,15 @@ def children(conn: sqlite3.Connection, root: str, prefix: str, strangers: Strang
 
 
 def has_descendant(conn: sqlite3.Connection, root: str, key: str) -> bool:
-    """Whether any key lies below."""
+    """Return whether a key exists below the key."""
     query = "SELECT 1 FROM entries WHERE root = ? AND key >= ? AND key < ? LIMIT 1"
     return conn.execute(query, (root, key + "/", key + "0")).fetchone() is not None
 
 
 def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: int) -> list[str]:
-    """Up to so many keys of the subtree, the prefix's own last, so that a tree is deleted from below.
+    """Return up to ``limit`` keys of the subtree, the prefix itself last, so that a tree is deleted bottom-up.
 
-    Those of other programs too, if they are plain text.
+    Text keys of other programs are included.
     """
     found: list[str] = []
     for low, high in _ranges(prefix, None):
@@ -139,9 +139,9 @@ def keys_at_and_below(conn: sqlite3.Connection, root: str, prefix: str, limit: i
 def changed_since(
     conn: sqlite3.Connection, root: str, token: int, prefixes: Sequence[str], strangers: Strangers
 ) -> list[Change] | None:
-    """What was written under the prefixes after that token: the latest state per key, in order of the writes.
+    """Return the changes under the prefixes after a token: the latest state per key, in the order of the writes.
 
-    None when deletions that old are forgotten: read everything again.
+    None if deletions of that age have been forgotten, and everything must be read again.
     """
     (forgotten,) = conn.execute("SELECT forgotten FROM state").fetchone()
     if forgotten > token:
@@ -168,7 +168,7 @@ def _known(entries: Iterable[Entry], strangers: Strangers) -> Iterator[Entry]:
 
 
 def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str | None) -> Iterator[Entry]:
-    """One scan as long as keys are direct children; at a deeper key a new one begins behind that child's subtree."""
+    """Scan direct children. At a deeper key, a new scan starts behind the subtree of that child."""
     skip = len(prefix) + 1 if prefix else 0
     for low, high in _ranges(prefix, start_after):
         at: str | None = low
@@ -179,7 +179,7 @@ def _directly(conn: sqlite3.Connection, root: str, prefix: str, start_after: str
 def _children_until_deeper(
     rows: Iterable[tuple[str, bytes, int, int, str | None]], skip: int
 ) -> Generator[Entry, None, str | None]:
-    """Yields entries, and returns where to go on."""
+    """Yield entries, and return where to continue."""
     for row in rows:
         slash = row[0].find("/", skip)
         if slash >= 0 and row[0].isascii():
@@ -195,7 +195,7 @@ def _subtree(conn: sqlite3.Connection, root: str, prefix: str, start_after: str 
 
 
 def _ranges(prefix: str, start_after: str | None) -> list[tuple[str, str]]:
-    """The key ranges of a subtree, in order; those at the top leave out the hidden keys."""
+    """Return the key ranges of a subtree, in order. At the root they exclude hidden keys."""
     ranges = [(prefix + "/", prefix + "0")] if prefix else [("", "@"), ("A", _END)]
     if start_after is None:
         return ranges

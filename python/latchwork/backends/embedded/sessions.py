@@ -1,10 +1,9 @@
-"""Sessions: rows with a deadline, which the transaction that asks compares with the clock; and the object for one.
+"""Sessions: rows with a deadline that the transaction compares with the clock, and the object for a session.
 
-A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend; it
-means something only within the boot whose id the row carries. Containers may have that clock set ahead or back, in a
-time namespace of their own: deadlines are times of the first one (``ahead_s``). A session past its deadline is dead
-from that moment, whether or not anyone has removed its row, and is never renewed. Its keys leave as deletions with a
-token of their own. Nothing here renews by itself: the store's session thread does.
+A deadline is a time of CLOCK_BOOTTIME, which all processes of the machine share and which runs through suspend. It is
+valid within the boot whose ID is in the row. Containers may shift that clock in a time namespace, so deadlines are
+times of the first namespace (``ahead_s``). An expired session is dead whether or not its row was removed, and is never
+renewed. Its keys are deleted with a token of their own. The store's session thread renews.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SLACK_S = 1.0  # floats are rounded; a second is nothing against a boot
 
 
 class SessionBackend(Protocol):
-    """What a session needs of its backend."""
+    """The part of the backend that a session uses."""
 
     def renew_session(self, session: EmbeddedSession) -> Future[float]:
         """See ``EmbeddedSession.renew``."""
@@ -45,7 +44,7 @@ class SessionBackend(Protocol):
 
 
 class EmbeddedSession:
-    """One row of the sessions table. Safe to share between threads."""
+    """A row of the sessions table. Thread-safe."""
 
     confirm_gap_s = 0.0  # the file itself confirms: each renewal counts
 
@@ -68,29 +67,29 @@ class EmbeddedSession:
         self.renew_every_s = ttl_s / _RENEWALS_PER_TTL
 
     def renew(self) -> Future[float]:
-        """Keep it for another TTL; waits for the file's lock for a part of the TTL at most.
+        """Renew the session for another TTL. It waits for the file's lock for a part of the TTL at most.
 
-        The future gives the time at which the renewal began. ``SessionLost``: it has ended, and for good.
+        The future returns the time at which the renewal began. ``SessionLost``: the session has ended.
         """
         return self._backend.renew_session(self)
 
     def commit(self, checks: Sequence[SimpleCheck], ops: Sequence[Op]) -> Future[Committed]:
-        """As ``Backend.commit``, in a transaction that keeps it for another TTL, too."""
+        """As ``Backend.commit``, in a transaction that also renews the session."""
         return self._backend.commit_renewing(self, checks, ops)
 
     def close(self) -> Future[None]:
-        """End it now; what is asked of it from here on fails. Twice is fine."""
+        """End the session now. Later requests of it fail. Idempotent."""
         return self._backend.end_session(self)
 
     def tell_gone(self) -> None:
-        """Call ``on_gone``, once."""
+        """Call ``on_gone`` once."""
         told, self._on_gone = self._on_gone, None
         if told is not None:
             told()
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from every other; empty where the system has no such id."""
+    """Return the ID of this boot; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -98,10 +97,10 @@ def boot_id() -> str:
 
 
 def ahead_s(proc: Path = Path("/proc/self")) -> float:
-    """Seconds by which this process's clock is ahead of that of the machine's first time namespace.
+    """Return the seconds by which this process's clock is ahead of the machine's first time namespace.
 
     Raises:
-        ConnectFailed: that cannot be told, because this process itself has asked for a new time namespace.
+        ConnectFailed: It cannot be determined, because this process has unshared its time namespace.
     """
     try:
         lines = (proc / "timens_offsets").read_text(encoding="utf-8").splitlines()
@@ -120,14 +119,14 @@ def ahead_s(proc: Path = Path("/proc/self")) -> float:
 
 
 def open_session(conn: sqlite3.Connection, root: str, boot: str, ttl_s: float, now: float) -> tuple[str, int]:
-    """A new session that lives until now plus its TTL: its id and the token of its opening."""
+    """Open a session until now plus its TTL, and return its ID and the token of the opening."""
     session_id = secrets.token_hex(8)
     conn.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (session_id, root, boot, ttl_s, now + ttl_s))
     return session_id, writes.next_token(conn)
 
 
 def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Let it live for its TTL from now; False if it is dead already."""
+    """Renew a session for its TTL from now. Return False if it is dead."""
     if not is_alive(conn, root, session_id, boot, now):
         return False
     conn.execute("UPDATE sessions SET deadline = ? + ttl_s WHERE id = ?", (now, session_id))
@@ -135,13 +134,13 @@ def renew(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: 
 
 
 def is_alive(conn: sqlite3.Connection, root: str, session_id: str, boot: str, now: float) -> bool:
-    """Whether it was opened in this boot, has not ended, and its deadline is still to come."""
+    """Return whether a session was opened in this boot and has neither ended nor expired."""
     query = "SELECT 1 FROM sessions WHERE id = ? AND root = ? AND boot = ? AND deadline > ? AND deadline <= ? + ttl_s"
     return conn.execute(query, (session_id, root, boot, now, now + _SLACK_S)).fetchone() is not None
 
 
 def end(conn: sqlite3.Connection, session_id: str) -> None:
-    """Remove a session, if it is still there, and its keys."""
+    """Remove a session and its keys, if it exists."""
     (root,) = conn.execute("SELECT root FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
     if root is None:
         return
@@ -151,17 +150,17 @@ def end(conn: sqlite3.Connection, session_id: str) -> None:
 
 
 def expired(conn: sqlite3.Connection, now: float) -> list[str]:
-    """Ids of the sessions of this boot whose deadline has passed. Cheap: asked by every write."""
+    """Return the IDs of expired sessions of this boot. Cheap: every write calls it."""
     return [session_id for (session_id,) in conn.execute("SELECT id FROM sessions WHERE deadline <= ?", (now,))]
 
 
 def of_other_boots(conn: sqlite3.Connection, boot: str, now: float) -> list[str]:
-    """Ids of sessions that another boot left behind; a deadline beyond any TTL from now gives those away as well."""
+    """Return the IDs of sessions of other boots, including those with deadlines beyond any TTL from now."""
     query = "SELECT id FROM sessions WHERE boot <> ? OR deadline > ? + ttl_s"
     return [session_id for (session_id,) in conn.execute(query, (boot, now + _SLACK_S))]
 
 
 def next_deadline(conn: sqlite3.Connection) -> float | None:
-    """When the next session ends unless renewed; None without sessions."""
+    """Return when the next session expires; None without sessions."""
     deadline = conn.execute("SELECT min(deadline) FROM sessions").fetchone()[0]
     return None if deadline is None else float(deadline)

@@ -1,9 +1,9 @@
-"""One thread per open store that finds what changed, feeds the watches and removes expired sessions.
+"""The thread of an open store that finds changes, feeds watches and removes expired sessions.
 
-Own commits wake it at once. Commits of other processes show in the file's data version, which it reads about every
-35 ms, faster for a moment after the root changed: hand-overs between processes come in bursts. It is fastest where the
-burst is ours, who committed or had to be told: many processes beside a busy one would look at what concerns none of
-them. A poll that finds nothing reads a number from shared memory and touches no disk.
+Own commits wake it at once. Commits of other processes change the file's data version, which the thread reads about
+every 35 ms, and more often after a change, because handovers between processes come in bursts. It is most frequent
+after own commits and delivered events, so that unrelated processes are not slowed down. A poll without changes reads a
+number from shared memory and no disk.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class DatabaseView:
-    """What one look at the database showed.
+    """The result of one read of the database.
 
     Attributes:
-        token: the newest token then.
-        next_deadline: when the next session ends unless renewed; None without sessions.
-        events: per watch, in the order asked for, what it has to be told; None for nothing.
+        token: The newest token at that time.
+        next_deadline: When the next session expires; None without sessions.
+        events: The event of each watch, in their order; None for none.
     """
 
     token: int
@@ -47,26 +47,26 @@ class DatabaseView:
 
 
 class Source(Protocol):
-    """What the poller looks at; the backend is one."""
+    """The database of the poller; the backend implements it."""
 
     #: Whether commits of others must be found by polling; if not, they wake the poller.
     polled: bool
 
     def changed(self) -> bool:
-        """Whether anybody may have committed since the last call."""
+        """Return whether anything may have been committed since the last call."""
         ...
 
     def look(self, watches: Sequence[EmbeddedWatch], since: int, as_of: float) -> DatabaseView:
-        """One consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for the others that missed something."""
+        """Return a consistent view: a ``Snapshot`` for each new watch, a ``Delta`` for others with changes."""
         ...
 
     def sweep(self) -> bool:
-        """Remove sessions that ended; False when another process was in the way."""
+        """Remove ended sessions. Return False if another process held the lock."""
         ...
 
 
 class EmbeddedWatch(DeliveringWatch):
-    """One watch. The poller's thread alone delivers to it."""
+    """A watch, to which only the poller's thread delivers."""
 
     def __init__(self, prefix: str, sink: Sink, drop: Callable[[EmbeddedWatch], None]) -> None:
         super().__init__(prefix, sink, drop)
@@ -75,7 +75,7 @@ class EmbeddedWatch(DeliveringWatch):
 
 
 class Poller:
-    """The thread. Safe to share; ``close`` joins it."""
+    """The thread. Thread-safe; ``close`` joins it."""
 
     def __init__(self, source: Source, clock: Clock, name: str) -> None:
         self._source = source
@@ -101,7 +101,7 @@ class Poller:
         self._thread.start()
 
     def watch(self, prefix: str, sink: Sink, *, beats: bool = True) -> EmbeddedWatch:
-        """Add a watch; its first event comes from the thread at once."""
+        """Add a watch. The thread delivers its first event at once."""
         watch = EmbeddedWatch(prefix, sink, self._forget)
         with self._lock:
             self._watches.append(watch)
@@ -111,7 +111,7 @@ class Poller:
         return watch
 
     def notice_commit(self) -> None:
-        """Something was committed in this process: tell the watches, if there are any."""
+        """Feed the watches after a commit of this process."""
         if self._watches:
             self.nudge()
 
@@ -122,12 +122,12 @@ class Poller:
         self._wake.set()
 
     def sweep_soon(self) -> None:
-        """Call the source's sweep at once, and again until it succeeds."""
+        """Call the source's sweep at once, and repeat it until it succeeds."""
         self._sweep_again = True
         self._wake.set()
 
     def close(self) -> None:
-        """End every watch and join the thread. Twice is fine."""
+        """End all watches and join the thread. Idempotent."""
         self._closing = True
         self._wake.set()
         for watch in list(self._watches):
@@ -194,7 +194,7 @@ class Poller:
         self._confirm(as_of)
 
     def _confirm(self, as_of: float) -> None:
-        """Send ``Current`` to the watches that got no event for a while."""
+        """Send ``Current`` to watches without a recent event."""
         for watch in self._beating.copy():
             if not watch.is_new and as_of - watch.told_at >= _CURRENT_EVERY_S:
                 watch.told_at = as_of

@@ -1,6 +1,6 @@
-"""Writing entries: tokens, tombstones, sequences and the transaction of the contract.
+"""Writes of entries: tokens, tombstones, sequences, and the transaction of the contract.
 
-Every function works inside the caller's write transaction, where nobody else writes: what it reads stays true.
+Every function runs inside the caller's write transaction. There are no other writers, so what it reads stays true.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Alive = Callable[[str], bool]
 
 
 def next_token(conn: sqlite3.Connection) -> int:
-    """A token greater than every one before."""
+    """Return a token greater than all before."""
     conn.execute("UPDATE state SET token = token + 1")
     return reads.newest_token(conn)
 
@@ -44,13 +44,13 @@ def next_token(conn: sqlite3.Connection) -> int:
 def commit(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], ops: Sequence[Op], alive: Alive
 ) -> Committed | Conflict:
-    """Apply all operations if every check holds, else none.
+    """Apply all operations if all checks hold, otherwise none.
 
-    The conflict is returned, not raised, so that the caller can still commit what it did before.
+    A conflict is returned instead of raised, so that the caller can commit what it did before.
 
     Raises:
-        SessionLost: an operation's session has ended.
-        InvalidKey: a session-bound key would not be a leaf; roll back.
+        SessionLost: The session of an operation has ended.
+        InvalidKey: A session-bound key would not be a leaf. The caller rolls back.
     """
     for session in {op.session.id for op in ops if not isinstance(op, Delete) and op.session is not None}:
         require_alive(session, alive)
@@ -70,8 +70,8 @@ def create_sequential(
     """Create the key with the next number of its parent as suffix.
 
     Raises:
-        SessionLost: the session has ended.
-        InvalidKey: the parent is bound to a session; roll back.
+        SessionLost: The session has ended.
+        InvalidKey: The parent is bound to a session. The caller rolls back.
     """
     if session is not None:
         require_alive(session.id, alive)
@@ -96,12 +96,12 @@ def create_ordered(conn: sqlite3.Connection, root: str, stem: str, op: Create, a
 def failed_checks(
     conn: sqlite3.Connection, root: str, checks: Sequence[SimpleCheck], alive: Alive
 ) -> list[SimpleCheck]:
-    """The checks that do not hold."""
+    """Return the failed checks."""
     return [check for check in checks if not _holds(conn, root, check, alive)]
 
 
 def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
-    """The error that names what did not hold."""
+    """Return the error for failed checks."""
     first = failed[0]
     if isinstance(first, SessionAlive):
         what = f"session {first.session_id} has ended"
@@ -112,7 +112,7 @@ def conflict(failed: Sequence[SimpleCheck | Op]) -> Conflict:
 
 
 def delete_keys(conn: sqlite3.Connection, root: str, keys: Sequence[str]) -> None:
-    """Delete keys that are there, all under one new token; without keys nothing happens."""
+    """Delete existing keys under one new token. Without keys nothing happens."""
     if not keys:
         return
     token = next_token(conn)
@@ -126,7 +126,7 @@ def require_alive(session_id: str, alive: Alive) -> None:
     """Refuse a session that has ended.
 
     Raises:
-        SessionLost: it has.
+        SessionLost: It has ended.
     """
     if not alive(session_id):
         raise SessionLost(f"session {session_id} has ended; stop what it protected and use a new session")
@@ -141,7 +141,7 @@ _REASONS = {
 
 
 class _Writer:
-    """Applies the operations of one transaction under one token, taken when the first of them really writes."""
+    """Applies the operations of a transaction under one token, which the first write takes."""
 
     def __init__(self, conn: sqlite3.Connection, root: str) -> None:
         self._conn = conn
@@ -200,7 +200,7 @@ def _existing_creates(conn: sqlite3.Connection, root: str, ops: Sequence[Op]) ->
 
 
 def _check_leaves(conn: sqlite3.Connection, root: str, written: Sequence[Entry]) -> None:
-    """Nothing may lie below a session-bound key. Only keys just written can have broken that."""
+    """Refuse keys below a session-bound key. Only the written keys can have violated that."""
     for entry in written:
         if entry.owner is not None and reads.has_descendant(conn, root, entry.key):
             raise InvalidKey(f"{entry.key!r} has keys below it, so it cannot be bound to a session; use another key")
