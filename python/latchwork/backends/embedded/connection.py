@@ -6,6 +6,7 @@ process queue fairly and only processes compete for the file's lock. Errors of s
 
 from __future__ import annotations
 
+import logging
 import random
 import sqlite3
 import threading
@@ -21,6 +22,8 @@ from latchwork.clock import SYSTEM_CLOCK
 from latchwork.disks import make_file
 from latchwork.errors import ConnectFailed, LatchworkError, OutcomeUnknown, PermissionDenied, QuotaExceeded, Unavailable
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 #: A transaction: gets the connection, returns the result; what it raises rolls it back.
 Work = Callable[[sqlite3.Connection], T]
@@ -33,6 +36,12 @@ _POLLS_PER_CHECK = 32
 #: Seconds that a look for changes waits while this process forks.
 _PROBE_S = 5.0
 _never = threading.Event()
+#: How often to look for space to give back, and what is too much: of the log, and of free pages in the file.
+_COMMITS_PER_TIDY = 32
+_LONG_LOG_BYTES = 8_000_000
+_FREE_PAGES, _FREE_PART = 256, 1 / 4
+#: Pages that one look gives back, and milliseconds for which it waits for readers: what a write may take longer.
+_FREED_PAGES, _READERS_MS = 250, 30
 
 
 class Database:
@@ -71,6 +80,7 @@ class Database:
             self.check()
             result = work(conn)
             self._commit(conn)
+            self.tidy(conn)
             return result
 
         try:
@@ -80,6 +90,9 @@ class Database:
 
     def check(self) -> None:
         """Refuse a database that was replaced."""
+
+    def tidy(self, conn: sqlite3.Connection) -> None:
+        """Give space back, now and then, behind a transaction of the connection that writes."""
 
     def close(self) -> None:
         """Close the connections. Those in use are closed when they are returned."""
@@ -125,6 +138,7 @@ class FileDatabase(Database):
         self._probes = Pool(opener, 1, where)  # the version that its connection tells is compared with its own
         self._version = -1
         self._polls = 0
+        self._commits = 0
         self._identity = (0, 0)
         try:
             self._prepare(url.connect_timeout_s)
@@ -157,6 +171,27 @@ class FileDatabase(Database):
             same = False
         if not same:
             raise Unavailable(f"{self.where} was deleted or replaced while in use; close this store and connect again")
+
+    def tidy(self, conn: sqlite3.Connection) -> None:
+        """Empty a long log, and shorten a file that is mostly free, a little with every so many transactions.
+
+        SQLite empties its log only at a moment without readers, which under a steady load never comes by itself.
+        """
+        self._commits += 1
+        if self._commits % _COMMITS_PER_TIDY:
+            return
+        try:
+            if self.path.with_name(f"{self.path.name}-wal").stat().st_size > _LONG_LOG_BYTES:
+                conn.execute(f"PRAGMA busy_timeout = {_READERS_MS}")
+                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            (pages,) = conn.execute("PRAGMA page_count").fetchone()
+            (free,) = conn.execute("PRAGMA freelist_count").fetchone()
+            if free > max(_FREE_PAGES, pages * _FREE_PART):
+                conn.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES})")  # execute would free one page
+        except (OSError, sqlite3.Error) as error:  # the next time, then
+            _log.debug("%s was not tidied: %s", self.where, error)
+        finally:
+            conn.execute("PRAGMA busy_timeout = 0")
 
     def close(self) -> None:
         """Close the connections. Those in use are closed when they are returned."""

@@ -79,6 +79,7 @@ def prepare_file(conn: sqlite3.Connection, path: Path) -> None:
     """
     with _transaction(conn, "BEGIN"):  # one state of the file: another process may be making its tables
         _check_owner(conn, path)
+    conn.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect before anything is stored only
     (mode,) = conn.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise ConnectFailed(f"{path} is on a file system without shared memory (mode {mode}); put it on a local disk")
