@@ -13,6 +13,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Lister, Reader
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import GET_DATA, OK, Reply
 from latchwork.backends.zookeeper.writing.states import read_states
 from latchwork.clock import SYSTEM_CLOCK
@@ -42,7 +43,7 @@ def up(connection):
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
         opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         yield opened

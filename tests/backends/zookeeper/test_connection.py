@@ -12,6 +12,7 @@ from latchwork.backends.timer import Timer
 from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import Reply
 from latchwork.clock import SYSTEM_CLOCK
 
@@ -35,7 +36,7 @@ class Deaf:
 @pytest.fixture
 def connection():
     with closing(Timer(SYSTEM_CLOCK, "latchwork-test-timer")) as timer:
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
         opened = Connection(settings, 5.0, Deaf(), "latchwork-test")
         up(opened)
         opened.evidence = EVIDENCE

@@ -13,6 +13,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.connection import Connection, Settings
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Reader
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.leaves import LeafHub
 from latchwork.backends.zookeeper.wire import GET_CHILDREN, GET_DATA, MULTI, REMOVE_WATCHES, Reply
 from latchwork.clock import SYSTEM_CLOCK
@@ -40,7 +41,7 @@ class Stage:
     """A hub of leaf watches on a connection whose server is this test."""
 
     def __init__(self, timer):
-        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer)
+        settings = Settings((("127.0.0.1", 1),), {}, 5.0, SYSTEM_CLOCK, timer, Timing(5.0, servers=1, tls=False))
         self.connection = Connection(settings, 5.0, Deaf(), "latchwork-test")
         self.connection.came_up(granted_s=5.0, sent_at=0.0, session_id=7)
         self.others = set()

@@ -31,7 +31,6 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnects in under a second once the server is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A write is sent at most once: what to do next is decided in writing/writes.py.
     ("grpc.enable_retries", 0),
@@ -86,13 +85,14 @@ class Channel:
         self.close = lambda: Thread(target=close, name="grpc-channel-left", daemon=True).start()
 
 
-def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None) -> Channel:
+def open_channel(hosts: Hosts, secured: grpc.ChannelCredentials | None, connect_s: float) -> Channel:
     """Open a channel that uses the first member that can be reached.
 
-    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name.
+    With TLS it leads to the first member only: gRPC compares all certificates of a channel with one name. Each attempt
+    to connect to a member may take ``connect_s``.
     """
     target, extra = _target(hosts if secured is None else hosts[:1], secure=secured is not None)
-    options = (*_OPTIONS, *extra)
+    options = (*_OPTIONS, *extra, ("grpc.min_reconnect_backoff_ms", round(connect_s * 1000)))
     if secured is None:
         return Channel(grpc.insecure_channel(target, options), is_ours=True)
     return Channel(grpc.secure_channel(target, secured, options), is_ours=True)

@@ -43,6 +43,9 @@ T = TypeVar("T")
 RETRY_S = 0.05
 _ROTATE_EVERY_S = 1.0
 _FIRST_TRY_S = 2.0
+#: Bounds of the time for one attempt to connect: two round trips, or four with TLS, and a packet that is sent again. A
+#: longer one would find a server later that was out of reach: the kernel sends a lost SYN again after 1, 3 and 7 s.
+_LEAST_CONNECT_S, _MOST_CONNECT_S = 1.0, 5.0
 _MAY_LOSE_DATA = "etcd %s at %s may lose confirmed writes when a server is killed; upgrade to 3.4.21, 3.5.5 or newer"
 _CLOSED = "the store was closed; open a new one"
 _STALE_CLIENT = "the token of the etcd3 client has expired; connect a new client, or give user and password to connect"
@@ -112,6 +115,7 @@ class Link:
         self._client = client
         self._lock = mutex()
         self._hosts = list(url.hosts)
+        self._connect_s = min(max(url.connect_timeout_s / (1 + len(url.hosts)), _LEAST_CONNECT_S), _MOST_CONNECT_S)
         self._credentials = credentials(url)
         self._refreshing: Future[None] | None = None
         self._one_by_one = self._credentials is not None and len(self._hosts) > 1
@@ -119,7 +123,9 @@ class Link:
         if client is not None and self._credentials is not None:
             raise InvalidURL("tls_ca, tls_cert and tls_key have no effect on the open channel of a client; omit them")
         self._channel = (
-            open_channel(self._hosts, self._credentials) if client is None else Channel(client.channel, is_ours=False)
+            open_channel(self._hosts, self._credentials, self._connect_s)
+            if client is None
+            else Channel(client.channel, is_ours=False)
         )
         #: That one, and those before it which have calls under way yet.
         self._channels = [self._channel]
@@ -163,7 +169,7 @@ class Link:
 
     def _replace_channel(self) -> None:
         """With the lock held: give later calls a new channel, and close the old one once its calls have ended."""
-        old, self._channel = self._channel, open_channel(self._hosts, self._credentials)
+        old, self._channel = self._channel, open_channel(self._hosts, self._credentials, self._connect_s)
         self._channels.append(self._channel)
         self.timer.call_later(self.call_timeout_s + 1.0, partial(self._retire, old))
 

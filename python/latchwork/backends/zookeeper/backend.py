@@ -24,6 +24,7 @@ from latchwork.backends.zookeeper.errors import Cut, EvidenceGone, cut_error, se
 from latchwork.backends.zookeeper.layout import Layout
 from latchwork.backends.zookeeper.reads import Lister, Reader
 from latchwork.backends.zookeeper.sessions import ZooKeeperSession
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.watching.watches import WatchHub
 from latchwork.backends.zookeeper.writing.parents import sweep
 from latchwork.backends.zookeeper.writing.sequences import create_ordered, create_sequential
@@ -66,7 +67,8 @@ class ZooKeeperBackend(Backend):
         self._clock = clock
         self._call_timeout_s = url.call_timeout_s
         self._timer = Timer(clock, "latchwork-zk-timer")
-        self._settings = Settings(url.hosts, options, url.call_timeout_s, clock, self._timer)
+        timing = Timing(url.connect_timeout_s, servers=len(url.hosts), tls=bool(options.get("use_ssl")))
+        self._settings = Settings(url.hosts, options, url.call_timeout_s, clock, self._timer, timing)
         self._sasl = "sasl" in url.options
         wanted = url.options.get("acl") or ("creator" if url.user is not None else "open")
         self._layout = Layout(url.root, wire.acl_list(_CREATOR_ACL if wanted == "creator" else _OPEN_ACL))

@@ -31,6 +31,7 @@ from latchwork.backends.zookeeper import wire
 from latchwork.backends.zookeeper.errors import Cut, EvidenceGone
 from latchwork.backends.zookeeper.link import Link
 from latchwork.backends.zookeeper.loop import Request
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, GET_DATA, MULTI, OK, Reply
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex
@@ -41,8 +42,6 @@ _NUMBER = struct.Struct("!q")
 #: Goes through the leader's pipeline like a write; whatever it answers, what follows on the connection is not stale.
 _BARRIER = wire.multi([wire.check("/")])
 _SWEEP_S = 0.1
-#: A server that answers nothing for so long is left for another one, in parts of the TTL and at least.
-_SILENCE_PART, _LEAST_SILENCE_S = 1 / 4, 0.4
 
 
 class Listener(Protocol):
@@ -72,6 +71,7 @@ class Settings:
     call_timeout_s: float
     clock: Clock
     timer: Timer
+    timing: Timing
 
 
 class Connection:
@@ -99,7 +99,15 @@ class Connection:
         self.evidence: str | None = None
         self.ttl_s, self.zk_session, self.opened_at = ttl_s, 0, 0.0
         self.first_up: Future[None] = Outcome()
-        self._link = Link(settings.hosts, ttl_s, options=settings.options, owner=self, clock=settings.clock, name=name)
+        self._link = Link(
+            settings.hosts,
+            ttl_s,
+            options=settings.options,
+            owner=self,
+            clock=settings.clock,
+            name=name,
+            timing=settings.timing,
+        )
         self.ask_server, self.events_over = self._link.ask_server, listener.on_events_over
 
     # Asking.
@@ -376,7 +384,7 @@ class Connection:
         heartbeats would keep it on a frozen server until the session is lost.
         """
         oldest = self._link.oldest_sent_at()
-        if self.up and oldest is not None and now - oldest > max(_LEAST_SILENCE_S, self.ttl_s * _SILENCE_PART):
+        if self.up and oldest is not None and now - oldest > self._settings.timing.silence_s(self.ttl_s):
             _log.info("a ZooKeeper server has not answered for %.1f s; connecting anew", now - oldest)
             self._link.cut()
 

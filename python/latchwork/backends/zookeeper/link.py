@@ -20,12 +20,10 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
 from latchwork.backends.zookeeper.loop import LinkOwner, Loop, Request
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.clock import Clock
 
 _log = logging.getLogger(__name__)
-
-#: A lost SYN is repeated by the kernel only after 1, 3, 7 s: trying anew is sooner back.
-_TCP_CONNECT_S, _TLS_CONNECT_S = 0.75, 3.0
 
 #: kazoo warns of every reconnect; we recover by ourselves and say so in our own words.
 _kazoo_log = logging.getLogger("latchwork.backends.zookeeper.kazoo")
@@ -56,8 +54,9 @@ class Link:
         owner: LinkOwner,
         clock: Clock,
         name: str,
+        timing: Timing,
     ) -> None:
-        handler = _Handler(name, _TLS_CONNECT_S if options.get("use_ssl") else _TCP_CONNECT_S)
+        handler = _Handler(name, timing, clock)
         self._client = _Client(
             hosts=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts),
             timeout=ttl_s,
@@ -66,7 +65,7 @@ class Link:
             logger=_kazoo_log,
             **options,
         )
-        self.loop = Loop(self._client, owner, clock, options.get("sasl_options"))
+        self.loop = Loop(self._client, owner, clock, options.get("sasl_options"), timing)
         self._client.on_trouble = self.loop.close_to_others
         self._client._connection = self.loop  # noqa: SLF001 - kazoo has no other way to replace it
         self._client.add_listener(self._on_state)
@@ -155,10 +154,11 @@ class Link:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """Threads with a name, and none for callbacks; connects that give up early."""
 
-    def __init__(self, name: str, connect_s: float) -> None:
+    def __init__(self, name: str, timing: Timing, clock: Clock) -> None:
         super().__init__()
         self._name = name
-        self._connect_s = connect_s
+        self._timing = timing
+        self._clock = clock
 
     def start(self) -> None:
         self._running = True
@@ -172,8 +172,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return thread
 
     def create_connection(self, *args: object, **kwargs: Any) -> socket.socket:
-        kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_s, self._connect_s)
-        connection: socket.socket = super().create_connection(*args, **kwargs)
+        limit_s, begun = self._timing.connect_s, self._clock.now()
+        self._timing.phase = "the TLS connection" if kwargs.get("use_ssl") else "the TCP connection"
+        kwargs["timeout"] = limit_s
+        try:
+            connection: socket.socket = super().create_connection(*args, **kwargs)
+        except BaseException:
+            if self._clock.now() - begun >= limit_s / 2:
+                self._timing.connect_was_late()
+            raise
+        self._timing.connected(self._clock.now() - begun)
         return connection
 
     def select(

@@ -37,6 +37,7 @@ from kazoo.retry import KazooRetry
 
 from latchwork.backends.futures import Outcome
 from latchwork.backends.zookeeper.errors import Cut
+from latchwork.backends.zookeeper.timing import Timing
 from latchwork.backends.zookeeper.wire import CLOSE, EVENT_HEAD, INT, REPLY_HEAD, REQUEST_HEAD, Reply, parse_text
 from latchwork.clock import Clock
 from latchwork.interrupts import mutex
@@ -44,8 +45,6 @@ from latchwork.interrupts import mutex
 _RECEIVE_BYTES = 262_144
 _BATCH_BYTES = 65_536
 _MAX_XID = 2_147_483_647
-#: A server that is just starting may swallow a handshake; kazoo would wait a whole session timeout for the answer.
-_HANDSHAKE_S = 0.4
 
 
 class LinkOwner(Protocol):
@@ -89,7 +88,9 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         was_refused: that attempt ended at the account.
     """
 
-    def __init__(self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None) -> None:
+    def __init__(
+        self, client: KazooClient, owner: LinkOwner, clock: Clock, sasl: dict[str, str] | None, timing: Timing
+    ) -> None:
         super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options=sasl)  # noqa: SLF001
         self._owner = owner
         self._clock = clock
@@ -101,7 +102,7 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         self._arrivals = select.poll()
         self._xid = 0
         self._has_events = False
-        self._patience_s = _HANDSHAKE_S
+        self._timing = timing
         self.trouble = ""
         self.was_refused = False
         self.server = ("", 0)
@@ -160,7 +161,8 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
         try:
             read_ms, connect_ms = super()._connect(host, hostip, port)
         except Exception as error:
-            self.trouble = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            why = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            self.trouble = f"{self._timing.phase}: {why}"
             self.was_refused = isinstance(error, (AuthFailedError, SessionClosedRequireSaslError))
             if self.was_refused:
                 # A server that dies at this moment looks the same: try on, as after any broken connection.
@@ -179,11 +181,12 @@ class Loop(ConnectionHandler):  # type: ignore[misc]
     def _invoke(self, timeout: float, request: object, xid: int | None = None) -> object:
         """A step of the handshake: tried anew soon, with more patience each time, in case the server is just slow."""
         try:
-            answer: object = super()._invoke(min(timeout, self._patience_s), request, xid)
+            self._timing.phase = "the handshake of ZooKeeper"
+            answer: object = super()._invoke(min(timeout, self._timing.handshake_s), request, xid)
         except self.handler.timeout_exception:
-            self._patience_s = min(2 * self._patience_s, max(timeout, _HANDSHAKE_S))
+            self._timing.answer_was_late()
             raise
-        self._patience_s = _HANDSHAKE_S
+        self._timing.answered()
         return answer
 
     def close_to_others(self) -> None:

@@ -1,0 +1,70 @@
+"""How long to wait for a ZooKeeper server: derived from the round trips that were measured. No I/O."""
+
+from __future__ import annotations
+
+#: A lost SYN is repeated by the kernel only after 1, 3, 7 s: a new attempt is sooner back.
+_TCP_S, _TLS_S = 0.75, 3.0
+#: A server that is just starting may swallow a handshake; kazoo would wait a whole session timeout for the answer.
+_HANDSHAKE_S = 0.4
+#: Parts of the TTL for which a server may be silent: with others to go to, with none, and at most.
+_SILENT, _SILENT_ALONE, _SILENT_MOST = 1 / 4, 2 / 5, 3 / 5
+_LEAST_SILENCE_S = 0.4
+#: Round trips after which a packet that was lost once has been sent again and answered.
+_ONE_LOST, _TWO_LOST = 5, 7
+#: After so many attempts that took too long the shortest limit is tried again: the server may just have been away.
+_ATTEMPTS = 3
+
+
+class Timing:
+    """The limits of one store's connections to ZooKeeper. Thread-safe: its numbers are guesses.
+
+    Args:
+        most_s: Seconds that an attempt to connect may take at most.
+        servers: How many servers are known.
+        tls: Whether connections use TLS.
+
+    Attributes:
+        phase: What the last attempt to connect was doing, for messages.
+    """
+
+    def __init__(self, most_s: float, *, servers: int, tls: bool) -> None:
+        self.phase = ""
+        self._most_s = most_s
+        self._servers = servers
+        self._least_s = _TLS_S if tls else _TCP_S
+        self._round_trip_s = 0.0
+        self._late_connects = self._late_handshakes = 0
+
+    @property
+    def connect_s(self) -> float:
+        """Seconds for a TCP connection, with TLS if it is used."""
+        least_s = max(self._least_s, _ONE_LOST * self._round_trip_s)
+        return min(least_s * (1 << self._late_connects % _ATTEMPTS), max(self._most_s, self._least_s))
+
+    @property
+    def handshake_s(self) -> float:
+        """Seconds for the answer to a step of the handshake."""
+        return max(_HANDSHAKE_S, _ONE_LOST * self._round_trip_s) * (1 << self._late_handshakes)
+
+    def silence_s(self, ttl_s: float) -> float:
+        """Seconds after which a server that owes an answer is left, for a session of this TTL."""
+        part = _SILENT if self._servers > 1 else _SILENT_ALONE
+        wanted_s = max(ttl_s * part, _TWO_LOST * self._round_trip_s)
+        return max(_LEAST_SILENCE_S, min(wanted_s, ttl_s * _SILENT_MOST))
+
+    def connected(self, took_s: float) -> None:
+        """Note that a connection was opened."""
+        self._round_trip_s = took_s
+        self._late_connects = 0
+
+    def connect_was_late(self) -> None:
+        """Note that an attempt to open a connection took too long."""
+        self._late_connects += 1
+
+    def answered(self) -> None:
+        """Note that a step of a handshake was answered."""
+        self._late_handshakes = 0
+
+    def answer_was_late(self) -> None:
+        """Note that a step of a handshake was not answered in time."""
+        self._late_handshakes = min(self._late_handshakes + 1, 8)
