@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from latchwork.errors import (
 )
 from latchwork.primitives import Group, list_groups
 from latchwork.primitives.group import log as logs
-from latchwork.primitives.group.follower import Replica
+from latchwork.primitives.group.follower import Replica, Views
 from latchwork.primitives.group.log import Journal, State
 from latchwork.primitives.group.views import ViewChange
 from latchwork.store.steps import run
@@ -618,3 +619,28 @@ def test_no_mutex_is_held_while_a_thread_is_started_for_a_view(connect, eventual
         assert eventually(lambda: told)
         group.on_view(told.append)
         assert eventually(lambda: len(told) > 1)
+
+
+def test_groups_are_listed_at_any_depth(store):
+    store.put("views", b"no head")
+    store.put("a/members/plain", b"no session has it")
+    with Group(store, "web", member_id="n1") as web, Group(store, "a/b/c/db", member_id="n1") as db:
+        web.wait(10.0)
+        db.wait(10.0)
+        assert list_groups(store) == ["a/b/c/db", "web"]
+        assert list_groups(store, "a/b") == ["a/b/c/db"]
+
+
+@pytest.mark.threads
+def test_a_store_keeps_nothing_in_memory_of_groups_that_it_no_longer_uses(store):
+    def use(number):
+        with Group(store, f"g{number}", member_id="n1") as group:
+            group.wait(10.0)
+
+    use(0)
+    shared = len(store._core._shared)
+    for number in range(1, 6):
+        use(number)
+    gc.collect()
+    assert len(store._core._shared) == shared
+    assert not [views for views in gc.get_objects() if type(views) is Views and views._store._core is store._core]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 
 import grpc
 import pytest
 
+import latchwork
 from latchwork.errors import Conflict, OutcomeUnknown, QuotaExceeded, Unavailable
+from latchwork.primitives import Lock
 from latchwork.types import Absent, At, Delete, Exists, Put
 from latchwork_testkit.etcd_rpc import Stub, pb
 from latchwork_testkit.servers import ETCD_VERSIONS, EtcdServer
@@ -223,3 +226,18 @@ def test_an_old_server_that_refuses_every_transaction_is_no_worse_than_full(smal
     error = backend.commit([], [Delete("k")]).exception(15)
     assert (get(backend, "k") is None) == (error is None)
     assert error is None or isinstance(error, QuotaExceeded)
+
+
+def test_a_release_on_a_full_server_says_that_others_wait(caplog):
+    with EtcdServer("3.5", extra_args=[f"--quota-backend-bytes={QUOTA}"]) as server:
+        with latchwork.connect(server.url("full"), call_timeout_s=5) as store:
+            lock = Lock(store, "l")
+            lock.acquire()
+            with pytest.raises(QuotaExceeded):
+                for number in range(100):
+                    store.put(f"ballast/{number}", os.urandom(400_000))
+            lock.release()
+            told = [record for record in caplog.records if "others wait until" in record.getMessage()]
+            left = store.list("l")
+        assert bool(told) == bool(left)
+        assert len(told) <= 1

@@ -31,6 +31,7 @@ from latchwork.errors import (
     LockLost,
     OutcomeUnknown,
     PermissionDenied,
+    QuotaExceeded,
     SessionLost,
 )
 from latchwork.interrupts import mutex
@@ -356,6 +357,10 @@ class TicketQueue:
             return await self._delete(keys)
         except FATAL as error:
             self._tell_left(keys, error)
+        except QuotaExceeded as error:
+            told = "%s is given up, but a full server keeps %s: others wait until it is deleted or our session ends: %s"
+            _log.warning(told, self.what, ", ".join(keys), error)
+            self._clear_later(session, keys)
         except LatchworkError as error:
             _log.info("%s: %s is not deleted yet: %s", self.what, ", ".join(keys), error)
             self._clear_later(session, keys)

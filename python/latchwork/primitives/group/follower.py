@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from latchwork._base.decoding import encode
 from latchwork.errors import Closed, Conflict, LatchworkError, PermissionDenied, WaitTimeout
@@ -184,6 +185,38 @@ class Replica:
 
 def _whole(view: View) -> ViewChange:
     return ViewChange(view, view.members, (), ())
+
+
+class GroupViews:
+    """The views of all groups that one store follows: those of a group go with the last object that uses them.
+
+    Thread-safe.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = mutex()
+        self._closed = False
+        self._views: WeakValueDictionary[str, Views] = WeakValueDictionary()
+
+    def of(self, name: str) -> Views:
+        """Return the views of a group."""
+        with self._lock:
+            views = self._views.get(name)
+            if views is None:
+                views = self._views[name] = Views(self._store, name)
+            closed = self._closed
+        if closed:
+            views.close()
+        return views
+
+    def close(self) -> None:
+        """Stop following every group. Idempotent."""
+        with self._lock:
+            self._closed = True
+            all_views = list(self._views.values())
+        for views in all_views:
+            views.close()
 
 
 class Views:

@@ -20,7 +20,7 @@ from latchwork.checks import check_store
 from latchwork.errors import Closed, Conflict, LatchworkError, MemberEvicted, NodeIdInUse, OwnershipLost, WaitTimeout
 from latchwork.interrupts import mutex
 from latchwork.primitives.fair.tickets import FATAL
-from latchwork.primitives.group.follower import Views
+from latchwork.primitives.group.follower import GroupViews, Views
 from latchwork.primitives.group.log import Journal, LogHead
 from latchwork.primitives.group.membership import Membership, evict
 from latchwork.primitives.group.views import GroupMember, Label, View, ViewChange
@@ -40,13 +40,19 @@ _SETTLE_S = 5.0
 
 
 def list_groups(store: Store, prefix: str = "") -> list[str]:
-    """The names of the groups directly below a prefix, sorted: those that have members, or views of earlier ones."""
+    """Return the names of all groups below a prefix, at any depth, sorted: those with members, or with views.
+
+    Reads every key below the prefix.
+    """
     check_store(store, "list_groups")
-    names = [f"{prefix}/{name}" if prefix else name for name in store.children(prefix)]
-    kept = {"members", "views"}
-    with store.pipeline() as pipeline:
-        found = [(name, pipeline.children(name)) for name in names]
-        return [name for name, below in found if kept.intersection(below.result())]
+    names = set()
+    for entry in store.list(prefix, recursive=True):
+        above, _, last = entry.key.rpartition("/")
+        if last == "views" and LogHead.is_one(entry.value):
+            names.add(above)
+        elif entry.owner is not None and above.endswith("/members"):
+            names.add(above.removesuffix("/members"))
+    return sorted(names)
 
 
 class Group(Participant):
@@ -327,7 +333,7 @@ class Group(Participant):
         """Followed once for all members of this process that live by the store's primary session."""
         if self._given is not None:
             return Views(self._store, self.name, self._given)
-        return self._store.shared((Views, self.name), lambda store: Views(store, self.name))
+        return self._store.shared(GroupViews, GroupViews).of(self.name)
 
     def _wake_up(self) -> None:
         """Join, or look whether we are in still. The caller holds the mutex."""

@@ -116,6 +116,11 @@ class LogHead(Struct, frozen=True):
         """
         return _HEAD.decode_entry(entry)
 
+    @classmethod
+    def is_one(cls, value: bytes) -> bool:
+        """Whether a value is that of the head of a log."""
+        return _HEAD.find(value) is not None
+
     def to_bytes(self) -> bytes:
         """What to store."""
         return encode(self)
